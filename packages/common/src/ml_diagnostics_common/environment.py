@@ -1,8 +1,7 @@
-"""Where am I: backend, folder, identity, endpoints. All of it from the process's environment, at no cost.
+"""Backend, folder, identity and endpoints, read from the process's environment at no cost.
 
-Nothing here touches the network or imports more than the standard library, so that a recorder may ask at
-construction. Finding a project and credentials can block: that is `credentials.find_cloud`, which is only
-re-exported here.
+Nothing here uses the network or imports more than the standard library, so that a recorder may call it at construction.
+`credentials.find_cloud`, which is only re-exported here, may block.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Backend(str, enum.Enum):
     CLOUD = "cloud"
     """To Cloud Logging; missing credentials are an error at construction."""
     LOCAL = "local"
-    """Nowhere: nothing leaves the machine, and no cloud is looked for."""
+    """Nowhere: nothing leaves the machine, and no cloud is searched for."""
 
 
 def configured_backend(environ: Mapping[str, str] = os.environ) -> Backend:
@@ -75,11 +74,10 @@ def configured_backend(environ: Mapping[str, str] = os.environ) -> Backend:
 
 
 def diagnostics_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of journals, runs, profiles and state: `ML_DIAGNOSTICS_DIR`, or `~/.ml-diagnostics`.
+    """Return the folder of journals, runs, profiles and state: `ML_DIAGNOSTICS_DIR`, or `~/.ml-diagnostics`.
 
-    It is created (0700) if it is not there. Where it cannot be written, one WARNING says so and a private
-    folder under `TMPDIR` takes its place, because recording must go on. Asked again for the same value, the
-    answer is the same.
+    It is created (0700) if it does not exist. If it is not writable, one WARNING names a private folder under `TMPDIR`
+    that is used instead, because recording must go on. For the same value, the result stays the same.
 
     Args:
         environ: The environment variables.
@@ -151,7 +149,7 @@ def _private_fallback(temporary: str) -> Path:
         return folder  # Nothing can be written anywhere; the journal counts what it drops.
 
 
-# --- Who am I -----------------------------------------------------------------------------------------
+# --- Identity -----------------------------------------------------------------------------------------
 
 _JAX_INDEX_VARIABLES = ("JAX_PROCESS_ID", "JAX_PROCESS_INDEX")
 _PROCESS_INDEX_VARIABLES: tuple[str, ...] = (
@@ -184,7 +182,7 @@ class Identity:
         pid: The process id.
         job: `ML_DIAGNOSTICS_JOB`, or empty.
         run: `ML_DIAGNOSTICS_RUN`, or empty.
-        attempt: How often the scheduler has restarted the job, as text; empty when it does not say.
+        attempt: How often the scheduler has restarted the job, as text; empty if unknown.
         process_count: How many processes the job has; the process index and one, when unknown.
     """
 
@@ -217,7 +215,7 @@ class Identity:
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> Identity:
-    """Reads who this process is, from the environment alone; JAX is asked only if it already knows.
+    """Return the identity of this process from the environment, or from JAX if it is initialized.
 
     Args:
         environ: The environment variables.
@@ -292,9 +290,9 @@ def _environment_position(environ: Mapping[str, str]) -> tuple[int, int]:
 def _over_slices(worker: int, environ: Mapping[str, str]) -> int:
     """Return the index among all workers of a multislice job, where the given one starts at 0 in each slice.
 
-    The slice and its number of workers are those of libtpu, or of a Kubernetes JobSet whose template copies the label
-    `jobset.sigs.k8s.io/job-index` and the job's parallelism into JOB_INDEX and PROCESSES_IN_JOB. Where one of them is
-    not known, the given index is all that is.
+    The slice and its number of workers are those of libtpu, or of a Kubernetes JobSet if its template copies the label
+    `jobset.sigs.k8s.io/job-index` and the job's parallelism into JOB_INDEX and PROCESSES_IN_JOB. If one of them is not
+    known, return the given index.
     """
     numbers = (_natural_number(environ.get(name, "")) for name in _SLICE_VARIABLES)
     slice_id = next((number for number in numbers if number is not None), 0)
@@ -308,7 +306,7 @@ def _natural_number(text: str) -> int | None:
 
 
 class Orchestrator(str, enum.Enum):
-    """Who started this process."""
+    """The system that started this process."""
 
     GKE = "gke"
     SLURM = "slurm"
@@ -317,7 +315,7 @@ class Orchestrator(str, enum.Enum):
 
 
 def orchestrator(environ: Mapping[str, str] = os.environ) -> Orchestrator:
-    """Tells who started this process, from the environment and the firmware's product name.
+    """Return the system that started this process, from the environment and the firmware's product name.
 
     Args:
         environ: The environment variables.
@@ -338,7 +336,7 @@ def orchestrator(environ: Mapping[str, str] = os.environ) -> Orchestrator:
 
 
 def endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Where a Google Cloud service is, if elsewhere than usual: gcloud's settings redirect our clients too.
+    """Return the URL of a Google Cloud service, if one of gcloud's settings redirects it.
 
     Args:
         service: The service as gcloud names it: "logging", "storage", "monitoring", "compute", ...
@@ -346,7 +344,7 @@ def endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | Non
             `STORAGE_EMULATOR_HOST` for storage, which may leave out `http://`.
 
     Returns:
-        The URL as it was given, without the slash at its end; None when nothing redirects the service.
+        The URL without a slash at its end; None if no setting redirects the service.
 
     Raises:
         ConfigurationError: The value is not an http or https URL with a host.

@@ -1,7 +1,7 @@
-"""Which Google Cloud project, as whom: found in a fixed order, in bounded time.
+"""The Google Cloud project and its credentials, found in a fixed order, in bounded time.
 
-google.auth's order is followed by hand, not by `google.auth.default()`, which waits nine seconds and more
-for a metadata server that is not there, and starts gcloud to ask for the project.
+The order is that of google.auth. `google.auth.default()` is not called: it waits nine seconds and more for a metadata
+server that does not exist, and starts gcloud to get the project.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class CloudEnvironment:
     Attributes:
         project: The project's id.
         credentials: A `google.auth.credentials.Credentials`.
-        principal: The account that the credentials stand for, where they tell, for messages.
-        project_source: What named the project, for messages.
+        principal: The account of the credentials, for messages; None if it is not known.
+        project_source: Where the project was found, for messages.
     """
 
     project: str
@@ -59,7 +59,7 @@ class CloudEnvironment:
 def find_cloud(
     project: str | None = None, credentials: Any = None, *, environ: Mapping[str, str] = os.environ
 ) -> CloudEnvironment:
-    """Finds a project and credentials. May block, at most a second where there is no metadata server.
+    """Find a project and credentials. Block for at most a second if there is no metadata server.
 
     The project: the argument, GOOGLE_CLOUD_PROJECT, CLOUDSDK_CORE_PROJECT, the project that a key file
     names, the active configuration of gcloud, the metadata server. The credentials: the argument,
@@ -78,15 +78,15 @@ def find_cloud(
     Raises:
         NoCloudError: Nothing on this machine points to Google Cloud.
         CredentialsError: One of them was not found, or a file that should hold them is broken; the message
-            says what was missing, where it was looked for, and what to do.
+            states what is missing, where it was searched for, and what to do.
         MissingExtraError: google-auth is not installed.
     """
-    found, looked_for_credentials = _find_credentials(credentials, environ)
-    named, looked_for_project = _find_project(project, found, environ)
+    found, searched_for_credentials = _find_credentials(credentials, environ)
+    named, searched_for_project = _find_project(project, found, environ)
     if found is None or named is None:
         is_expected = found is None and named is None and not on_google_hardware()
         raise (NoCloudError if is_expected else CredentialsError)(
-            _what_is_missing(looked_for_credentials, looked_for_project)
+            _what_is_missing(searched_for_credentials, searched_for_project)
         )
     return CloudEnvironment(named.id, found.credentials, found.principal, named.source)
 
@@ -97,13 +97,13 @@ def universe_domain(credentials: Any) -> str:
     return found or "googleapis.com"
 
 
-def _what_is_missing(looked_for_credentials: list[str], looked_for_project: list[str]) -> str:
+def _what_is_missing(searched_for_credentials: list[str], searched_for_project: list[str]) -> str:
     missing, todo = [], []
-    if looked_for_credentials:
-        missing.append(f"no Google Cloud credentials were found ({'; '.join(looked_for_credentials)})")
+    if searched_for_credentials:
+        missing.append(f"no Google Cloud credentials were found ({'; '.join(searched_for_credentials)})")
         todo.append("run 'gcloud auth application-default login' or point GOOGLE_APPLICATION_CREDENTIALS at a key")
-    if looked_for_project:
-        missing.append(f"no Google Cloud project was found ({'; '.join(looked_for_project)})")
+    if searched_for_project:
+        missing.append(f"no Google Cloud project was found ({'; '.join(searched_for_project)})")
         todo.append("set GOOGLE_CLOUD_PROJECT")
     return (
         f"{', and '.join(missing)}: {' and '.join(todo)}, "
@@ -113,7 +113,7 @@ def _what_is_missing(looked_for_credentials: list[str], looked_for_project: list
 
 @dataclass(frozen=True)
 class _Found:
-    """Credentials, who they stand for, and the project that they name themselves."""
+    """Credentials, their account, and the project that they name."""
 
     credentials: Any
     principal: str | None
@@ -135,26 +135,26 @@ def _find_project(
 ) -> tuple[_Project | None, list[str]]:
     if argument:
         return _Project(argument, "the caller"), []
-    looked: list[str] = []
+    searched: list[str] = []
     for variable in _PROJECT_VARIABLES:
         if environ.get(variable, "").strip():
             return _Project(environ[variable].strip(), variable), []
-        looked.append(f"{variable} is not set")
+        searched.append(f"{variable} is not set")
     if found and found.project:
         return _Project(found.project, found.source), []
     configuration = active_configuration(environ)
     configured = _configured_project(configuration)
     if configured:
         return _Project(configured, str(configuration)), []
-    looked.append(f"{configuration} names none")
+    searched.append(f"{configuration} names none")
     metadata = instance_metadata(environ)
     if metadata:
         return _Project(metadata.project, _metadata_source(environ)), []
-    return None, [*looked, f"{_metadata_source(environ)} did not answer"]
+    return None, [*searched, f"{_metadata_source(environ)} did not answer"]
 
 
 def known_project(environ: Mapping[str, str] = os.environ, *, wait_seconds: float = 1.0) -> str:
-    """Return the project that `find_cloud` finds, as far as files and a metadata server tell without google.auth.
+    """Return the project that `find_cloud` finds, from files and a metadata server, without google.auth.
 
     Args:
         environ: The environment variables.
@@ -196,7 +196,7 @@ def _content_of_key(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def gcloud_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of gcloud's settings: `CLOUDSDK_CONFIG`, or the usual place."""
+    """Return the folder of gcloud's settings: `CLOUDSDK_CONFIG`, or the default."""
     if environ.get("CLOUDSDK_CONFIG"):
         return Path(environ["CLOUDSDK_CONFIG"])
     if os.name == "nt":
@@ -205,7 +205,7 @@ def gcloud_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def active_configuration(environ: Mapping[str, str] = os.environ) -> Path:
-    """The INI file of the configuration that gcloud uses, which need not be there."""
+    """Return the INI file of the configuration that gcloud uses; it may not exist."""
     folder = gcloud_directory(environ)
     name = environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME", "").strip()
     if not name:
@@ -274,15 +274,15 @@ def _from_token_file(path: Path) -> _Found:
 
 
 def _of_instance(metadata: InstanceMetadata) -> _Found:
-    """The machine's service account. Only built after our probe was answered, so nothing here waits."""
+    """Return the machine's service account. The metadata server has answered before, so that nothing waits here."""
     import google.auth.compute_engine
 
     credentials = google.auth.compute_engine.Credentials(scopes=_SCOPES)
     return _Found(credentials.with_quota_project_from_environment(), metadata.principal or None)
 
 
-def _from_key_file(path: Path, who_says: str) -> _Found:
-    """Loads a service account's key, a user's refresh token, or a description of an external account.
+def _from_key_file(path: Path, source: str) -> _Found:
+    """Load a service account's key, a user's refresh token, or a description of an external account.
 
     Raises:
         CredentialsError: The file cannot be read, is not JSON, or is not a key that google.auth knows.
@@ -294,17 +294,17 @@ def _from_key_file(path: Path, who_says: str) -> _Found:
         content = json.loads(path.read_bytes())
         kind = content.get("type") if isinstance(content, dict) else None
     except FileNotFoundError:
-        raise CredentialsError(f"{who_says} {path}, which does not exist: {todo}") from None
+        raise CredentialsError(f"{source} {path}, which does not exist: {todo}") from None
     except OSError as error:
-        raise CredentialsError(f"{who_says} {path}, which cannot be read ({error.strerror}): {todo}") from error
+        raise CredentialsError(f"{source} {path}, which cannot be read ({error.strerror}): {todo}") from error
     except (ValueError, RecursionError):
-        raise CredentialsError(f"{who_says} {path}, which is not JSON: {todo}") from None
+        raise CredentialsError(f"{source} {path}, which is not JSON: {todo}") from None
     if not isinstance(kind, str):
-        raise CredentialsError(f"{who_says} {path}, which is JSON but no key (it has no 'type'): {todo}")
+        raise CredentialsError(f"{source} {path}, which is JSON but no key (it has no 'type'): {todo}")
     try:
         credentials, project = _load(path)
     except Exception as error:
-        raise CredentialsError(f"{who_says} {path}, which google.auth does not accept ({error}): {todo}") from error
+        raise CredentialsError(f"{source} {path}, which google.auth does not accept ({error}): {todo}") from error
     return _Found(credentials, _principal(credentials), project or content.get("project_id"), str(path))
 
 

@@ -1,8 +1,7 @@
-"""What the shipper's thread itself has logged is for people, and never comes back to Cloud Logging.
+"""Log records of the shipper's thread are for users, and are never sent to Cloud Logging.
 
-`google.cloud.logging`'s `setup_logging()` sends what every logger says. With DEBUG, each request of ours would make
-urllib3 say so, which would be sent, beside each batch of entries; and that Cloud Logging refuses an entry is nothing
-to tell Cloud Logging. All other handlers get these records as they would without us.
+`setup_logging()` of google.cloud.logging sends the records of all loggers. At DEBUG each of the shipper's requests
+causes records of urllib3 or of Google's client, and each would be another entry. All other handlers get the records.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ _LOGGERS: Final = (
     "urllib3.connectionpool",
     "urllib3.util.retry",
 )
-"""Who speaks in a thread that ships. A filter is asked of records of its own logger only, not of those below it."""
+"""The loggers of a thread that ships. A logger's filter does not apply to the loggers below it."""
 
 _threads_of_this_process: set[int] = set()
 
 
 @contextlib.contextmanager
 def kept_from_cloud_logging() -> Iterator[None]:
-    """What this thread logs in here goes to all handlers but those that send to Cloud Logging."""
+    """Keep this thread's log records from the handlers that send to Cloud Logging."""
     thread_id = threading.get_ident()
     _threads_of_this_process.add(thread_id)
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_filter_of_this_process)  # Once, however often it is added.
+        logging.getLogger(name).addFilter(_filter_of_this_process)  # A second addition changes nothing.
     try:
         yield
     finally:
@@ -68,7 +67,7 @@ _filter_of_this_process = _Filter()
 
 
 def _handlers(logger_name: str) -> list[logging.Handler]:
-    """All that a logger's records go to."""
+    """Return the handlers that get a logger's records."""
     handlers: list[logging.Handler] = []
     logger: logging.Logger | None = logging.getLogger(logger_name)
     while logger is not None:
@@ -78,6 +77,6 @@ def _handlers(logger_name: str) -> list[logging.Handler]:
 
 
 def _sends_to_cloud_logging(handler: logging.Handler) -> bool:
-    """Not one that writes to standard output, which belongs to people, whoever collects it later."""
+    """Return False for a handler that writes to standard output, even if an agent collects that."""
     is_googles = any(kind.__module__.startswith("google.cloud.logging") for kind in type(handler).__mro__)
     return is_googles and hasattr(handler, "transport")
