@@ -211,7 +211,7 @@ def test_a_job_that_was_killed_before_its_first_event_is_an_error_with_that_reas
 ) -> None:
     program = TRAINER.partition("for step")[0] + "import os; os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
-    assert cli.main(["report", JOB]) == 1
+    assert cli.main(["report", JOB]) == 3
     assert "recorded nothing after its start, and its process is gone" in capsys.readouterr().err
 
 

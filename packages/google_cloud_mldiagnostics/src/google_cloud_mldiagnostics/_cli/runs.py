@@ -48,5 +48,5 @@ class RunsCommand:
             console.data(format_runs(views, time.time_ns(), console.width), styles=STATE_STYLES)
         else:
             of_group = f" of the group {options.group}" if options.group else ""
-            console.notify(f"there are no runs{of_group} in {source.place}")
+            console.notify(f"there are no runs{of_group} in {source.name}")
         return DONE

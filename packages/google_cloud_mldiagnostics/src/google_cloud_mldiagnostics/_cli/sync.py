@@ -53,7 +53,7 @@ class SyncCommand:
         if options.gcs_path:
             run["artifacts"] = {**(run.get("artifacts") or {}), "gcsPath": gcs_path}
         was_created = send_run(run, cloud.control_plane)
-        console.data(f"run       {'created' if was_created else 'updated'} in {cloud.place}")
+        console.data(f"run       {'created' if was_created else 'updated'} in {cloud.name}")
         entries = _send_entries(run_id, local, cloud, console)
         console.data(f"entries   {_entries_text(entries)}")
         console.data(f"profiles  {_send_profiles(run_id, gcs_path, local, cloud, console)}")

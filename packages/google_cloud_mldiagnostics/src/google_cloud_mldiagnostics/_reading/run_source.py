@@ -154,12 +154,12 @@ class RunSource:
     """Runs, and what they recorded.
 
     Attributes:
-        place: What the user calls the source.
+        name: The folder or project, for the user.
         control_plane: Keeps the runs.
         entries: What the runs recorded.
     """
 
-    place: str
+    name: str
     control_plane: ControlPlane
     entries: RunEntries
 
@@ -255,7 +255,7 @@ class LocalSource(RunSource):
 
         super().__init__(report)
         self.root: Path = diagnostics_directory()
-        self.place = str(self.root / "runs")
+        self.name = str(self.root / "runs")
         self.control_plane = LocalControlPlane(self.root)
         self.entries = RunEntries(self.root, None, report)
 
@@ -293,7 +293,7 @@ class CloudSource(RunSource):
         super().__init__(report)
         environment = find_cloud(project)
         self.region = region or _DEFAULT_REGION
-        self.place = f"the project {environment.project} ({self.region})"
+        self.name = f"the project {environment.project} ({self.region})"
         self.control_plane = GoogleControlPlane(
             environment.project, self.region, environment.credentials, principal=environment.principal
         )
