@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.journal.cap import JournalCap
+from ml_diagnostics_common.journal import JournalCap
 from ml_diagnostics_common.journal.layout import Segment, list_segments, log_directory, shipped_offset_path, write_state
 from ml_diagnostics_common.reader import JournalReader
 

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common import worker
-from ml_diagnostics_common.journal import Journal, segment_file
+from ml_diagnostics_common.journal import Journal, JournalCap, segment_file
 from ml_diagnostics_common.journal import journal as journal_module
-from ml_diagnostics_common.journal.cap import JournalCap
 from ml_diagnostics_common.journal.layout import list_segments, log_directory, segment_name
 from ml_diagnostics_common.reader import JournalReader
 

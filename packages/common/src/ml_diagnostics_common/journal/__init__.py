@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ml_diagnostics_common.journal.cap import JournalCap
+from ml_diagnostics_common.journal._cap import JournalCap
 from ml_diagnostics_common.journal.jobs import jobs_by_log, newest_job, processes_of_job
 from ml_diagnostics_common.journal.journal import Journal, JournalStatistics
 from ml_diagnostics_common.journal.layout import log_directory

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from ml_diagnostics_common import steady_clock
 from ml_diagnostics_common.guard import Counters, warn_once
-from ml_diagnostics_common.journal.cap import JournalCap
-from ml_diagnostics_common.journal.held_lines import HeldLines
+from ml_diagnostics_common.journal._cap import JournalCap
+from ml_diagnostics_common.journal._held_lines import HeldLines
 from ml_diagnostics_common.journal.layout import FIRST_SEQUENCE, Header, encode_own_fields, log_directory
 from ml_diagnostics_common.journal.own_journals import add_journal, new_writer
 from ml_diagnostics_common.journal.segment_file import SegmentFile

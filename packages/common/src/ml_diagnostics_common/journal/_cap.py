@@ -1,4 +1,4 @@
-"""The limit of the journal's size: what may be dropped when it is reached, and what may not."""
+"""The limit of the journal's size, and what may be dropped when it is reached."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IDLE_SECONDS = 24 * 3600.0
 
 
 class JournalCap:
-    """Keeps the folder `journal`, all logs together, under 10 GiB and a fifth of its disk.
+    """Keeps the folder `journal`, with all logs, below 10 GiB and a fifth of its disk.
 
     It drops the oldest segments that were shipped; of a log that nothing ships, those that every reader with a saved
     position has read. Where that is not enough it is `exceeded`, and new entries are refused rather than old ones
@@ -36,7 +36,7 @@ class JournalCap:
     """
 
     def __init__(self, root: Path, limit_bytes: int | None = None, clock: Callable[[], float] = time.time) -> None:
-        """Measures nothing yet.
+        """Measure nothing yet.
 
         Args:
             root: the diagnostics folder.
@@ -50,17 +50,17 @@ class JournalCap:
         self._checking = threading.Lock()
 
     def start_clean_in_child(self) -> None:
-        """For a forked child: the thread that is at a check does not exist here, and what it found may be old."""
+        """Start clean in a forked child, where the thread that checks does not exist, and its result may be old."""
         self.exceeded = False
         self._checking = threading.Lock()
 
     def check_soon(self) -> None:
-        """Checks in a thread, unless one is at it."""
+        """Check in a thread, unless one does."""
         if not self._checking.locked():
             start(self.check, "ml-diagnostics-journal-cap")
 
     def check(self) -> None:
-        """Measures, and drops what may be dropped if there is too much."""
+        """Measure, and drop what may be dropped if the limit is exceeded."""
         if not self._checking.acquire(blocking=False):
             return
         try:
@@ -76,7 +76,7 @@ class JournalCap:
             self._checking.release()
 
     def _drop(self, logs: Mapping[Path, list[Segment]], bytes_to_free: int) -> int:
-        """Removes the oldest of the droppable segments until enough is free; returns the bytes freed."""
+        """Remove the oldest of the droppable segments until enough is free; return the bytes freed."""
         candidates = []
         for folder, segments in logs.items():
             for segment in self._droppable(folder, segments):
@@ -103,7 +103,7 @@ class JournalCap:
         return droppable
 
     def _is_idle(self, segment: Segment) -> bool:
-        """Whether its writer has written nothing for a day; should it live, it notices and opens another."""
+        """Return True if its writer has written nothing for a day; a writer that lives notices, and opens another."""
         try:
             return self._clock() - Path(segment.path).stat().st_mtime > _IDLE_SECONDS
         except OSError:
@@ -111,7 +111,7 @@ class JournalCap:
 
 
 class _Progress(NamedTuple):
-    """How far a log's shippers and readers have come."""
+    """The positions of a log's shippers and readers."""
 
     shipped: dict[str, dict[str, Any]]
     """By writer: {"segment": n, "offset": bytes}; empty where nothing ships this log."""

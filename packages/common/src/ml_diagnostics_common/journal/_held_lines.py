@@ -24,7 +24,7 @@ class HeldLines:
         return len(self._lines)
 
     def add(self, line: bytes) -> bool:
-        """Takes the line; False when there is no room. One line finds room whatever its size."""
+        """Add a line; return False if there is not enough space. An empty queue accepts a line of any size."""
         with self._lock:
             if self._lines and self._bytes + len(line) > self._limit_bytes:
                 return False
@@ -33,9 +33,9 @@ class HeldLines:
             return True
 
     def first(self, limit_bytes: int) -> bytes:
-        """The oldest lines, joined: at least one of them, if there is any, and no more than about `limit_bytes`."""
+        """Return the oldest lines, joined: at least one, if there is any, and about `limit_bytes` at most."""
         with self._lock:
-            lines = self._lines.copy()  # One call: a signal handler that adds a line cannot come in between.
+            lines = self._lines.copy()  # One call, which no signal handler that adds a line can interrupt.
         first: list[bytes] = []
         size = 0
         for line in lines:
@@ -46,7 +46,7 @@ class HeldLines:
         return b"".join(first)
 
     def remove(self, written: int) -> None:
-        """Forgets the oldest lines that lie whole within the first `written` bytes."""
+        """Remove the oldest lines that are complete within the first `written` bytes."""
         with self._lock:
             while self._lines and len(self._lines[0]) <= written:
                 size = len(self._lines.popleft())
