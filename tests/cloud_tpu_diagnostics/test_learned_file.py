@@ -87,12 +87,12 @@ with diagnostic.diagnose(watched):
     for step in range(100):
         diagnostic.heartbeat(step)
         time.sleep(0.05)
-    report("pausing")
+    say("pausing")
     %s
     for step in range(100, 130):
         diagnostic.heartbeat(step)
         time.sleep(0.02)
-report("done")
+say("done")
 """
 
 

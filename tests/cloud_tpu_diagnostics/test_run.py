@@ -77,7 +77,7 @@ def _masks(status: str) -> list[int]:
 
 
 def test_a_companion_of_the_job_leaves_the_end_to_it_and_nothing_is_told_twice(tmp_path: Path) -> None:
-    job = _HEAD + "\nsay(start().pid)\nctypes.string_at(0)"
+    job = _HEAD + "\nreport(start().pid)\nctypes.string_at(0)"
     done = run(sys.executable, "-c", job, str(tmp_path / "trace"))
     assert done.returncode == -signal.SIGSEGV
     companion = int(done.stdout)
@@ -86,7 +86,7 @@ def test_a_companion_of_the_job_leaves_the_end_to_it_and_nothing_is_told_twice(t
 
 
 def test_a_process_of_the_job_that_is_not_its_child_is_told_by_its_own_companion(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(_HEAD + "\nbegin()\nos._exit(4)")
+    (tmp_path / "job.py").write_text(_HEAD + "\nstart()\nos._exit(4)")
     done = run("sh", "-c", f"{sys.executable} {tmp_path}/job.py {tmp_path}/trace; exit 6")
     assert done.returncode == 6
     wait_until(lambda: len(of_kind(JOB_ENDED)) == 2)
