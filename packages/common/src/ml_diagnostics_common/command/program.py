@@ -17,7 +17,15 @@ from types import FrameType
 from typing import Any, Protocol, TextIO
 
 from ml_diagnostics_common.command.console import Console, ReaderGoneError
-from ml_diagnostics_common.command.errors import DONE, EXIT_CODES, FAILED, INTERRUPTED, UsageError, exit_code_of
+from ml_diagnostics_common.command.errors import (
+    DONE,
+    EXIT_CODES,
+    FAILED,
+    INTERRUPTED,
+    CommandError,
+    UsageError,
+    exit_code_of,
+)
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
 __all__ = ["Command", "Program", "edits", "nearest_flag"]
@@ -161,8 +169,15 @@ class Program:
         return code
 
     def completion(self, shell: str) -> str:
-        """Return the script that completes this program in a shell."""
-        import shtab
+        """Return the script that completes this program in a shell.
+
+        Raises:
+            CommandError: shtab is not installed.
+        """
+        try:
+            import shtab
+        except ImportError:  # Installed without dependencies, for a small image.
+            raise CommandError("--print-completion needs shtab; install it with: pip install shtab") from None
 
         parser = self.make_parser()
         subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
