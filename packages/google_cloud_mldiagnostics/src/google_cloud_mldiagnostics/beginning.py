@@ -180,6 +180,7 @@ class Beginning:
 
     def _explain(self, attempt: Mapping[str, Any]) -> None:
         """Record the outcome of an earlier attempt, by what companions wrote. Reads all of their log: in a thread."""
+        import_undisturbed("ml_diagnostics_common.log_source")  # In a thread: the job may fork meanwhile.
         from ml_diagnostics_common.log_source import LogSource
 
         endings = ProcessEndings()
