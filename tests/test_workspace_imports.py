@@ -37,7 +37,7 @@ HEAVY = [
 # These subclass what another package brings, so they are loaded only by those who use that package.
 LOADED_ON_USE = [
     "ml_diagnostics_common._bounded_adapter",
-    "ml_diagnostics_common.credentials.access_token",
+    "ml_diagnostics_common.credentials._access_token",
     "xprofiler.cloud.login",
     # Programs that are run elsewhere, as text.
     "xprofiler.capture.remote_relay",

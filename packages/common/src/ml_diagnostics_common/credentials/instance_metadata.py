@@ -1,4 +1,4 @@
-"""What the metadata server of a Google VM or pod says: asked once a process, waited for one second in all."""
+"""Metadata of a Google VM or pod: requested once in a process, and waited for one second in all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ml_diagnostics_common.worker import start
 
 __all__ = ["InstanceMetadata", "instance_metadata", "metadata_host", "metadata_value", "on_google_hardware"]
 
-_DEFAULT_HOST = "169.254.169.254"  # The address, not the name: a DNS server that never answers is no obstacle.
+_DEFAULT_HOST = "169.254.169.254"  # The address, not the name: a DNS server that never answers does not matter.
 _PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
 _SOCKET_TIMEOUT_SECONDS = 3.0
 _LONGEST_FACT = 4096
@@ -26,7 +26,7 @@ _RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 @dataclass(frozen=True)
 class InstanceMetadata:
-    """What the metadata server told about this machine.
+    """What the metadata server knows about this machine.
 
     Attributes:
         project: The project's id.
@@ -42,12 +42,12 @@ class InstanceMetadata:
 
 
 def metadata_host(environ: Mapping[str, str] = os.environ) -> str:
-    """The metadata server's 'host' or 'host:port', by the variables that google.auth reads too."""
+    """Return the metadata server's 'host' or 'host:port', by the variables that google.auth reads too."""
     return environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_ROOT") or _DEFAULT_HOST
 
 
 def on_google_hardware() -> bool:
-    """Whether the firmware says that this machine is Google's."""
+    """Return whether this machine is Google's, according to its firmware."""
     try:
         with open(_PRODUCT_NAME_FILE, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return file.read(64).startswith("Google")
@@ -56,10 +56,10 @@ def on_google_hardware() -> bool:
 
 
 def instance_metadata(environ: Mapping[str, str] = os.environ, *, wait_seconds: float = 1.0) -> InstanceMetadata | None:
-    """Asks the metadata server who and where this machine is.
+    """Request this machine's project, zone, account and cluster from the metadata server.
 
     The first call starts the one probe of this process, and all calls together wait `wait_seconds` for it,
-    also where packets to the server vanish. An answer that comes later is what later calls return.
+    also where packets to the server vanish. Later calls return an answer that arrives later.
 
     Args:
         environ: The environment variables. `GCE_METADATA_HOST` names the server; `NO_GCE_CHECK=true` forbids
@@ -84,9 +84,9 @@ def instance_metadata(environ: Mapping[str, str] = os.environ, *, wait_seconds: 
 
 
 class _Probe:
-    """One look at one metadata server, from a thread of its own that nobody has to wait for.
+    """One probe of a metadata server, in a thread of its own that no caller has to wait for.
 
-    A patient one asks again for a minute, because the server of a new pod may need seconds to come up.
+    A patient one retries for a minute, because the server of a new pod may need seconds to start.
     """
 
     def __init__(self, host: str, patient: bool) -> None:

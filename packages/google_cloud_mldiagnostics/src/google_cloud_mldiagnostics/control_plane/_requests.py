@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ml_diagnostics_common.authorized_requests import RESPONSE_BYTES, Session
+from ml_diagnostics_common.credentials import principal_of
 from ml_diagnostics_common.failures import Kind, RemoteError, access_advice, excerpt
 
 from google_cloud_mldiagnostics._version import __version__
@@ -81,13 +82,7 @@ class Caller:
     @property
     def principal(self) -> str:
         """The account's name; those of a machine are known after the first request."""
-        if self.known_principal:
-            return self.known_principal
-        for attribute in ("service_account_email", "signer_email", "account"):
-            value = getattr(self.credentials, attribute, None)
-            if isinstance(value, str) and "@" in value:
-                return value
-        return "the account of these credentials"
+        return self.known_principal or principal_of(self.credentials) or "the account of these credentials"
 
     def error(
         self, failure: RemoteError, doing: str, error_class: type[ControlPlaneError] = ControlPlaneError

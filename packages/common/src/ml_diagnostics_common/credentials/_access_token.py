@@ -1,4 +1,4 @@
-"""Credentials that are one access token in a file, which somebody else renews. Imports google.auth."""
+"""Credentials of one access token in a file, which another program renews. Imports google.auth."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["AccessTokenFileCredentials"]
 
 
 class AccessTokenFileCredentials(google.auth.credentials.Credentials):
-    """What gcloud does with `CLOUDSDK_AUTH_ACCESS_TOKEN_FILE`: the file holds a bearer token, and no more.
+    """Like gcloud's `CLOUDSDK_AUTH_ACCESS_TOKEN_FILE`: the file holds a bearer token, and nothing else.
 
     The file is read again when it has changed, and when the server answers 401.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Reads the token.
+        """Read the token.
 
         Args:
             path: The file.
@@ -33,7 +33,7 @@ class AccessTokenFileCredentials(google.auth.credentials.Credentials):
         self.refresh(None)
 
     def refresh(self, request: Any) -> None:
-        """Reads the file.
+        """Read the file.
 
         Args:
             request: Not used.
@@ -53,7 +53,7 @@ class AccessTokenFileCredentials(google.auth.credentials.Credentials):
         self.token, self._read_as = token, seen
 
     def before_request(self, request: Any, method: str, url: str, headers: Any) -> None:
-        """Reads the file again if it has changed, and adds the token to the headers."""
+        """Read the file again if it has changed, and add the token to the headers."""
         if self._changed():
             self.refresh(request)
         super().before_request(request, method, url, headers)  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ class AccessTokenFileCredentials(google.auth.credentials.Credentials):
         try:
             return self._state() != self._read_as
         except OSError:
-            return False  # It is being replaced: the token that we have may still do.
+            return False  # It is being replaced: the known token may still be valid.
 
     def _state(self) -> tuple[int, int, int]:
         found = self._path.stat()
