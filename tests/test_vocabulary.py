@@ -74,7 +74,7 @@ FINE = [
 WORDS_IN_1000_LINES = 2
 LIMITS: dict[str, int | None] = {
     "packages/cloud_tpu_diagnostics": 276,
-    "packages/common": 268,
+    "packages/common": 264,
     "packages/google_cloud_mldiagnostics": 637,
     "packages/ml_goodput_measurement": None,
     "packages/testing": None,

@@ -87,12 +87,12 @@ with diagnostic.diagnose(watched):
     for step in range(100):
         diagnostic.heartbeat(step)
         time.sleep(0.05)
-    say("pausing")
+    print("pausing", flush=True)
     %s
     for step in range(100, 130):
         diagnostic.heartbeat(step)
         time.sleep(0.02)
-say("done")
+print("done", flush=True)
 """
 
 
