@@ -80,7 +80,7 @@ LIMITS: dict[str, int | None] = {
     "packages/testing": None,
     "packages/xprofiler": 89,
     "docs": 54,
-    "tests": 1951,
+    "tests": 1925,
     "benchmarks examples": 28,
 }
 

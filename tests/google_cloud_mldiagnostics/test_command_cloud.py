@@ -71,9 +71,9 @@ def shown(capsys: Captured, *arguments: str, code: int = 0) -> str:
     """What a command prints to standard output."""
     capsys.readouterr()
     found = main(arguments)
-    told = capsys.readouterr()
-    assert found == code, told.err
-    return told.out
+    captured = capsys.readouterr()
+    assert found == code, captured.err
+    return captured.out
 
 
 def insert_ids(run_id: str) -> list[str]:
@@ -178,13 +178,13 @@ def test_a_failure_and_a_later_attempt_that_are_known_there_are_not_undone(
 
 
 def profile(run_id: str, session: str, folder: str = "profiles") -> Path:
-    """A profile of this machine, and what is told of it."""
-    place = diagnostics_directory() / "runs" / run_id / folder
-    file = place / "plugins" / "profile" / session / "host-0.xplane.pb"
+    """A profile of this machine, in the folder of its run and in its control plane."""
+    folder_of_run = diagnostics_directory() / "runs" / run_id / folder
+    file = folder_of_run / "plugins" / "profile" / session / "host-0.xplane.pb"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"xplane")
-    told = {"kind": "KIND_SNAPSHOT", "storageFolderUri": str(file.parent), "targetSessions": {"host-0": {}}}
-    LocalControlPlane(diagnostics_directory()).put_session(run_id, session, told)
+    resource = {"kind": "KIND_SNAPSHOT", "storageFolderUri": str(file.parent), "targetSessions": {"host-0": {}}}
+    LocalControlPlane(diagnostics_directory()).put_session(run_id, session, resource)
     return file
 
 
@@ -230,10 +230,10 @@ def test_a_refusal_is_one_error_that_says_what_to_do(cloud: Cloud, capsys: Captu
     run.finish()
     cloud.runs.is_permitted = False
     assert main(["sync", run.name]) == 4
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "roles/" in told.err
-    assert len(told.err.splitlines()) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "roles/" in captured.err
+    assert len(captured.err.splitlines()) == 1
 
 
 def test_a_server_that_is_down_costs_time_and_one_that_stays_down_a_second_command(
@@ -286,7 +286,7 @@ def test_a_run_is_shown_elsewhere_as_it_is_here(cloud: Cloud, capsys: Captured, 
     assert losses == values_here.splitlines()[:6]
     same = ("run", "display_name", "group", "state", "configs", "metrics", "notes")
     assert {name: there[name] for name in same} == {name: here[name] for name in same}
-    # What it told of itself is all that is known of a process there.
+    # Only what a process recorded is known of it there.
     assert [process["pid"] for process in there["attempts"][0]["processes"]] == [
         process["pid"] for process in here["attempts"][0]["processes"]
     ]
@@ -303,8 +303,8 @@ def test_a_run_that_was_brought_there_days_later_is_shown(cloud: Cloud, capsys: 
     shown(capsys, "sync", run.name)
     another_machine()
     for command in (["show", run.name], ["metrics", run.name], ["metrics", run.name, "loss"]):
-        told = json.loads(shown(capsys, *command, "--format", "json", *PROJECT))
-        (loss,) = [metric for metric in told["metrics"] if metric["metric"] == "loss"]
+        page = json.loads(shown(capsys, *command, "--format", "json", *PROJECT))
+        (loss,) = [metric for metric in page["metrics"] if metric["metric"] == "loss"]
         assert (loss["count"], loss["last"]) == (5, 1)
 
 
@@ -330,9 +330,9 @@ def test_a_killed_run_is_stale_elsewhere_until_somebody_tells(
     cloud.runs.put_run("lost-1", {"displayName": "lost", "runPhase": "ACTIVE", "runSet": "g"})
     resource = {"type": entries.RESOURCE_TYPE, "labels": {"node_id": "lost-1", "namespace": entries.PROCESS}}
     payload = entries.process_entry("ACTIVE", attempt=1, host="host-0", process_index=0, process_count=1, pid=7)
-    told = {"resource": resource, "jsonPayload": payload, "labels": {"host": "host-0", "pid": "7"}}
+    entry = {"resource": resource, "jsonPayload": payload, "labels": {"host": "host-0", "pid": "7"}}
     ago = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 300))
-    cloud.log.write([{**told, "timestamp": ago}], log_id=entries.LOG_ID)
+    cloud.log.write([{**entry, "timestamp": ago}], log_id=entries.LOG_ID)
     another_machine()
     assert "STALE" in shown(capsys, "runs", *PROJECT).splitlines()[2]
     ending = {"verb": "stacktraceanalyzer", "kind": "job_ended", "how": "out_of_memory", "message": "out of memory"}
@@ -351,15 +351,15 @@ def test_a_long_run_is_shown_by_its_newest_values(
     shown(capsys, "sync", run.name)
     another_machine()
     assert main(["show", run.name, "--format", "json", *PROJECT]) == 0
-    told = capsys.readouterr()
-    page = json.loads(told.out)
+    captured = capsys.readouterr()
+    page = json.loads(captured.out)
     assert page["state"] == "COMPLETED"
     loss = next(metric for metric in page["metrics"] if metric["metric"] == "loss")
     assert (loss["last_step"], loss["count"] <= 100) == (299, True)
-    assert told.err.count("only the newest 10,000 values") == 1
+    assert captured.err.count("only the newest 10,000 values") == 1
 
 
-def heartbeats(cloud: Cloud, run_id: str, count: int, **told: Any) -> None:
+def heartbeats(cloud: Cloud, run_id: str, count: int, **fields: Any) -> None:
     """What a process of a run tells each second, until now; the first entry has more to say."""
     cloud.runs.put_run(run_id, {"displayName": run_id, "runPhase": "ACTIVE"})
     resource = {"type": entries.RESOURCE_TYPE, "labels": {"node_id": run_id, "namespace": entries.PROCESS}}
@@ -369,7 +369,7 @@ def heartbeats(cloud: Cloud, run_id: str, count: int, **told: Any) -> None:
         [
             {
                 "resource": resource,
-                "jsonPayload": payload | (told if number == 0 else {}),
+                "jsonPayload": payload | (fields if number == 0 else {}),
                 "labels": {"host": "host-0", "pid": "7"},
                 "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(first + number)),
             }
@@ -440,18 +440,18 @@ def test_a_job_elsewhere_is_profiled_and_brings_its_profile_to_the_bucket(
     assert name.endswith(".xplane.pb")
     (session,) = cloud.runs.sessions(run_id)
     assert (session["kind"], session["storageFolderUri"]) == ("KIND_SNAPSHOT", folder)
-    told = json.loads(shown(capsys, "show", run_id, "--format", "json", *PROJECT))
-    assert told["state"] == "COMPLETED"
-    assert [(one["session"], one["folder"], one["state"]) for one in told["profiles"]] == [("s1", folder, "SUCCEEDED")]
+    page = json.loads(shown(capsys, "show", run_id, "--format", "json", *PROJECT))
+    assert page["state"] == "COMPLETED"
+    assert [(one["session"], one["folder"], one["state"]) for one in page["profiles"]] == [("s1", folder, "SUCCEEDED")]
 
 
 def test_where_cloud_logging_fails_the_run_is_shown_without_it(cloud: Cloud, capsys: Captured) -> None:
     cloud.runs.put_run("run-1", {"displayName": "one", "runPhase": "COMPLETED"})
     cloud.log.faults.always(Status(403))
     assert main(["show", "run-1", *PROJECT]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith("run-1: COMPLETED\n")
-    assert told.err.count("Cloud Logging could not be read to the end") == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith("run-1: COMPLETED\n")
+    assert captured.err.count("Cloud Logging could not be read to the end") == 1
 
 
 @pytest.mark.parametrize("command", [["show"], ["metrics"], ["metrics", "loss"]])
