@@ -59,8 +59,8 @@ def profiled_run(
         on_demand.stop_on_demand_xprof()
         captures.finish_profiles(finish_seconds)
         deliveries.deliveries_of_this_process()._jobs.clear()
-        deliveries._deliveries.forget()
-        captures._captures.forget()
+        deliveries.start_afresh()
+        captures.start_afresh()
         set_active_run(None)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.per_process import PerProcess
 from google_cloud_mldiagnostics.profiling import captures
 from google_cloud_mldiagnostics.profiling.captures import captures_of_this_process, finish_profiles
+from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
 from google_cloud_mldiagnostics.profiling.layout import file_of
 from google_cloud_mldiagnostics.profiling.xprof import Xprof
 
@@ -96,9 +96,7 @@ def test_a_child_leaves_its_parents_profile_alone_when_it_ends() -> None:
         assert len(xplanes(parent.folder / "profiles")) == 1
 
 
-def test_each_process_has_one_whoever_asks_for_it() -> None:
-    one: PerProcess[object] = PerProcess(object)
-    ours = one.get()
-    assert one.get() is ours
-    assert in_child(lambda: one.get() is not ours and one.get() is one.get())
-    assert one.get() is ours
+def test_a_forked_child_has_captures_and_deliveries_of_its_own() -> None:
+    ours = captures_of_this_process(), deliveries_of_this_process()
+    assert in_child(lambda: captures_of_this_process() is not ours[0] and deliveries_of_this_process() is not ours[1])
+    assert (captures_of_this_process(), deliveries_of_this_process()) == ours

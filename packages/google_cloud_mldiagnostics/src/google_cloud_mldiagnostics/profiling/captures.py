@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger
-from ml_diagnostics_common.process_hooks import at_exit_from_now
+from ml_diagnostics_common.process_hooks import at_exit_from_now, at_fork
 from ml_diagnostics_common.worker import start, wait_until
 from ml_diagnostics_common.xplane import read_xplane
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
-from google_cloud_mldiagnostics.per_process import PerProcess
 from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
 from google_cloud_mldiagnostics.profiling.engines import Engine, engine_for
 from google_cloud_mldiagnostics.profiling.hosts_check import HostsCheck
@@ -281,12 +280,22 @@ class Captures:
             deliveries_of_this_process().add(check, is_awaited=True)
 
 
-_captures = PerProcess(Captures)
+# State of the process.
+_captures = Captures()
 
 
 def captures_of_this_process() -> Captures:
-    """Returns those of this process; a forked child has its own."""
-    return _captures.get()
+    """Return those of this process; a forked child has its own."""
+    return _captures
+
+
+def start_afresh() -> None:
+    """Forget all captures: they are the parent's."""
+    global _captures
+    _captures = Captures()
+
+
+at_fork(start_afresh)
 
 
 def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:

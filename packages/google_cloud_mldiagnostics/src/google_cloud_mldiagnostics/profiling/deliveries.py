@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
+from ml_diagnostics_common.process_hooks import at_fork
 from ml_diagnostics_common.worker import Worker, wait_until
 
-from google_cloud_mldiagnostics.per_process import PerProcess
-
-__all__ = ["Deliveries", "Job", "deliveries_of_this_process"]
+__all__ = ["Deliveries", "Job", "deliveries_of_this_process", "start_afresh"]
 
 Job: TypeAlias = Callable[[], "float | None"]
 """Does some work, and returns in how many seconds to call it again; None when it is done."""
@@ -108,9 +107,19 @@ class Deliveries:
         return 0.0
 
 
-_deliveries = PerProcess(Deliveries)
+# State of the process.
+_deliveries = Deliveries()
 
 
 def deliveries_of_this_process() -> Deliveries:
     """Return the one of this process; a forked child has its own."""
-    return _deliveries.get()
+    return _deliveries
+
+
+def start_afresh() -> None:
+    """Forget all jobs: they are the parent's."""
+    global _deliveries
+    _deliveries = Deliveries()
+
+
+at_fork(start_afresh)

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff, Retries
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
     DiagnosticsError,
     ObjectNotFoundError,
-    StorageError,
 )
 from ml_diagnostics_common.failures import Kind
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.storage import Storage, storage_for
-from ml_diagnostics_common.worker import NoAnswerError, call
+from ml_diagnostics_common.worker import call
 
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._query.saved_state import (
@@ -41,7 +39,7 @@ from ml_goodput_measurement._query.saved_state import (
 
 __all__ = ["StateStore", "checked_gcs_path"]
 
-_T = TypeVar("_T")
+_THREAD = "goodput-state"
 _FOLDER = "goodput_state"
 
 _READ_DEADLINE_SECONDS = 1.0
@@ -150,7 +148,7 @@ class _StateCopy:
     def facts(self, job_name: str) -> int:
         """Return how many facts it knows, -1 where it cannot be used; read its beginning alone."""
         try:
-            return _within(_LOOK_PATIENCE_SECONDS, lambda: self._read_front(self._store(), job_name)).facts
+            return call(lambda: self._read_front(self._store(), job_name), _LOOK_PATIENCE_SECONDS, _THREAD).facts
         except (DiagnosticsError, OSError) as error:
             self._warn_unreadable(error)
             return -1
@@ -158,8 +156,8 @@ class _StateCopy:
     def load(self, job_name: str) -> SavedState | None:
         """Return what it holds, None where it cannot be used."""
         try:
-            data, generation = _within(
-                _DOWNLOAD_PATIENCE_SECONDS, lambda: self._store().read_with_generation(self._path)
+            data, generation = call(
+                lambda: self._store().read_with_generation(self._path), _DOWNLOAD_PATIENCE_SECONDS, _THREAD
             )
         except (DiagnosticsError, OSError) as error:
             self._warn_unreadable(error)
@@ -230,15 +228,3 @@ class _StateCopy:
             self._path,
             error,
         )
-
-
-def _within(patience_seconds: float, ask: Callable[[], _T]) -> _T:
-    """Return what a call returns, after a bounded time also where sockets have no timeout: the resolution of a name.
-
-    Raises:
-        StorageError: It takes longer.
-    """
-    try:
-        return call(ask, patience_seconds, "goodput-state")
-    except NoAnswerError as error:
-        raise StorageError(f"{error}; check the network") from None
