@@ -1,4 +1,4 @@
-"""What tests of captures share: the command, run in this process, and what it has left behind."""
+"""What tests of captures share: the command, run in this process, and its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xprofiler.cli import main
 
 
 class Ran(NamedTuple):
-    """What came of the command."""
+    """The result of the command."""
 
     exit_code: int
     out: str
@@ -28,11 +28,11 @@ class Ran(NamedTuple):
 
     @property
     def session(self) -> str:
-        """The session's name, as told."""
+        """The session's name, from the output."""
         return self.out.partition("session id is ")[2].partition(".")[0]
 
 
-class SlowWay:
+class SlowTunnel:
     """A port that leads to another one; every byte is under way for some time, in either direction."""
 
     def __init__(self, port: int, seconds: float) -> None:
@@ -101,10 +101,10 @@ class Command:
 
 
 def records(ran: Ran) -> list[dict[str, Any]]:
-    """The hosts, as `--format json` tells them."""
-    told = json.loads(ran.out)
-    assert isinstance(told, list)
-    return told
+    """Return the hosts from `--format json`."""
+    shown = json.loads(ran.out)
+    assert isinstance(shown, list)
+    return shown
 
 
 def files_below(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is remembered of who could write to a bucket."""
+"""The stored results of writing to a bucket."""
 
 from __future__ import annotations
 

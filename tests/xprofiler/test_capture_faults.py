@@ -1,4 +1,4 @@
-"""Captures whose hosts misbehave: what can be had is had, in a bounded time, and what is missing is named."""
+"""Captures of failing hosts: all available profiles are collected in a bounded time, and missing ones are named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from xprofiler.capture.table import report
 from xprofiler.capture.targets import addresses
 
 from ..waiting import wait_until
-from .captures import Command, SlowWay
+from .captures import Command, SlowTunnel
 
 pytest.importorskip("grpc")
 
@@ -80,9 +80,9 @@ def test_a_file_counts_even_where_its_answer_got_lost(jobs: list[ProfilerService
 @pytest.mark.timing
 def test_a_host_that_never_answers_is_given_up(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
     jobs[0].faults.always(Hang())
-    began = time.monotonic()
+    started = time.monotonic()
     outcomes = capture(jobs, tmp_path)
-    assert time.monotonic() - began < 10 * (_MS / 1000 + _SERVICE.extra_seconds)
+    assert time.monotonic() - started < 10 * (_MS / 1000 + _SERVICE.extra_seconds)
     assert [outcome.is_captured for outcome in outcomes] == [False, True, True]
     assert "DEADLINE_EXCEEDED" in outcomes[0].problem
 
@@ -94,7 +94,7 @@ def test_a_host_that_dies_in_mid_capture_is_named(jobs: list[ProfilerServiceServ
     assert "UNAVAILABLE" in outcomes[1].problem
 
 
-def test_a_host_that_is_slow_to_begin_is_waited_for(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
+def test_a_host_that_is_slow_to_start_is_waited_for(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
     jobs[1].faults.script([Delay(_SERVICE.extra_seconds / 2)])
     assert all(outcome.is_captured for outcome in capture(jobs, tmp_path))
     assert asked(jobs[1]) == 1
@@ -113,10 +113,10 @@ def test_a_host_that_is_being_profiled_is_asked_again_afterwards(
     assert all(outcome.is_captured for outcome in outcomes)
 
 
-# --- Clocks, and slow ways ----------------------------------------------------------------------------
+# --- Clocks, and slow tunnels -------------------------------------------------------------------------
 
 
-def test_a_host_whose_clock_is_behind_gets_its_profile_after_the_others(
+def test_a_host_with_a_late_clock_gets_its_profile_after_the_others(
     jobs: list[ProfilerServiceServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It waits for the moment that it was given for longer than it is waited for, and is busy with that meanwhile."""
@@ -126,11 +126,11 @@ def test_a_host_whose_clock_is_behind_gets_its_profile_after_the_others(
     assert [asked(job) for job in (jobs[0], jobs[2])] == [1, 1]
     assert asked(jobs[1]) > 2
     assert jobs[1].profiles[-1].start_ns == 0
-    said = capsys.readouterr().err
-    assert said.count(f"{jobs[1].address}: busy with the profile that was requested first; ") == 1
+    errors = capsys.readouterr().err
+    assert errors.count(f"{jobs[1].address}: busy with the profile that was requested first; ") == 1
 
 
-def test_a_clock_that_is_behind_for_ever_is_said_to_be_the_likely_cause(
+def test_a_clock_that_is_far_behind_is_named_as_the_likely_cause(
     jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     jobs[1].faults.always(Skew(-1000))
@@ -141,7 +141,7 @@ def test_a_clock_that_is_behind_for_ever_is_said_to_be_the_likely_cause(
     assert "because its clock is behind" in outcomes[1].problem
 
 
-def test_a_host_whose_clock_is_fast_is_captured_and_a_note_says_what_that_means(
+def test_a_host_with_a_fast_clock_is_captured_with_a_note_on_the_effect(
     jobs: list[ProfilerServiceServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs[1].faults.always(Skew(5))
@@ -149,12 +149,12 @@ def test_a_host_whose_clock_is_fast_is_captured_and_a_note_says_what_that_means(
     assert all(outcome.is_captured for outcome in outcomes)
     capsys.readouterr()
     report(outcomes, Session(str(tmp_path), "session"), str(tmp_path), "table", Console())
-    said = capsys.readouterr().err
-    assert f"Note: by the hosts' own clocks {jobs[1].address} started" in said
-    assert "compare `date`" in said
+    errors = capsys.readouterr().err
+    assert f"Note: by the hosts' own clocks {jobs[1].address} started" in errors
+    assert "compare `date`" in errors
 
 
-def test_hosts_that_begin_together_need_no_note(
+def test_hosts_that_start_together_need_no_note(
     jobs: list[ProfilerServiceServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes = [replace(outcome, start_ns=10**9 + number) for number, outcome in enumerate(capture(jobs, tmp_path))]
@@ -162,11 +162,11 @@ def test_hosts_that_begin_together_need_no_note(
     assert "Note" not in capsys.readouterr().err
 
 
-def test_a_host_behind_a_slow_tunnel_has_heard_before_all_begin(
+def test_a_host_behind_a_slow_tunnel_gets_its_request_before_all_start(
     jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
-    with SlowWay(jobs[1].port, _SERVICE.lead_seconds * 2) as way:
-        targets = addresses([jobs[0].address, way.address, jobs[2].address], 0).targets
+    with SlowTunnel(jobs[1].port, _SERVICE.lead_seconds * 2) as tunnel:
+        targets = addresses([jobs[0].address, tunnel.address, jobs[2].address], 0).targets
         outcomes = Capture(Session(str(tmp_path), "session"), _MS, LocalStorage(), Console(), _SERVICE).run(targets)
     assert all(outcome.is_captured for outcome in outcomes)
     (start_ns,) = {job.profiles[0].start_ns for job in jobs}
@@ -193,12 +193,12 @@ def test_verbose_prints_every_call_of_a_job(
 
 
 @pytest.mark.timing
-def test_64_hosts_take_no_longer_than_their_profile_and_begin_together(tmp_path: Path) -> None:
+def test_64_hosts_take_no_longer_than_their_profile_and_start_together(tmp_path: Path) -> None:
     jobs = [ProfilerServiceServer() for _ in range(64)]
     try:
-        began = time.monotonic()
+        started = time.monotonic()
         outcomes = capture(jobs, tmp_path, 2000)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
     finally:
         for job in jobs:
             job.close()

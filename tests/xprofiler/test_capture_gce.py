@@ -101,13 +101,13 @@ def capture(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def statuses(ran: Ran) -> dict[str, str]:
-    """What the table says of each host."""
+    """Return the row of each host in the table."""
     rows = ran.out.rpartition("  -----")[2].splitlines()[1:]
     return {row.split()[0]: row.split()[1] for row in rows}
 
 
 @needs_gcloud
-def test_vms_and_every_worker_of_a_slice_begin_together_and_write_to_the_bucket_themselves(
+def test_vms_and_every_worker_of_a_slice_start_together_and_write_to_the_bucket_themselves(
     capture: Command, machines: Machines
 ) -> None:
     machines.add_vm("vm-1")
@@ -228,9 +228,7 @@ def test_a_tpu_of_one_worker_keeps_its_name(machines: Machines) -> None:
     assert [target.file_name for target in found.targets] == ["tpu-1"]
 
 
-def test_a_vm_called_as_a_worker_of_a_slice_is_refused_before_anybody_is_logged_in_to(
-    capture: Command, machines: Machines
-) -> None:
+def test_a_vm_called_as_a_worker_of_a_slice_is_refused_before_any_login(capture: Command, machines: Machines) -> None:
     machines.compute.add_tpu("tpu", _ZONE, workers=2)
     machines.compute.add_instance("tpu-w0", _ZONE)
     ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "tpu", "tpu-w0", "-v")
@@ -239,7 +237,7 @@ def test_a_vm_called_as_a_worker_of_a_slice_is_refused_before_anybody_is_logged_
     assert "$ gcloud compute" not in ran.err
 
 
-def test_hosts_that_are_not_there_are_named_and_nothing_is_begun(capture: Command, machines: Machines) -> None:
+def test_missing_hosts_are_named_and_nothing_is_started(capture: Command, machines: Machines) -> None:
     ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "vm-1", "vm-2", "-d", _MS)
     assert ran.exit_code == 3
     assert "Host vm-1 does not exist: there is no TPU VM, and no other VM, of that name in us-central1-a" in ran.err
@@ -247,7 +245,7 @@ def test_hosts_that_are_not_there_are_named_and_nothing_is_begun(capture: Comman
     assert not machines.compute.storage.names("test-bucket")
 
 
-def test_who_says_that_a_host_has_no_tpu_is_believed(capture: Command, machines: Machines) -> None:
+def test_a_host_without_a_tpu_by_the_users_flag_is_accepted(capture: Command, machines: Machines) -> None:
     machines.compute.add_tpu("vm-1", _ZONE)
     ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "vm-1", "--non-tpu-vm")
     assert ran.exit_code == 3
@@ -256,7 +254,7 @@ def test_who_says_that_a_host_has_no_tpu_is_believed(capture: Command, machines:
 
 
 @pytest.mark.parametrize(("fault", "exit_code"), [(Status(401), 4), (Status(403), 4)])
-def test_a_refusal_to_look_for_hosts_is_said_and_nothing_is_begun(
+def test_a_refused_search_for_hosts_is_reported_and_nothing_is_started(
     capture: Command, machines: Machines, fault: Status, exit_code: int
 ) -> None:
     machines.compute.faults.always(fault, on="get")
@@ -265,7 +263,7 @@ def test_a_refusal_to_look_for_hosts_is_said_and_nothing_is_begun(
     assert "find the VM vm-1" in ran.err
 
 
-def test_a_host_that_cannot_be_looked_for_keeps_no_other_from_its_profile(machines: Machines) -> None:
+def test_a_failed_search_for_a_host_keeps_no_other_from_its_profile(machines: Machines) -> None:
     for name in ("vm-1", "vm-2"):
         machines.compute.add_instance(name, _ZONE)
     machines.compute.faults.script([Status(501)], on="get")
@@ -276,7 +274,7 @@ def test_a_host_that_cannot_be_looked_for_keeps_no_other_from_its_profile(machin
     assert "find the VM" in problem
 
 
-def test_a_bucket_that_is_not_there_is_said_before_anything_is_asked_of_hosts(
+def test_a_missing_bucket_is_reported_before_any_request_to_hosts(
     capture: Command, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines.add_vm("vm-1")

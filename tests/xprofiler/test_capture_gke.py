@@ -70,7 +70,7 @@ def commands_in(cluster: KubernetesServer, pod: str) -> list[tuple[str, ...]]:
     return [command.argv for command in cluster.pod(pod).commands]
 
 
-def test_all_pods_begin_together_and_write_to_the_bucket_themselves(
+def test_all_pods_start_together_and_write_to_the_bucket_themselves(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], bucket: CloudStorageServer
 ) -> None:
     ran = capture("-z", "us-central1-a", "-o", "gke", "-l", "gs://bucket/run", "-f", "jax", "-n", *_PODS, "-d", _MS)
@@ -87,10 +87,10 @@ def test_all_pods_begin_together_and_write_to_the_bucket_themselves(
 
 
 @pytest.mark.parametrize("ahead", [-90, 90])
-def test_where_this_machines_clock_is_wrong_the_pods_begin_together_by_theirs(
+def test_with_a_wrong_clock_here_the_pods_start_together_by_theirs(
     capture: Command, cluster: KubernetesServer, tmp_path: Path, ahead: int
 ) -> None:
-    """Else those that are behind are waited for in vain, and those that are ahead begin as they are asked."""
+    """Otherwise late clocks are waited for in vain, and fast ones start at the request."""
     (tmp_path / "bin").mkdir()
     date = tmp_path / "bin/date"
     date.write_text(f'#!/bin/sh\nexpr $(/bin/date "$1") + {ahead}\n')
@@ -111,7 +111,7 @@ def test_where_this_machines_clock_is_wrong_the_pods_begin_together_by_theirs(
     assert "Note" not in ran.err
 
 
-def test_where_pods_do_not_tell_their_time_they_are_captured_all_the_same(
+def test_pods_without_a_readable_clock_are_still_captured(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], bucket: CloudStorageServer
 ) -> None:
     cluster.denied.add("create pods/exec")
@@ -188,15 +188,15 @@ def test_where_no_port_may_be_forwarded_a_relay_in_the_pod_leads_to_it(
     assert all(argv[3:] == (str(jobs[0].port),) for argv in programs)
 
 
-def test_where_nobody_listens_in_the_pod_that_is_said(
+def test_a_closed_port_in_the_pod_is_reported(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     jobs[0].die()
-    nobodys = jobs[0].port
-    cluster.pod("pod_2").ports = {nobodys: jobs[1].port}
-    ran = capture("-o", "gke", "-l", tmp_path, "-n", *_PODS[:2], "-p", nobodys, "-d", _MS)
+    missings = jobs[0].port
+    cluster.pod("pod_2").ports = {missings: jobs[1].port}
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", *_PODS[:2], "-p", missings, "-d", _MS)
     assert ran.exit_code == 1
-    assert f"Failed to profile host pod_1 with error: nothing answers at port {nobodys} there" in ran.err
+    assert f"Failed to profile host pod_1 with error: nothing answers at port {missings} there" in ran.err
     assert [line.split()[1] for line in ran.out.splitlines()[-2:]] == ["failed", "captured"]
 
 
@@ -220,14 +220,12 @@ def test_pods_that_are_not_there_are_named_and_the_others_captured(
     assert [line.split()[:2] for line in ran.out.splitlines()[-2:]] == [["pod_2", "captured"], ["none", "failed"]]
 
 
-def test_where_no_pod_is_there_nothing_is_begun(
-    capture: Command, jobs: list[ProfilerServiceServer], tmp_path: Path
-) -> None:
-    ran = capture("-o", "gke", "-l", tmp_path / "logs", "-n", "none", "nobody", "-d", _MS)
+def test_without_a_pod_nothing_is_started(capture: Command, jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
+    ran = capture("-o", "gke", "-l", tmp_path / "logs", "-n", "none", "missing", "-d", _MS)
     assert ran.exit_code == 3
     assert ran.out == ""
     assert "Pod none does not exist" in ran.err
-    assert "Pod nobody does not exist" in ran.err
+    assert "Pod missing does not exist" in ran.err
     assert not (tmp_path / "logs").exists()
 
 
@@ -235,18 +233,18 @@ def test_the_namespace_the_context_and_the_container_are_the_callers(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     cluster.add_pod("pod-9", namespace="team", containers=("main", "trainer"), ports={9012: jobs[0].port})
-    place = ("--namespace", "team", "--context", "test-cluster", "--container", "trainer")
-    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "-d", _MS, *place)
+    options = ("--namespace", "team", "--context", "test-cluster", "--container", "trainer")
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "-d", _MS, *options)
     assert ran.exit_code == 0, ran.err
     assert {command.container for command in cluster.pod("pod-9", "team").commands} == {"trainer"}
     assert capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "-d", _MS).exit_code == 3
-    other = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "--namespace", "team", "--container", "nobody")
-    assert (other.exit_code, "has no container nobody; it has main, trainer" in other.err) == (3, True)
+    other = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "--namespace", "team", "--container", "missing")
+    assert (other.exit_code, "has no container missing; it has main, trainer" in other.err) == (3, True)
     elsewhere = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "--context", "elsewhere")
     assert (elsewhere.exit_code, "context" in elsewhere.err) == (3, True)
 
 
-def test_who_may_not_look_for_pods_is_told_so(
+def test_a_missing_permission_to_list_pods_is_reported(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     cluster.denied.add("get pods")
@@ -255,7 +253,7 @@ def test_who_may_not_look_for_pods_is_told_so(
     assert "forbidden" in ran.err
 
 
-def test_without_a_cluster_the_way_to_one_is_said(
+def test_without_a_cluster_the_message_names_the_command_to_get_one(
     capture: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -265,7 +263,7 @@ def test_without_a_cluster_the_way_to_one_is_said(
     assert "gcloud container clusters get-credentials" in ran.err
 
 
-def test_without_kubectl_it_is_said_how_to_get_it(
+def test_without_kubectl_the_message_names_how_to_install_it(
     capture: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

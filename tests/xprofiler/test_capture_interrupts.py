@@ -1,4 +1,4 @@
-"""Ctrl-C during a capture, or `kill`, or a closed terminal: all that it has started ends, and what is there is told."""
+"""Ctrl-C during a capture, or `kill`, or a closed terminal: all that it has started ends, and files are reported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def interrupted(
     environment: Mapping[str, str] | None = None,
     number: int = signal.SIGINT,
 ) -> tuple[int, str]:
-    """Presses Ctrl-C once something is so; returns the exit code and what was said, when nothing is left running."""
+    """Press Ctrl-C once a condition is true; return the exit code and the errors after everything has ended."""
     with subprocess.Popen(
         [sys.executable, "-m", "xprofiler", "capture", *arguments],
         stdin=subprocess.DEVNULL,
@@ -52,23 +52,23 @@ def interrupted(
             wait_until(condition)
             started = psutil.Process(command.pid).children(recursive=True)
             command.send_signal(number)
-            _, said = command.communicate(timeout=_PATIENCE_SECONDS)
+            _, errors = command.communicate(timeout=_PATIENCE_SECONDS)
         finally:
             command.kill()
     wait_until(lambda: not any(process.is_running() for process in started))
-    return command.returncode, said
+    return command.returncode, errors
 
 
 @pytest.mark.parametrize("number", _ENDINGS)
-def test_in_mid_capture_it_tells_what_is_there(job: ProfilerServiceServer, tmp_path: Path, number: int) -> None:
-    began = time.monotonic()
+def test_during_a_capture_it_reports_existing_files(job: ProfilerServiceServer, tmp_path: Path, number: int) -> None:
+    measured_from = time.monotonic()
     arguments = ["-o", "local", "-n", job.address, "-l", str(tmp_path), "-d", _LONG_MS]
-    exit_code, said = interrupted(arguments, lambda: job.profiles, number=number)
+    exit_code, errors = interrupted(arguments, lambda: job.profiles, number=number)
     assert exit_code == 130
-    assert "has 0 files so far" in said
-    assert job.profiles[0].session_id in said
-    assert "Traceback" not in said
-    assert time.monotonic() - began < int(_LONG_MS) / 1000
+    assert "has 0 files so far" in errors
+    assert job.profiles[0].session_id in errors
+    assert "Traceback" not in errors
+    assert time.monotonic() - measured_from < int(_LONG_MS) / 1000
 
 
 @needs_kubectl
@@ -78,23 +78,23 @@ def test_in_mid_capture_of_a_pod_its_tunnel_ends(
 ) -> None:
     kubernetes_server.add_pod("pod-1", ports={9012: job.port})
     arguments = ["-o", "gke", "-n", "pod-1", "-l", str(tmp_path), "-d", _LONG_MS]
-    exit_code, said = interrupted(arguments, lambda: job.profiles, kubernetes_server.environment(), number)
+    exit_code, errors = interrupted(arguments, lambda: job.profiles, kubernetes_server.environment(), number)
     assert exit_code == 130
-    assert "on pod-1 may remain" in said
-    assert "Traceback" not in said
+    assert "on pod-1 may remain" in errors
+    assert "Traceback" not in errors
 
 
 @needs_kubectl
 @pytest.mark.parametrize("stage", ["get", "port_forward"])
-def test_before_a_capture_nothing_is_begun(
+def test_before_a_capture_nothing_is_started(
     job: ProfilerServiceServer, kubernetes_server: KubernetesServer, tmp_path: Path, stage: str
 ) -> None:
     kubernetes_server.add_pod("pod-1", ports={9012: job.port})
     kubernetes_server.faults.always(Hang(), on=stage)
     arguments = ["-o", "gke", "-n", "pod-1", "-l", str(tmp_path), "-d", _LONG_MS]
     is_there = lambda: [one for one in kubernetes_server.requests if one.operation == stage]  # noqa: E731
-    exit_code, said = interrupted(arguments, is_there, kubernetes_server.environment())
+    exit_code, errors = interrupted(arguments, is_there, kubernetes_server.environment())
     assert exit_code == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in errors
     assert not job.profiles
     assert not list(tmp_path.rglob("session_*"))

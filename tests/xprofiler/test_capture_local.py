@@ -40,20 +40,20 @@ def bucket(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyP
     return cloud_storage_server
 
 
-def test_all_hosts_begin_together_and_land_in_one_session_that_xprof_opens(
+def test_all_hosts_start_together_and_are_in_one_session_that_xprof_opens(
     capture: Command, ports: list[int], tmp_path: Path
 ) -> None:
     hosts = [f"localhost:{port}" for port in ports]
     ran = capture("-o", "local", "-n", *hosts, "-l", tmp_path / "logs", "-d", _MS, "--format", "json")
     assert ran.exit_code == 0, ran.err
-    told = records(ran)
-    assert [(one["host"], one["status"], one["problem"]) for one in told] == [(h, "captured", None) for h in hosts]
-    paths = [Path(one["path"]) for one in told]
-    assert [path.stat().st_size for path in paths] == [one["size_bytes"] for one in told]
+    found = records(ran)
+    assert [(one["host"], one["status"], one["problem"]) for one in found] == [(h, "captured", None) for h in hosts]
+    paths = [Path(one["path"]) for one in found]
+    assert [path.stat().st_size for path in paths] == [one["size_bytes"] for one in found]
     (session,) = {path.parent for path in paths}
     assert session.parent == tmp_path / "logs/tensorboard/plugins/profile"
     assert re.fullmatch(r"session_\d{4}(_\d\d){5}", session.name)
-    starts = [one["start_ns"] for one in told]
+    starts = [one["start_ns"] for one in found]
     assert max(starts) - min(starts) < _MS * 1e6 / 4
     seen = opened_by_xprof(paths, tmp_path / "copies")
     assert seen["tasks"].startswith("3 ")
@@ -101,14 +101,14 @@ def test_the_port_of_an_address_wins_over_the_option(capture: Command, ports: li
     assert [Path(file).name for file in files_below(tmp_path / "tensorboard")] == names
 
 
-def test_a_host_where_nobody_listens_is_named_and_keeps_no_other_from_its_profile(
+def test_a_host_with_a_closed_port_is_named_and_keeps_no_other_from_its_profile(
     capture: Command, ports: list[int], tmp_path: Path
 ) -> None:
     with bound_port() as closed:
-        nobody = f"127.0.0.1:{closed}"
-        ran = capture("-o", "local", "-n", nobody, f"localhost:{ports[0]}", "-l", tmp_path, "-d", _MS)
+        closed_address = f"127.0.0.1:{closed}"
+        ran = capture("-o", "local", "-n", closed_address, f"localhost:{ports[0]}", "-l", tmp_path, "-d", _MS)
     assert ran.exit_code == 1
-    assert f"Failed to profile host {nobody} with error: nothing listens at {nobody}." in ran.err
+    assert f"Failed to profile host {closed_address} with error: nothing listens at {closed_address}." in ran.err
     assert "jax.profiler.start_server" in ran.err
     assert [line.split()[1] for line in ran.out.splitlines()[-2:]] == ["failed", "captured"]
     assert len(files_below(tmp_path / "tensorboard")) == 1
@@ -121,14 +121,14 @@ def test_where_nothing_was_captured_no_session_is_left(capture: Command, tmp_pat
     assert not list((tmp_path / "tensorboard/plugins/profile").iterdir())
 
 
-def test_what_is_no_profilers_server_is_said_to_be_none(capture: Command, tmp_path: Path) -> None:
+def test_a_port_without_a_profiler_server_is_reported(capture: Command, tmp_path: Path) -> None:
     with CloudStorageServer() as web_server:
         ran = capture("-o", "local", "-n", web_server.url.removeprefix("http://"), "-l", tmp_path, "-d", _MS)
     assert ran.exit_code == 1
     assert "is not a profiler server" in ran.err
 
 
-def test_into_a_bucket_the_file_goes_by_way_of_this_machine(
+def test_the_file_for_a_bucket_passes_through_this_machine(
     capture: Command, ports: list[int], bucket: CloudStorageServer, tmp_path: Path
 ) -> None:
     ran = capture("-o", "local", "-n", f"localhost:{ports[0]}", "-l", "gs://bucket/run", "-d", _MS)
@@ -147,9 +147,9 @@ def test_a_job_that_cannot_reach_the_bucket_does_not_hold_a_capture_up(tmp_path:
 
     with jax_jobs(1, {"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"}) as (port,):
         address = [f"localhost:{port}"]
-        began = time.monotonic()
+        started = time.monotonic()
         (refused,) = ProfilerService(extra_seconds=2).capture(address, "gs://bucket/run", "session", 100)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - started < 20
         assert refused.problem
         (result,) = ProfilerService(extra_seconds=20).capture(address, str(tmp_path), "session", 100)
         assert not result.problem

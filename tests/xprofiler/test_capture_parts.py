@@ -1,4 +1,4 @@
-"""The parts of a capture: names of sessions, where hosts write, what files say, and how it is told."""
+"""The parts of a capture: names of sessions, paths of hosts, contents of files, and the output."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_a_session_bears_the_local_time_and_a_number_where_that_is_taken() -> No
     assert unused_name(_MOMENT, taken.__contains__) == f"{_NAME}_3"
 
 
-@pytest.mark.parametrize("place", ["local", "bucket"])
+@pytest.mark.parametrize("store", ["local", "bucket"])
 def test_captures_of_one_second_get_sessions_of_their_own(
-    place: str, tmp_path: Path, cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
+    store: str, tmp_path: Path, cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
 ) -> None:
-    root, storage = (str(tmp_path), LocalStorage()) if place == "local" else ("gs://bucket/run", bucket)
+    root, storage = (str(tmp_path), LocalStorage()) if store == "local" else ("gs://bucket/run", bucket)
     names: list[str] = []
     met = threading.Barrier(5)
 
@@ -83,12 +83,12 @@ def test_a_session_that_has_files_is_not_taken_again_and_stays(tmp_path: Path, b
             assert session.name == f"{_NAME}_2"
 
 
-def test_a_bucket_that_is_not_there_is_no_place_for_a_session(bucket: GoogleCloudStorage) -> None:
+def test_a_missing_bucket_cannot_contain_a_session(bucket: GoogleCloudStorage) -> None:
     with pytest.raises(NotFoundError, match="the bucket does not exist"), reserved("gs://other/run", bucket, _MOMENT):
         pass
 
 
-def test_who_may_not_look_at_the_bucket_cannot_capture_to_it(
+def test_a_user_without_read_access_to_the_bucket_cannot_capture_to_it(
     cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
 ) -> None:
     cloud_storage_server.faults.always(Status(403), on="list")
@@ -96,7 +96,7 @@ def test_who_may_not_look_at_the_bucket_cannot_capture_to_it(
         pass
 
 
-def test_who_may_only_look_can_capture_since_the_jobs_write(
+def test_a_user_with_read_access_can_capture_since_the_jobs_write(
     cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
 ) -> None:
     cloud_storage_server.faults.always(Status(403), on="upload")
@@ -140,7 +140,7 @@ def test_a_host_that_is_named_twice_is_asked_once() -> None:
     "hosts",
     [("127.0.0.1", "127.0.0.1:9012"), ("localhost", "LOCALHOST"), ("localhost", "127.0.0.1"), ("a_9012:1", "a:9012_1")],
 )
-def test_names_of_one_process_or_one_file_are_refused_before_anything_begins(
+def test_names_of_one_process_or_one_file_are_refused_before_anything_starts(
     hosts: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     ran = Command(capsys)("-o", "local", "-n", *hosts, "-l", tmp_path / "logs")
@@ -176,7 +176,7 @@ class _FakeAccess:
 
 
 @pytest.mark.parametrize(
-    ("root", "address", "has_access", "places"),
+    ("root", "address", "has_access", "expected"),
     [
         ("/logs", "localhost:1", False, ("/logs", "/logs")),
         ("/logs", "10.0.0.2:1", False, ("/logs", "/logs")),
@@ -187,16 +187,16 @@ class _FakeAccess:
     ],
 )
 def test_a_host_writes_where_it_can_and_where_its_file_can_be_had(
-    root: str, address: str, has_access: bool, places: tuple[str, str]
+    root: str, address: str, has_access: bool, expected: tuple[str, str]
 ) -> None:
     target = Target("host", "host", 9012, address, _FakeAccess() if has_access else None)
     found = destinations_of(target, Session(root, _NAME), "/staging")
-    assert tuple(place.root for place in found) == places
-    assert [place.is_final for place in found] == [place == root for place in places]
+    assert tuple(each.root for each in found) == expected
+    assert [each.is_final for each in found] == [path == root for path in expected]
 
 
 @pytest.mark.parametrize(
-    ("told", "ahead"),
+    ("answer", "ahead"),
     [
         (b"1000\n", 0),
         (b"1002\n", 0),
@@ -207,8 +207,8 @@ def test_a_host_writes_where_it_can_and_where_its_file_can_be_had(
         (b"no date\n", 0),
     ],
 )
-def test_a_clock_that_may_be_right_is_taken_to_be(told: bytes, ahead: float) -> None:
-    assert ahead_seconds(told, 1000.5, 1002.5) == ahead
+def test_a_clock_that_may_be_right_is_taken_to_be(answer: bytes, ahead: float) -> None:
+    assert ahead_seconds(answer, 1000.5, 1002.5) == ahead
 
 
 # --- Files --------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def _large_profile() -> bytes:
     return message(*planes) + xspace("host-a", 1_700_000_000_123_456_789, 100)
 
 
-def test_a_profile_is_summed_up_by_the_parts_that_say_something(
+def test_a_profile_is_summarised_by_its_relevant_parts(
     tmp_path: Path, cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
 ) -> None:
     data = _large_profile()
@@ -264,13 +264,13 @@ def test_there_are_no_parts_of_what_is_not_there(tmp_path: Path) -> None:
         (xspace("host", 1, 100), ""),
     ],
 )
-def test_a_file_that_is_no_whole_profile_is_none(data: bytes, problem: str) -> None:
-    told = problem_of(summary_of(data), "path")
-    assert (problem in told) if problem else not told
+def test_an_incomplete_profile_is_rejected(data: bytes, problem: str) -> None:
+    answer = problem_of(summary_of(data), "path")
+    assert (problem in answer) if problem else not answer
 
 
 class _FromHere:
-    """A way to this machine itself."""
+    """Access to this machine itself."""
 
     def forward(self, local_port: int, port: int) -> list[str]:
         raise AssertionError
@@ -319,14 +319,14 @@ def test_a_file_without_events_is_there_and_no_success() -> None:
     assert "nothing ran meanwhile" in outcome.problem
 
 
-# --- What is said -------------------------------------------------------------------------------------
+# --- The output ---------------------------------------------------------------------------------------
 
 
 def _outcomes() -> list[Outcome]:
     return [
         Outcome("vm_name1", "host vm_name1", "vm_name1", "", 129_000, 1_000_000_000, True),
         Outcome("vm_name2", "host vm_name2", "vm_name2", "", 20_600_000, 1_000_700_000, True),
-        Outcome("vm_name3", "host vm_name3", "vm_name3", "it said no"),
+        Outcome("vm_name3", "host vm_name3", "vm_name3", "it refused"),
         Outcome("vm_name4", "host vm_name4", "vm_name4", "its profile shows nothing", 812, 0, True),
     ]
 
@@ -336,9 +336,9 @@ def test_the_words_are_those_of_the_readme_and_the_table_has_a_row_for_each_host
 ) -> None:
     tensorboard = "gs://b/r/tensorboard"
     report(_outcomes(), Session(f"{tensorboard}/plugins/profile", _NAME), tensorboard, "table", Console())
-    said = capsys.readouterr()
+    captured_text = capsys.readouterr()
     saved = f"Profile saved to {tensorboard} and session id is {_NAME}."
-    assert said.out.splitlines() == [
+    assert captured_text.out.splitlines() == [
         *(saved, "") * 2,
         "Host      Status     Size     Start",
         "--------  ---------  -------  -------",
@@ -347,11 +347,11 @@ def test_the_words_are_those_of_the_readme_and_the_table_has_a_row_for_each_host
         "vm_name3  failed",
         "vm_name4  no events  812 B",
     ]
-    assert said.err.splitlines() == [
+    assert captured_text.err.splitlines() == [
         "Starting profile capture on host vm_name1.",
         "Starting profile capture on host vm_name2.",
         "Starting profile capture on host vm_name3.",
-        "Failed to profile host vm_name3 with error: it said no",
+        "Failed to profile host vm_name3 with error: it refused",
         "",
         "Starting profile capture on host vm_name4.",
         "Failed to profile host vm_name4 with error: its profile shows nothing",
@@ -387,7 +387,7 @@ def test_programs_get_records(capsys: pytest.CaptureFixture[str]) -> None:
         {
             "host": "vm_name3",
             "status": "failed",
-            "problem": "it said no",
+            "problem": "it refused",
             "path": None,
             "size_bytes": None,
             "start_ns": None,

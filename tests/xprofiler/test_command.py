@@ -37,7 +37,7 @@ _HEAVY = ("google", "grpc", "httplib2", "json", "matplotlib", "requests", "subpr
 # --- Help ----------------------------------------------------------------------------------------------
 
 
-def test_without_a_command_there_is_help_and_that_is_no_failure(run: Run) -> None:
+def test_without_a_command_there_is_help_which_is_not_a_failure(run: Run) -> None:
     ended = run()
     assert (ended.code, ended.errors) == (0, "")
     assert ended.output == run("--help").output
@@ -45,7 +45,7 @@ def test_without_a_command_there_is_help_and_that_is_no_failure(run: Run) -> Non
     assert "exit codes: 0 done, 1 failed" in ended.output
 
 
-def test_the_version_is_told(run: Run) -> None:
+def test_the_version_is_printed(run: Run) -> None:
     assert run("--version") == (0, f"xprofiler {__version__}\n", "")
 
 
@@ -160,7 +160,7 @@ def test_a_flag_and_its_value_are_one_word_for_gcloud() -> None:
     ]
 
 
-def test_what_follows_two_dashes_is_not_looked_at() -> None:
+def test_arguments_after_two_dashes_are_not_checked() -> None:
     assert split_arguments(["list", "-v", "--", "--zone=a", "--", "x"]) == (["list", "-v"], ["--zone=a", "--", "x"])
     assert split_arguments(["list"]) == (["list"], [])
 
@@ -168,7 +168,7 @@ def test_what_follows_two_dashes_is_not_looked_at() -> None:
 # --- Streams and ends ----------------------------------------------------------------------------------
 
 
-def test_a_usage_error_says_how_to_use_it_and_prints_no_data(run: Run, cloud: ComputeServer) -> None:
+def test_a_usage_error_prints_the_usage_and_no_data(run: Run, cloud: ComputeServer) -> None:
     ended = run("list", "-l", "bucket")
     assert (ended.code, ended.output) == (2, "")
     assert ended.errors.startswith("usage: xprofiler list ")
@@ -182,12 +182,12 @@ def test_to_be_ended_is_130_without_a_traceback(cloud: ComputeServer, name: str)
         wait_until(lambda: cloud.requests, running=process)
         process.send_signal(getattr(signal, name))
         _, errors = process.communicate(timeout=30)
-    # On a busy machine the command may have said by then that it waits.
+    # On a busy machine the command may have printed by then that it waits.
     assert (process.returncode, errors.removeprefix("Waiting for the list ...\n")) == (130, "interrupted\n")
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_a_reader_that_has_seen_enough_is_no_failure(cloud: ComputeServer) -> None:
+def test_a_closed_pipe_is_not_a_failure(cloud: ComputeServer) -> None:
     for number in range(600):
         add_viewer(cloud, f"xprof-{number:03d}", logs=f"gs://bucket/{'x' * 200}")
     command = f"set -o pipefail; {shlex.quote(sys.executable)} -m xprofiler list | head -n 1"
@@ -210,7 +210,7 @@ def test_one_that_a_closed_terminal_shall_not_end_goes_on(cloud: ComputeServer) 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 @pytest.mark.parametrize("arguments", ["list --verbose", "list -l bucket", "delete -n xprof-a -z us-central1-a"])
-def test_to_lose_whoever_reads_what_is_said_is_a_failure(cloud: ComputeServer, arguments: str) -> None:
+def test_a_closed_standard_error_is_a_failure(cloud: ComputeServer, arguments: str) -> None:
     add_viewer(cloud, "xprof-a")
     command = f"{shlex.quote(sys.executable)} -m xprofiler {arguments} 2>&1 >/dev/null </dev/null | true"
     ended = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, check=False)
@@ -255,12 +255,12 @@ def test_a_number_that_cannot_be_is_refused_in_a_sentence(
     assert f"{arguments[-1]!r} is not a whole number from " in capsys.readouterr().err
 
 
-def test_what_takes_long_is_told_once_and_what_does_not_never() -> None:
-    said = io.StringIO()
-    console = Console(err=said)
+def test_a_slow_operation_is_reported_once_and_a_fast_one_never() -> None:
+    terminal = io.StringIO()
+    console = Console(err=terminal)
     with notify_if_slow(console, "waiting", after_seconds=60):
         pass
-    assert said.getvalue() == ""
+    assert terminal.getvalue() == ""
     with notify_if_slow(console, "waiting", after_seconds=0.01):
-        wait_until(said.getvalue)
-    assert said.getvalue() == "waiting\n"
+        wait_until(terminal.getvalue)
+    assert terminal.getvalue() == "waiting\n"

@@ -61,7 +61,7 @@ def test_bash_leaves_files_to_itself(completed) -> None:  # type: ignore[no-unty
     assert completed("summary", "logs/") == []
 
 
-def test_bash_takes_the_script_as_the_help_says(run: Run, tmp_path: Path) -> None:
+def test_bash_accepts_the_script_as_in_the_help(run: Run, tmp_path: Path) -> None:
     if shutil.which("bash") is None:
         pytest.skip("there is no bash")
     script = tmp_path / "completion"

@@ -103,7 +103,7 @@ def _answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_it_connects_tells_where_and_disconnects(machine: Machine) -> None:
+def test_it_connects_prints_the_address_and_disconnects(machine: Machine) -> None:
     machine.add()
     arguments = (*CONNECT, "-p", str(machine.port))
     ended = machine.cloud.run(*arguments, **machine.environment())
@@ -144,19 +144,19 @@ def test_a_vm_without_an_external_address_is_reached_through_iap(machine: Machin
     assert "--tunnel-through-iap" in ended.stderr
 
 
-def test_it_says_nothing_of_success_where_nobody_answers(machine: Machine) -> None:
+def test_it_prints_no_success_without_an_answer(machine: Machine) -> None:
     machine.add()
     machine.ssh.ports[6006] = free_port(0)
     running = machine.cloud.start(*CONNECT, "-p", str(machine.port), **machine.environment())
     wait_until(lambda: any(request.operation == "forward" for request in machine.ssh.requests))
     running.interrupt(signal.SIGINT)
     assert running.end() == 130
-    assert "Connected successfully" not in running.said
+    assert "Connected successfully" not in running.received
     wait_until(lambda: not machine.ssh.connections)
     assert not _answers(machine.port)
 
 
-def test_a_host_that_refuses_ssh_is_told(machine: Machine) -> None:
+def test_a_host_that_refuses_ssh_is_reported(machine: Machine) -> None:
     machine.add()
     machine.cloud.run(*CONNECT, "-p", str(machine.port), **machine.environment())  # Where a key is new, gcloud waits.
     machine.cloud.run(*CONNECT, "-d", **machine.environment())
@@ -180,7 +180,7 @@ def test_to_be_ended_while_ssh_logs_in_leaves_no_ssh(machine: Machine, number: i
     wait_until(lambda: not machine.ssh.connections)
 
 
-def test_a_tunnel_that_is_at_another_port_than_asked_for_is_told_of(machine: Machine) -> None:
+def test_a_tunnel_at_another_port_than_requested_is_reported(machine: Machine) -> None:
     machine.add()
     machine.cloud.run(*CONNECT, "-p", str(machine.port), **machine.environment())
     again = machine.cloud.run(*CONNECT, "-p", str(free_port(0)), **machine.environment())
@@ -211,13 +211,13 @@ def test_what_is_not_understood_is_refused(machine: Machine, arguments: tuple[st
     assert machine.cloud.run(*CONNECT, *arguments).returncode == code
 
 
-def test_a_log_directory_that_no_vm_shows_is_told(machine: Machine) -> None:
+def test_a_log_directory_without_a_vm_is_reported(machine: Machine) -> None:
     ended = machine.cloud.run(*CONNECT)
     assert ended.returncode == 3
     assert "No VM name found associated with the log directory." in ended.stderr
 
 
-def test_a_vm_that_does_not_run_is_told(machine: Machine) -> None:
+def test_a_stopped_vm_is_reported(machine: Machine) -> None:
     machine.cloud.add_viewer("xprof-1", status="TERMINATED")
     ended = machine.cloud.run(*CONNECT)
     assert ended.returncode == 3
@@ -234,11 +234,11 @@ def test_the_proxy_mode_prints_the_link(machine: Machine) -> None:
     assert (ended.returncode, ended.stdout) == (0, "https://4f1e-dot-us-central1.notebooks.googleusercontent.com\n")
 
 
-def test_a_link_that_its_creator_did_not_live_to_label_is_mended(machine: Machine) -> None:
+def test_a_missing_label_of_a_killed_creator_is_added(machine: Machine) -> None:
     machine.cloud.add_viewer("xprof-1")
     without = machine.cloud.run(*CONNECT, "-m", "proxy")
     assert (without.returncode, without.stdout) == (3, "")
-    machine.cloud.tell("xprof-1", READY)
+    machine.cloud.set_status("xprof-1", READY)
     ended = machine.cloud.run(*CONNECT, "-m", "proxy")
     assert ended.stdout == "https://4f1e-dot-us-central1.notebooks.googleusercontent.com\n"
     assert machine.cloud.compute.instance("xprof-1")["labels"]["tb_backend_id"] == "4f1e"
@@ -255,7 +255,7 @@ def test_the_folder_of_sockets_is_this_users_alone(tmp_path: Path) -> None:
         private_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
-def test_a_planted_link_is_no_folder_of_sockets(tmp_path: Path) -> None:
+def test_a_foreign_link_is_not_used_as_a_folder_of_sockets(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / f"xprofiler-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CommandError, match="not a folder of yours alone"):
@@ -268,9 +268,9 @@ def test_one_that_may_ask_at_the_terminal_is_ended_with_its_ssh(machine: Machine
     argv = [sys.executable, "-m", "xprofiler", *CONNECT, "--foreground", "-p", str(machine.port)]
     environment = machine.cloud.environment(**machine.environment())
     with subprocess.Popen(argv, stdin=theirs, stderr=subprocess.DEVNULL, stdout=theirs, env=environment) as process:
-        said = b""
-        while b"can be accessed" not in said:
-            said += os.read(ours, 4096)
+        received = b""
+        while b"can be accessed" not in received:
+            received += os.read(ours, 4096)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 130
     wait_until(lambda: not machine.ssh.connections)

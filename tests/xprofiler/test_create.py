@@ -1,4 +1,4 @@
-"""`xprofiler create`: what is proven before, what is made, what is told; and that a failure leaves nothing behind."""
+"""`xprofiler create`: its checks, its resources, its output; and a failure leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cloud(compute_server: ComputeServer, tmp_path: Path) -> ViewerCloud:
     return ViewerCloud(compute_server, tmp_path)
 
 
-def test_a_viewer_is_made_and_its_ways_are_told(cloud: ViewerCloud) -> None:
+def test_a_viewer_is_created_and_its_connections_are_printed(cloud: ViewerCloud) -> None:
     ended = cloud.run(*CREATE)
     assert ended.returncode == 0, ended.stderr
     (name,) = cloud.names()
@@ -56,7 +56,7 @@ def test_its_vm_is_labelled_so_that_it_is_found_with_its_link(cloud: ViewerCloud
 
 @pytest.mark.parametrize("path", ["a,b;c d", 'it\'s "$(touch x)"', "ünï"])
 def test_log_directories_with_commas_and_quotes_arrive_exactly(cloud: ViewerCloud, path: str) -> None:
-    cloud.tells = []
+    cloud.statuses = []
     cloud.run(
         "create", "-z", ZONE, "-l", f"gs://test-bucket/{path}/", "--timeout", "0.1", "--auto-delete-on-failure-off"
     )
@@ -107,7 +107,7 @@ def test_quiet_asks_nothing_and_skip_makes_none(cloud: ViewerCloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("-l", "b/run"), 2, "gs://"),
         (("-l", "gs://no-such-bucket/run"), 3, "Log directory gs://no-such-bucket/run does not exist"),
@@ -124,11 +124,13 @@ def test_quiet_asks_nothing_and_skip_makes_none(cloud: ViewerCloud) -> None:
         (("--machine-typ", "x"), 2, "did you mean --machine-type?"),
     ],
 )
-def test_what_cannot_be_is_refused_before(cloud: ViewerCloud, arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_invalid_arguments_are_refused_before(
+    cloud: ViewerCloud, arguments: tuple[str, ...], code: int, message: str
+) -> None:
     cloud.add_viewer("xprof-old", metadata={"xprofiler_log_directory": "gs://test-bucket/other"})
     ended = cloud.run(*CREATE, *arguments)
     assert ended.returncode == code, ended.stderr
-    assert said in ended.stderr
+    assert message in ended.stderr
     assert cloud.names() == ["xprof-old"]
     assert not [request for request in cloud.compute.requests if request.operation in ("insert", "delete")]
 
@@ -145,7 +147,7 @@ def test_zones_that_have_the_machine_type_are_suggested(cloud: ViewerCloud) -> N
     )
 
 
-def test_without_permission_it_says_who_lacks_what(cloud: ViewerCloud) -> None:
+def test_without_permission_it_names_the_account_and_the_role(cloud: ViewerCloud) -> None:
     cloud.compute.is_permitted = False
     assert cloud.run(*CREATE).returncode == 4
     cloud.compute.is_permitted = True
@@ -156,7 +158,7 @@ def test_without_permission_it_says_who_lacks_what(cloud: ViewerCloud) -> None:
     assert cloud.names() == []
 
 
-def test_a_token_that_is_not_let_in_is_told(cloud: ViewerCloud) -> None:
+def test_a_refused_token_is_reported(cloud: ViewerCloud) -> None:
     cloud.compute.accepted_tokens = {"another"}
     ended = cloud.run(*CREATE)
     assert ended.returncode == 4
@@ -166,7 +168,7 @@ def test_a_token_that_is_not_let_in_is_told(cloud: ViewerCloud) -> None:
 # --- Failures leave nothing behind ---
 
 
-def test_a_zone_out_of_capacity_is_told_and_nothing_remains(cloud: ViewerCloud) -> None:
+def test_a_zone_out_of_capacity_is_reported_and_nothing_remains(cloud: ViewerCloud) -> None:
     cloud.compute.fail_operations("ZONE_RESOURCE_POOL_EXHAUSTED", on="insert")
     ended = cloud.run(*CREATE)
     assert ended.returncode == 1
@@ -176,16 +178,16 @@ def test_a_zone_out_of_capacity_is_told_and_nothing_remains(cloud: ViewerCloud) 
     assert cloud.names() == []
 
 
-def test_a_vm_that_never_comes_up_is_given_up_and_deleted(cloud: ViewerCloud) -> None:
-    cloud.tells = []
+def test_a_vm_that_never_starts_is_given_up_and_deleted(cloud: ViewerCloud) -> None:
+    cloud.statuses = []
     ended = cloud.run(*CREATE, "--timeout", "0.5")
     assert ended.returncode == 5
     assert "it has written no status" in ended.stderr
     assert cloud.names() == []
 
 
-def test_a_vm_whose_startup_fails_is_deleted_and_its_words_are_told(cloud: ViewerCloud) -> None:
-    cloud.tells = [INSTALLING, FAILED]
+def test_a_vm_with_a_failed_startup_is_deleted_and_its_output_is_printed(cloud: ViewerCloud) -> None:
+    cloud.statuses = [INSTALLING, FAILED]
     ended = cloud.run(*CREATE)
     assert ended.returncode == 1
     assert "installing XProf: exit code 1: no such release" in ended.stderr
@@ -198,7 +200,7 @@ def test_the_log_of_a_failed_start_is_shown_before_the_vm_is_deleted(cloud: View
         cloud.compute.set_serial_output(instance["name"], "\n".join([*lines, "\x1b[1mpip: no space left\x1b[0m\r\n"]))
 
     cloud.compute.on_instance_created(write)
-    cloud.tells = [INSTALLING, FAILED]
+    cloud.statuses = [INSTALLING, FAILED]
     ended = cloud.run(*CREATE)
     assert ended.returncode == 1
     assert "The last lines of the serial port of xprof-" in ended.stderr
@@ -208,7 +210,7 @@ def test_the_log_of_a_failed_start_is_shown_before_the_vm_is_deleted(cloud: View
 
 
 def test_a_vm_is_kept_where_that_is_asked_for(cloud: ViewerCloud) -> None:
-    cloud.tells = [FAILED]
+    cloud.statuses = [FAILED]
     ended = cloud.run(*CREATE, "--auto-delete-on-failure-off")
     assert ended.returncode == 1
     assert (
@@ -220,7 +222,7 @@ def test_a_vm_is_kept_where_that_is_asked_for(cloud: ViewerCloud) -> None:
 
 
 def test_a_vm_that_cannot_be_deleted_is_named(cloud: ViewerCloud) -> None:
-    cloud.tells = [FAILED]
+    cloud.statuses = [FAILED]
     cloud.compute.faults.always(Status(403), on="delete")
     ended = cloud.run(*CREATE)
     (name,) = cloud.names()
@@ -237,7 +239,7 @@ def test_an_answer_that_is_lost_makes_no_second_vm(cloud: ViewerCloud, fault: St
 
 def test_anothers_vm_of_the_same_name_is_never_deleted(cloud: ViewerCloud) -> None:
     cloud.add_viewer("mine", metadata={"xprofiler_log_directory": "gs://test-bucket/other"})
-    cloud.compute.faults.script([Status(404)], on="get")  # It appears between the look and the request.
+    cloud.compute.faults.script([Status(404)], on="get")  # It appears between the check and the request.
     ended = cloud.run(*CREATE, "-n", "mine")
     assert ended.returncode == 1
     assert "HTTP 409" in ended.stderr
@@ -251,8 +253,8 @@ def test_a_label_that_cannot_be_set_costs_no_viewer(cloud: ViewerCloud) -> None:
     assert "note: could not label" in ended.stderr
 
 
-def test_without_a_link_the_tunnel_is_told(cloud: ViewerCloud) -> None:
-    cloud.tells = [{**READY, "tb_backend_id": "", "error": "no proxy"}]
+def test_without_a_link_the_tunnel_is_printed(cloud: ViewerCloud) -> None:
+    cloud.statuses = [{**READY, "tb_backend_id": "", "error": "no proxy"}]
     ended = cloud.run(*CREATE)
     assert ended.returncode == 0
     assert "None" not in ended.stdout
@@ -271,7 +273,7 @@ def test_the_dry_run_prints_the_gcloud_command_that_makes_the_same_vm(cloud: Vie
     dry = cloud.run("create", *where, "--dry-run")
     assert dry.returncode == 0
     assert cloud.compute.requests == []
-    cloud.tells = []
+    cloud.statuses = []
     cloud.run("create", *where, "--timeout", "0.1", "--auto-delete-on-failure-off")
     ours = cloud.compute.instance("xprof-1")
     cloud.compute.remove_instance("xprof-1")
@@ -302,7 +304,7 @@ def test_other_flags_go_to_gcloud_and_pairs_join_ours(cloud: ViewerCloud) -> Non
 
 
 @needs_gcloud
-def test_gcloud_makes_the_vm_in_the_project_in_which_it_is_looked_for(cloud: ViewerCloud) -> None:
+def test_gcloud_creates_the_vm_in_the_project_of_the_search(cloud: ViewerCloud) -> None:
     other = {"GOOGLE_CLOUD_PROJECT": "test-project", "CLOUDSDK_CORE_PROJECT": "gclouds-own"}
     assert "--project=test-project" in shlex.split(cloud.run(*CREATE, "--dry-run", **other).stdout)
     ended = cloud.run(*CREATE, "--no-address", **other)
@@ -322,7 +324,7 @@ def test_a_flag_that_would_leave_the_vm_to_itself_is_refused_before(cloud: Viewe
 @needs_gcloud
 def test_anothers_vm_that_gcloud_finds_of_that_name_is_never_deleted(cloud: ViewerCloud) -> None:
     cloud.add_viewer("mine", metadata={"xprofiler_log_directory": "gs://test-bucket/other"})
-    cloud.compute.faults.script([Status(404)], on="get")  # It appears between the look and the request.
+    cloud.compute.faults.script([Status(404)], on="get")  # It appears between the check and the request.
     ended = cloud.run(*CREATE, "-n", "mine", "--no-address")
     assert ended.returncode == 1
     assert "already exists" in ended.stderr
@@ -338,7 +340,7 @@ def test_a_flag_that_gcloud_refuses_makes_nothing(cloud: ViewerCloud) -> None:
     assert cloud.names() == []
 
 
-def test_without_gcloud_a_plain_create_works_and_one_with_its_flags_says_what_to_install(
+def test_without_gcloud_a_plain_create_works_and_one_with_its_flags_names_what_to_install(
     cloud: ViewerCloud, tmp_path: Path
 ) -> None:
     path = {"PATH": str(tmp_path)}
@@ -349,8 +351,8 @@ def test_without_gcloud_a_plain_create_works_and_one_with_its_flags_says_what_to
     assert len(cloud.names()) == 1
 
 
-def test_verbose_tells_every_request(cloud: ViewerCloud) -> None:
+def test_verbose_prints_every_request(cloud: ViewerCloud) -> None:
     ended = cloud.run(*CREATE, "--verbose")
-    told = re.findall(r"^(GET|POST|DELETE) http", ended.stderr, re.MULTILINE)
+    methods = re.findall(r"^(GET|POST|DELETE) http", ended.stderr, re.MULTILINE)
     asked = [request for request in cloud.compute.requests if request.operation != "batch"]
-    assert len(told) == len(asked)
+    assert len(methods) == len(asked)

@@ -26,16 +26,16 @@ CREATE = ("create", "-z", ZONE, "-l", LOGS)
 @pytest.fixture
 def cloud(compute_server: ComputeServer, tmp_path: Path) -> ViewerCloud:
     cloud = ViewerCloud(compute_server, tmp_path)
-    cloud.tells = [INSTALLING]
+    cloud.statuses = [INSTALLING]
     return cloud
 
 
 def _interrupted(running: Running, number: int = signal.SIGINT) -> str:
     running.interrupt(number)
     assert running.end() == 130
-    assert "Traceback" not in running.said
-    assert running.said.endswith("interrupted\n")
-    return running.said
+    assert "Traceback" not in running.errors
+    assert running.errors.endswith("interrupted\n")
+    return running.errors
 
 
 @pytest.mark.parametrize("operation", ["zone", "machine_type", "get", "list"])
@@ -47,7 +47,7 @@ def test_while_it_is_proven_that_the_vm_can_be(cloud: ViewerCloud, operation: st
     assert cloud.names() == []
 
 
-def test_while_the_bucket_is_looked_for(cloud: ViewerCloud) -> None:
+def test_while_the_bucket_is_checked(cloud: ViewerCloud) -> None:
     cloud.compute.storage.faults.always(Hang(), on="list")
     running = cloud.start(*CREATE)
     cloud.wait_for("list", storage=True)
@@ -71,14 +71,14 @@ def test_while_compute_has_made_the_vm_and_not_answered_yet(cloud: ViewerCloud) 
     assert cloud.names() == []
 
 
-def test_while_the_request_is_under_way_and_the_vm_comes_only_later(cloud: ViewerCloud) -> None:
+def test_while_the_request_is_under_way_and_the_vm_appears_only_later(cloud: ViewerCloud) -> None:
     cloud.compute.faults.always(Delay(0.7), on="insert")
     running = cloud.start(*CREATE)
     cloud.wait_for("insert")
     assert cloud.names() == []
     assert "Nothing remains" in _interrupted(running)
     (made,) = [request for request in cloud.compute.requests if request.operation == "insert"]
-    assert made.status == 200  # It came, and went again.
+    assert made.status == 200  # It was created, and deleted again.
     assert cloud.names() == []
 
 
@@ -94,13 +94,13 @@ def test_while_the_vm_is_being_made(cloud: ViewerCloud) -> None:
 def test_while_xprof_is_being_installed(cloud: ViewerCloud, number: int) -> None:
     running = cloud.start(*CREATE)
     running.wait_for("installing XProf")
-    said = _interrupted(running, number)
-    assert "Unable to set up instance. Initiating cleanup.\n" in said
+    errors = _interrupted(running, number)
+    assert "Unable to set up instance. Initiating cleanup.\n" in errors
     assert cloud.names() == []
 
 
-def test_while_the_vm_has_told_nothing(cloud: ViewerCloud) -> None:
-    cloud.tells = []
+def test_while_the_vm_has_no_status(cloud: ViewerCloud) -> None:
+    cloud.statuses = []
     running = cloud.start(*CREATE)
     running.wait_for("exists; installing XProf")
     _interrupted(running)
@@ -132,13 +132,13 @@ def test_again_while_it_cleans_up(cloud: ViewerCloud) -> None:
     running.wait_for("installing XProf")
     running.interrupt()
     cloud.wait_for("delete")
-    said = _interrupted(running)
+    errors = _interrupted(running)
     (name,) = cloud.names()
-    assert f"The VM {name} in zone {ZONE} MAY REMAIN, and cost money: its deletion was interrupted" in said
-    assert f"xprofiler delete -z {ZONE} -n {name}" in said
+    assert f"The VM {name} in zone {ZONE} MAY REMAIN, and cost money: its deletion was interrupted" in errors
+    assert f"xprofiler delete -z {ZONE} -n {name}" in errors
 
 
-def test_a_closed_terminal_keeps_nobody_from_cleaning_up(cloud: ViewerCloud) -> None:
+def test_a_closed_terminal_does_not_prevent_the_cleanup(cloud: ViewerCloud) -> None:
     running = cloud.start(*CREATE)
     running.wait_for("installing XProf")
     assert running.process.stdout is not None
@@ -149,9 +149,7 @@ def test_a_closed_terminal_keeps_nobody_from_cleaning_up(cloud: ViewerCloud) -> 
 
 
 @pytest.mark.parametrize("options", [(), ("--verbose",), ("--no-address",)], ids=["", "verbose", "by gcloud"])
-def test_standard_error_that_nobody_reads_any_more_leaves_no_vm_behind(
-    cloud: ViewerCloud, options: tuple[str, ...]
-) -> None:
+def test_a_closed_standard_error_leaves_no_vm_behind(cloud: ViewerCloud, options: tuple[str, ...]) -> None:
     if options == ("--no-address",) and shutil.which("gcloud") is None:
         pytest.skip("gcloud is not installed")
     read, write = os.pipe()
@@ -168,8 +166,8 @@ def test_standard_error_that_nobody_reads_any_more_leaves_no_vm_behind(
     assert cloud.names() == []
 
 
-def test_a_viewer_that_is_there_stays_where_nobody_reads_that_it_is(cloud: ViewerCloud) -> None:
-    cloud.tells = [READY]
+def test_a_running_viewer_stays_if_standard_output_is_closed(cloud: ViewerCloud) -> None:
+    cloud.statuses = [READY]
     read, write = os.pipe()
     command = [sys.executable, "-m", "xprofiler", *CREATE]
     process = subprocess.Popen(command, env=cloud.environment(), stdout=write, stderr=subprocess.DEVNULL)
@@ -196,7 +194,7 @@ def test_at_any_moment(tmp_path: Path, extra: tuple[str, ...]) -> None:
             time.sleep(moments.uniform(0, 3 if extra else 1.8))
             running.interrupt()
             assert running.process.stdout is not None
-            was_told = "has been created" in running.process.stdout.read()
+            was_reported = "has been created" in running.process.stdout.read()
             running.end()
-            wait_until(cloud.is_settled)  # What was under way has come, or has not.
-            assert cloud.names() == [] or was_told
+            wait_until(cloud.is_settled)  # Pending requests have succeeded or failed.
+            assert cloud.names() == [] or was_reported

@@ -81,7 +81,7 @@ def test_without_a_yes_nothing_is_deleted(run: Run, cloud: ComputeServer, answer
 
 @pytest.mark.parametrize("stdin", ["<&-", "</dev/null", "<<< $'\\xff'"])
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_nobody_to_answer_is_a_no(cloud: ComputeServer, stdin: str) -> None:
+def test_no_answer_means_no(cloud: ComputeServer, stdin: str) -> None:
     add_viewer(cloud, VM)
     command = f"{shlex.quote(sys.executable)} -m xprofiler delete -z {ZONE} -n {VM} {stdin}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
@@ -90,7 +90,7 @@ def test_nobody_to_answer_is_a_no(cloud: ComputeServer, stdin: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_where_nobody_reads_what_is_found_nothing_is_deleted(cloud: ComputeServer) -> None:
+def test_with_a_closed_output_nothing_is_deleted(cloud: ComputeServer) -> None:
     add_viewer(cloud, VM)
     command = f"{shlex.quote(sys.executable)} -m xprofiler delete -q -z {ZONE} -n {VM} | true; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
@@ -104,7 +104,7 @@ def test_quiet_asks_nothing(run: Run, cloud: ComputeServer) -> None:
     assert (ended.code, left(cloud), ended.errors) == (0, [], f"Will delete VM `{VM}`\n")
 
 
-def test_other_zones_other_logs_and_vms_that_are_no_viewers_are_left_alone(run: Run, cloud: ComputeServer) -> None:
+def test_other_zones_other_logs_and_other_vms_are_left_alone(run: Run, cloud: ComputeServer) -> None:
     cloud.add_instance("trainer")
     add_viewer(cloud, "xprof-a", logs="gs://bucket/run")
     add_viewer(cloud, "xprof-far", "us-east5-a", logs="gs://bucket/run")
@@ -177,7 +177,7 @@ def test_flags_of_gcloud_are_its(run: Run, cloud: ComputeServer) -> None:
     )
 
 
-def test_flags_that_say_who_asks_hold_for_finding_too() -> None:
+def test_flags_for_the_account_also_apply_to_the_search() -> None:
     extra = ["--async", "--project=other", "--keep-disks=all", "--account=me@example.com"]
     assert flags_of_all_commands(extra) == ["--project=other", "--account=me@example.com"]
 
@@ -227,7 +227,7 @@ def test_of_several_the_one_that_fails_is_named_and_the_others_go(run: Run, clou
     )
 
 
-def test_what_failed_and_what_is_missing_are_both_told(run: Run, cloud: ComputeServer) -> None:
+def test_failed_and_missing_vms_are_both_reported(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     cloud.faults.always(Status(403), on="delete")
     ended = run("delete", "-q", "-z", ZONE, "-n", "xprof-a", "xprof-z")
@@ -237,7 +237,7 @@ def test_what_failed_and_what_is_missing_are_both_told(run: Run, cloud: ComputeS
     assert ended.code == 1
 
 
-def test_who_may_not_delete_is_told_of_the_role(run: Run, cloud: ComputeServer) -> None:
+def test_a_missing_permission_to_delete_names_the_role(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, VM)
     cloud.faults.always(Status(403), on="delete")
     ended = run("delete", "-q", "-z", ZONE, "-n", VM)
@@ -252,7 +252,7 @@ def test_what_another_has_deleted_meanwhile_is_as_it_should_be(run: Run, cloud: 
 
 
 @pytest.mark.parametrize("fault", [Status(503, after_apply=True), Reset(after_apply=True), Status(429)], ids=repr)
-def test_a_lost_answer_is_asked_for_again_and_means_the_same_deletion(
+def test_a_dropped_answer_is_requested_again_for_the_same_deletion(
     run: Run, cloud: ComputeServer, fault: Status | Reset
 ) -> None:
     add_viewer(cloud, VM)
@@ -299,7 +299,7 @@ def test_ctrl_c_while_it_asks_deletes_nothing(cloud: ComputeServer) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_ctrl_c_while_it_waits_says_what_goes_on(cloud: ComputeServer) -> None:
+def test_ctrl_c_while_it_waits_prints_what_continues(cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     cloud.operation_seconds = 60.0
     ended = interrupted("delete", "-q", "-z", ZONE, "-n", "xprof-a", cloud=cloud, after="wait")

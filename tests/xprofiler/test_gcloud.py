@@ -21,7 +21,7 @@ HOSTILE = ["", "-a", "a b", "a;b", "$(a)", "a\nb", "a'", 'a"', "A", "a_b", "a-",
 _TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
 
 
-def test_a_command_of_ssh_says_all_that_gcloud_needs() -> None:
+def test_a_command_of_ssh_has_all_that_gcloud_needs() -> None:
     argv = ssh(TARGET, options=["-N", "-L", "1:localhost:2"], program=["echo", "a b"], extra=["--quiet"])
     assert argv == [
         *("gcloud", "compute", "ssh", "vm-1", "--quiet", "--zone=us-central1-a", "--project=example.com:project-1"),
@@ -53,7 +53,7 @@ def test_inside_of_google_ssh_goes_through_the_helper() -> None:
 def test_what_google_cloud_could_not_have_named_is_refused(name: str) -> None:
     for target in (SshTarget(name, "us-central1-a"), SshTarget("vm-1", name), SshTarget(f"{name}@vm-1", "z")):
         if target.name == "a_b" or (name in ("A", "a_b", "1a", "a-", "a" * 64) and "@" in target.name):
-            continue  # A host that is looked for, or a user, may be called so.
+            continue  # A host in the search, or a user, may have such a name.
         with pytest.raises(UsageError, match="is not a valid name"):
             ssh(target)
     with pytest.raises(UsageError):
@@ -104,7 +104,7 @@ def test_a_flag_of_pairs_without_any_is_refused() -> None:
         *("--access-token-file", "--configuration", "--flags-file"),
     ],
 )
-def test_what_would_make_a_vm_that_is_not_looked_after_is_refused(flag: str) -> None:
+def test_flags_that_create_an_unmanaged_vm_are_refused(flag: str) -> None:
     for extra in ([flag], [f"{flag}=other"], ["--no-address", flag, "other"]):
         with pytest.raises(UsageError, match=f"^{flag} cannot be passed to gcloud"):
             create_instance("vm-1", "us-central1-a", "project-1", [], {}, extra)

@@ -1,4 +1,4 @@
-"""How Google's APIs are asked: by gcloud's settings, as whom, how often, and what is said when that fails."""
+"""Requests to Google's APIs: gcloud's settings, the account, retries, and messages of failures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def configured(folder: Path, text: str, name: str = "default") -> dict[str, str]
     return {"CLOUDSDK_CONFIG": str(folder)}
 
 
-def test_the_configuration_says_what_no_variable_says(tmp_path: Path) -> None:
+def test_the_configuration_applies_if_no_variable_is_set(tmp_path: Path) -> None:
     environ = configured(
         tmp_path,
         "[core]\nproject = p1\naccount = me@example.com\n[compute]\nzone = z1\n[auth]\ndisable_credentials = True\n"
@@ -93,7 +93,7 @@ def test_a_broken_configuration_is_none(tmp_path: Path, text: str) -> None:
     assert GcloudSettings.load(environ).project in ("", "%(x)s")
 
 
-def test_what_only_the_configuration_says_leads_the_command(
+def test_the_command_follows_the_configuration(
     run: Run, compute_server: ComputeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     add_viewer(compute_server, "xprof-a")
@@ -106,12 +106,12 @@ def test_what_only_the_configuration_says_leads_the_command(
     assert "xprof-a" in run("list").output
 
 
-# --- As whom -------------------------------------------------------------------------------------------
+# --- The account ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def unknown(cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ComputeServer:
-    """A cloud that wants a token, and nobody who has one; no gcloud."""
+    """A cloud that requires a token, without a login and without gcloud."""
     cloud.accepted_tokens = set()
     monkeypatch.delenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -124,9 +124,9 @@ Gcloud = Callable[..., Path]
 
 @pytest.fixture
 def gcloud(tmp_path: Path) -> Gcloud:
-    """Puts a program in gcloud's place, which counts its calls."""
+    """Replace gcloud by a program that counts its calls."""
 
-    def place(answer: Mapping[str, Any] | None, complaint: str = "") -> Path:
+    def stand_in(answer: Mapping[str, Any] | None, complaint: str = "") -> Path:
         calls, program = tmp_path / "calls", tmp_path / "bin" / "gcloud"
         (tmp_path / "answer").write_text(json.dumps(answer))
         end = "exit 1" if answer is None else f"IFS= read -r line < {tmp_path}/answer; printf '%s' \"$line\""
@@ -134,18 +134,18 @@ def gcloud(tmp_path: Path) -> Gcloud:
         program.chmod(0o755)
         return calls
 
-    return place
+    return stand_in
 
 
-def told(token: str, expiry: str = "2099-01-01T00:00:00Z") -> dict[str, Any]:
-    """What `gcloud config config-helper` says."""
+def credential(token: str, expiry: str = "2099-01-01T00:00:00Z") -> dict[str, Any]:
+    """Return the output of `gcloud config config-helper`."""
     return {
         "configuration": {"properties": {"core": {"account": "me@example.com"}}},
         "credential": {"access_token": token, "token_expiry": expiry},
     }
 
 
-def test_application_default_credentials_come_first(
+def test_application_default_credentials_are_first(
     unknown: ComputeServer,
     gcloud: Gcloud,
     oauth_server: OAuthServer,
@@ -155,7 +155,7 @@ def test_application_default_credentials_come_first(
 ) -> None:
     pytest.importorskip("cryptography")
     unknown.accepted_tokens = oauth_server.tokens
-    calls = gcloud(told("of-gcloud"))
+    calls = gcloud(credential("of-gcloud"))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(oauth_server.write_key(tmp_path / "key.json")))
     add_viewer(unknown, "xprof-a")
     ended = run("list")
@@ -165,7 +165,7 @@ def test_application_default_credentials_come_first(
 
 def test_without_them_gclouds_login_is_used_and_asked_once(unknown: ComputeServer, gcloud: Gcloud, run: Run) -> None:
     unknown.accepted_tokens = {"of-gcloud"}
-    calls = gcloud(told("of-gcloud"))
+    calls = gcloud(credential("of-gcloud"))
     for number in range(501):
         add_viewer(unknown, f"xprof-{number}")
     ended = run("list", "-v")
@@ -176,7 +176,7 @@ def test_without_them_gclouds_login_is_used_and_asked_once(unknown: ComputeServe
 
 
 def test_gclouds_login_reads_and_writes_buckets_too(unknown: ComputeServer, gcloud: Gcloud) -> None:
-    gcloud(told("of-gcloud"))
+    gcloud(credential("of-gcloud"))
     api = GoogleApi(GcloudSettings.load(), Console())
     api.storage.write("gs://test-bucket/a", b"1")
     assert unknown.storage.read("test-bucket", "a") == b"1"
@@ -186,7 +186,7 @@ def test_summaries_of_a_bucket_need_gclouds_login_and_no_project(
     unknown: ComputeServer, gcloud: Gcloud, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("xprof")
-    calls = gcloud(told("of-gcloud"))
+    calls = gcloud(credential("of-gcloud"))
     monkeypatch.delenv("CLOUDSDK_CORE_PROJECT", raising=False)
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
@@ -200,7 +200,7 @@ def test_summaries_of_a_bucket_need_gclouds_login_and_no_project(
     assert json.loads(page)["device"] == "TPU v5p"
 
 
-def test_verbose_tells_of_requests_to_storage_and_no_secret(
+def test_verbose_prints_requests_to_storage_and_no_secret(
     unknown: ComputeServer, gcloud: Gcloud, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Reads:
@@ -213,7 +213,7 @@ def test_verbose_tells_of_requests_to_storage_and_no_secret(
             GoogleApi(GcloudSettings.load(), console).storage.write("gs://test-bucket/a", b"1" * 9_000_000)
             return 0
 
-    gcloud(told("a-secret"))
+    gcloud(credential("a-secret"))
     monkeypatch.setattr("xprofiler.commands.list.ListCommand", Reads)
     ended = run("list", "--verbose")
     assert ended.code == 0, ended.errors
@@ -236,10 +236,10 @@ def test_what_storage_refuses_has_the_same_exit_codes(
 
 def test_a_token_that_has_run_out_is_asked_for_again(unknown: ComputeServer, gcloud: Gcloud) -> None:
     unknown.accepted_tokens = {"first", "second"}
-    calls = gcloud(told("first", "2000-01-01T00:00:00Z"))
+    calls = gcloud(credential("first", "2000-01-01T00:00:00Z"))
     api = GoogleApi(GcloudSettings.load(), Console())
     zone_of(api)
-    gcloud(told("second"))
+    gcloud(credential("second"))
     zone_of(api)
     unknown.accepted_tokens = {"second"}
     before = len(calls.read_text().splitlines())
@@ -247,14 +247,14 @@ def test_a_token_that_has_run_out_is_asked_for_again(unknown: ComputeServer, gcl
     assert len(calls.read_text().splitlines()) == before
 
 
-def test_who_gcloud_says_is_named_in_refusals(unknown: ComputeServer, gcloud: Gcloud, run: Run) -> None:
+def test_the_account_of_gcloud_is_named_in_refusals(unknown: ComputeServer, gcloud: Gcloud, run: Run) -> None:
     unknown.accepted_tokens = {"t"}
     unknown.is_permitted = False
-    gcloud(told("t"))
+    gcloud(credential("t"))
     assert "grant me@example.com the role" in run("list").errors
 
 
-def test_the_machines_own_account_comes_last(
+def test_the_machines_own_account_is_last(
     unknown: ComputeServer, metadata_server: MetadataServer, monkeypatch: pytest.MonkeyPatch, gcloud: Gcloud
 ) -> None:
     monkeypatch.delenv("NO_GCE_CHECK")
@@ -263,13 +263,13 @@ def test_the_machines_own_account_comes_last(
     gcloud(None, "ERROR: You do not currently have an active account selected.")
     unknown.accepted_tokens = None
     add_viewer(unknown, "xprof-a")
-    ended = typed("list")  # In a process of its own: google.auth looks once for where the metadata server is.
+    ended = typed("list")  # In a process of its own: google.auth probes once for the metadata server.
     assert "xprof-a" in ended.output, ended.errors
     assert metadata_server.requests
 
 
 @pytest.mark.parametrize("has_gcloud", [True, False])
-def test_without_any_login_one_sentence_says_what_to_do(
+def test_without_any_login_one_message_has_a_remedy(
     unknown: ComputeServer, gcloud: Gcloud, run: Run, has_gcloud: bool
 ) -> None:
     if has_gcloud:
@@ -282,8 +282,8 @@ def test_without_any_login_one_sentence_says_what_to_do(
     assert ended.errors.endswith("run 'gcloud auth login', or 'gcloud auth application-default login'\n")
 
 
-@pytest.mark.parametrize("answer", [{}, {"credential": {}}, [], "text", told("t", "tomorrow")], ids=repr)
-def test_what_gcloud_says_may_be_anything(unknown: ComputeServer, gcloud: Gcloud, run: Run, answer: Any) -> None:
+@pytest.mark.parametrize("answer", [{}, {"credential": {}}, [], "text", credential("t", "tomorrow")], ids=repr)
+def test_the_output_of_gcloud_may_be_anything(unknown: ComputeServer, gcloud: Gcloud, run: Run, answer: Any) -> None:
     gcloud(answer)
     ended = run("list")
     assert ended.code == 4
@@ -293,7 +293,7 @@ def test_what_gcloud_says_may_be_anything(unknown: ComputeServer, gcloud: Gcloud
 def test_a_broken_key_is_not_passed_over_for_another_login(
     unknown: ComputeServer, gcloud: Gcloud, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    calls = gcloud(told("t"))
+    calls = gcloud(credential("t"))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing.json"))
     ended = run("list")
     assert ended.code == 4
@@ -308,7 +308,7 @@ def test_gclouds_login_without_a_project_is_not_exchanged_for_the_machines(
     gcloud: Gcloud,
     run: Run,
 ) -> None:
-    gcloud(told("t"))
+    gcloud(credential("t"))
     monkeypatch.delenv("NO_GCE_CHECK")
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT")
     monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
@@ -333,7 +333,7 @@ def test_the_project_of_a_key_will_do(
 # --- How often, and how long ---------------------------------------------------------------------------
 
 
-def test_requests_say_who_we_are(cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_name_our_package(cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
     agents = []
     handle = cloud.handle
     monkeypatch.setattr(
@@ -382,7 +382,7 @@ def test_what_is_refused_is_not_asked_again(cloud: ComputeServer, api: GoogleApi
 
 
 @pytest.mark.parametrize("reason", ["rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"])
-def test_too_many_requests_are_no_missing_permission_and_are_sent_again(
+def test_too_many_requests_are_not_a_missing_permission_and_are_sent_again(
     cloud: ComputeServer, api: GoogleApi, reason: str
 ) -> None:
     cloud.faults.script([Status(403, reason=reason), Status(403, reason=reason)])
@@ -393,7 +393,7 @@ def test_too_many_requests_are_no_missing_permission_and_are_sent_again(
     assert not isinstance(raised.value, NotPermittedError)
 
 
-def test_a_quota_that_is_used_up_is_no_missing_permission(cloud: ComputeServer, api: GoogleApi) -> None:
+def test_an_exhausted_quota_is_not_a_missing_permission(cloud: ComputeServer, api: GoogleApi) -> None:
     cloud.faults.always(Status(403, reason="quotaExceeded"))
     with pytest.raises(CommandError, match="request more quota") as raised:
         zone_of(api)
@@ -456,20 +456,22 @@ def test_a_broken_connection_is_replaced(cloud: ComputeServer, api: GoogleApi, f
     assert zone_of(api)["name"] == ZONE
 
 
-def test_nobody_there_is_said_so(cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_api_is_reported(cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://127.0.0.1:1/compute/v1/")
     api = GoogleApi(GcloudSettings.load(), Console(), sleep=lambda seconds: None)
     with pytest.raises(CommandError, match=r"could not find .* Connection refused.*; check the network"):
         zone_of(api)
 
 
-def test_a_page_of_a_proxy_is_no_answer(cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_a_proxy_is_an_error(cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cloud, "handle", lambda request: Response(200, b"<html>log in", {}))
     with pytest.raises(CommandError, match="the answer is not from Google"):
         zone_of(api)
 
 
-def test_an_endpoint_that_is_no_url_is_named(cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+def test_an_endpoint_that_is_not_a_url_is_named(
+    cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "localhost")
     ended = run("list")
     assert ended.code == 2
@@ -489,7 +491,7 @@ def test_an_endpoint_that_is_no_url_is_named(cloud: ComputeServer, monkeypatch: 
         ("SOMETHING_NEW", CommandError, ""),
     ],
 )
-def test_operations_that_failed_say_what_to_do(code: str, kind: type[CommandError], advice: str) -> None:
+def test_failed_operations_have_a_remedy(code: str, kind: type[CommandError], advice: str) -> None:
     failed = {"status": "DONE", "error": {"errors": [{"code": code, "message": "It is so."}]}}
     error = operation_error(failed, "create the VM a")
     assert type(error) is kind
@@ -497,7 +499,7 @@ def test_operations_that_failed_say_what_to_do(code: str, kind: type[CommandErro
     assert advice in str(error)
 
 
-def test_operations_that_succeeded_are_no_error() -> None:
+def test_operations_that_succeeded_are_not_an_error() -> None:
     assert operation_error({"status": "DONE"}, "do it") is None
 
 

@@ -1,4 +1,4 @@
-"""Names and paths that would like to be flags or programs: they come through to the letter, or are refused.
+"""Names and paths that resemble flags or programs: they are passed on unchanged, or are refused.
 
 10,000 of them in the argv that a program really gets; 300 names of pods, namespaces, containers and paths through the
 real kubectl, and 30 of VMs and zones through the real gcloud.
@@ -78,12 +78,12 @@ _NAMES = st.one_of(_ANY, st.text(st.sampled_from("abcxyz019-_.AZ"), min_size=1, 
 _QUICK = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], database=None
 )
-_REAL = settings(_QUICK, phases=[Phase.explicit, Phase.generate])  # To look for a smaller failure would take minutes.
+_REAL = settings(_QUICK, phases=[Phase.explicit, Phase.generate])  # To search for a smaller failure would take minutes.
 _PRINT = ("printf", "%s\\0")
 
 
 def read_as_program(argv: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """What a program makes of its arguments: flags, what is none, and what comes after `--`."""
+    """The arguments as a program parses them: flags, others, and those after `--`."""
     flags: dict[str, str] = {}
     words: list[str] = []
     rest = list(argv[1:])
@@ -115,7 +115,7 @@ def arguments_in(output: bytes) -> list[str]:
 
 @given(st.lists(_ANY, min_size=20, max_size=20))
 @settings(_QUICK, max_examples=500)
-def test_what_kubectl_is_started_with_says_what_was_given_and_nothing_else(names: list[str]) -> None:
+def test_kubectl_is_started_with_exactly_the_given_names(names: list[str]) -> None:
     built = []
     for name, program in zip(names, itertools.pairwise(names), strict=False):
         for build in (_in_namespace, _with_context, _pod_forwarded, _pod_asked, _in_container):
@@ -174,7 +174,7 @@ def _in_container(name: str) -> _Built:
 
 @given(st.lists(_ANY, min_size=20, max_size=20))
 @settings(_QUICK, max_examples=500)
-def test_what_gcloud_is_started_with_says_what_was_given_and_nothing_else(names: list[str]) -> None:
+def test_gcloud_is_started_with_exactly_the_given_names(names: list[str]) -> None:
     built = []
     for name, program in zip(names, itertools.pairwise(names), strict=False):
         for target in (gcloud.SshTarget(name, "zone"), gcloud.SshTarget("vm", name), gcloud.SshTarget("vm", "z", name)):
@@ -268,7 +268,7 @@ def test_pods_of_all_names_are_found_or_their_names_refused(cluster: KubernetesS
 def test_a_namespace_and_a_container_of_any_name_are_reached_or_refused(
     cluster: KubernetesServer, namespace: str, container: str
 ) -> None:
-    """50 names; one that is refused leaves its place to one that is not, so that the other is tried."""
+    """50 names; a refused one is replaced by a valid one, so that the other is tried."""
     for named, inside in ((namespace, "main"), ("default", container)):
         if not possible([named, inside])[1:]:
             assert refuses(functools.partial(in_pod_9, named, inside))
@@ -378,9 +378,9 @@ def machine(compute: ComputeServer, tmp_path_factory: pytest.TempPathFactory) ->
             "PATH": f"{own['bin']}{os.pathsep}{os.environ['PATH']}",
         }
         environment = {**os.environ, **compute.environment(), **settings}
-        way = MachineAccess(gcloud.SshTarget("vm-1", "us-central1-a"))
+        route = MachineAccess(gcloud.SshTarget("vm-1", "us-central1-a"))
         with Programs(Console(), environment) as programs:
-            programs.run(way.execute(["true"]))  # gcloud makes its key, and tells of that on standard output.
+            programs.run(route.execute(["true"]))  # gcloud makes its key, and prints that on standard output.
         yield folder, environment
 
 
@@ -389,13 +389,13 @@ _MAY_BE_HOSTS = st.one_of(_ANY, st.from_regex(r"[a-z]([-_a-z0-9]{0,20}[a-z0-9])?
 
 @given(_MAY_BE_HOSTS, _MAY_BE_HOSTS.map(lambda zone: zone.replace("_", "-")))
 @settings(_REAL, max_examples=15)
-def test_vms_and_zones_of_all_names_are_looked_for_or_refused(
+def test_vms_and_zones_of_all_names_are_searched_for_or_refused(
     machine: tuple[Path, dict[str, str]], compute: ComputeServer, name: str, zone: str
 ) -> None:
-    """30 names; one that is refused leaves its place to one that is not, so that the other is tried."""
+    """30 names; a refused one is replaced by a valid one, so that the other is tried."""
     folder, environment = machine
-    ways = [gcloud.SshTarget(name, "us-central1-a"), gcloud.SshTarget("vm-x", zone)]
-    is_refused = [refuses(functools.partial(gcloud.ssh, way)) for way in ways]
+    routes = [gcloud.SshTarget(name, "us-central1-a"), gcloud.SshTarget("vm-x", zone)]
+    is_refused = [refuses(functools.partial(gcloud.ssh, route)) for route in routes]
     if all(is_refused):
         return
     target = gcloud.SshTarget("vm-x" if is_refused[0] else name, "us-central1-a" if is_refused[1] else zone)
@@ -416,8 +416,8 @@ def test_a_program_on_a_vm_gets_its_arguments_to_the_letter(
 ) -> None:
     folder, environment = machine
     with Programs(Console(), environment) as programs:
-        way = MachineAccess(gcloud.SshTarget("vm-1", "us-central1-a"))
-        ended = programs.run(way.execute([*_PRINT, *names]))
+        route = MachineAccess(gcloud.SshTarget("vm-1", "us-central1-a"))
+        ended = programs.run(route.execute([*_PRINT, *names]))
     assert ended.exit_code == 0, ended.complaint
     assert arguments_in(ended.output) == names
     assert not list(folder.rglob("pwned"))

@@ -1,4 +1,4 @@
-"""VMs by Compute's API: made once, labelled without loss, waited for, and their failures told."""
+"""VMs by Compute's API: created once, labelled without loss, waited for, and their failures reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def test_a_vm_is_there_when_insert_returns(cloud: ComputeServer, instances: Inst
 
 
 @pytest.mark.parametrize("fault", [Status(503, after_apply=True), Reset(after_apply=True), Status(502)], ids=repr)
-def test_a_lost_answer_makes_no_second_vm(cloud: ComputeServer, instances: Instances, fault: Status | Reset) -> None:
+def test_a_dropped_answer_creates_no_second_vm(
+    cloud: ComputeServer, instances: Instances, fault: Status | Reset
+) -> None:
     cloud.faults.script([fault], on="insert")
     instances.insert(ZONE, body())
     assert [vm["name"] for vm in cloud.instances()] == ["xprof-a"]
@@ -53,7 +55,7 @@ def test_two_requests_are_two_vms(cloud: ComputeServer, instances: Instances) ->
         instances.insert(ZONE, body("xprof-b"))
 
 
-def test_a_zone_without_capacity_is_said_so(cloud: ComputeServer, instances: Instances) -> None:
+def test_a_zone_without_capacity_is_reported(cloud: ComputeServer, instances: Instances) -> None:
     cloud.fail_operations("ZONE_RESOURCE_POOL_EXHAUSTED", "not enough resources", on="insert")
     with pytest.raises(CommandError, match=r"not enough resources .* try another zone, or later"):
         instances.insert(ZONE, body())
@@ -65,7 +67,7 @@ def test_an_operation_that_never_ends_is_given_up(cloud: ComputeServer, instance
         instances.insert(ZONE, body(), timeout_seconds=0.5)
 
 
-def test_a_wait_that_is_not_answered_is_begun_again(cloud: ComputeServer) -> None:
+def test_an_unanswered_wait_is_started_again(cloud: ComputeServer) -> None:
     cloud.faults.script([Hang()], on="wait")
     cloud.operation_seconds = 0.2
     api = GoogleApi(GcloudSettings.load(), Console())

@@ -67,8 +67,8 @@ def test_a_row_is_a_line_however_wide_the_terminal(cloud: ComputeServer) -> None
     assert len(narrow.output.splitlines()) == 3
 
 
-def test_without_viewers_there_is_a_head_and_that_is_no_failure(run: Run, cloud: ComputeServer) -> None:
-    cloud.add_instance("somebody-elses")
+def test_without_viewers_there_is_a_head_which_is_not_a_failure(run: Run, cloud: ComputeServer) -> None:
+    cloud.add_instance("of-another-user")
     assert run("list") == (0, HEAD, "")
 
 
@@ -81,18 +81,18 @@ def test_what_starts_has_no_link_that_leads_nowhere(run: Run, cloud: ComputeServ
     assert "None" not in output + run("list", "--format", "json").output
 
 
-def tell(server: ComputeServer, name: str, **told: object) -> None:
-    """What a viewer in gs://test-bucket/run tells of itself."""
-    server.storage.write("test-bucket", f"run/{name}/startup_output.json", json.dumps(told).encode())
+def write_status(server: ComputeServer, name: str, **fields: object) -> None:
+    """Write the status of a viewer in gs://test-bucket/run."""
+    server.storage.write("test-bucket", f"run/{name}/startup_output.json", json.dumps(fields).encode())
 
 
-def test_what_runs_without_a_link_is_shown_as_it_tells(run: Run, cloud: ComputeServer) -> None:
+def test_a_viewer_without_a_link_is_shown_with_its_status(run: Run, cloud: ComputeServer) -> None:
     for name in ("linked", "proxyless", "installing", "broken"):
         add_viewer(cloud, name, logs="gs://test-bucket/run")
-    tell(cloud, "linked", state="ready", tb_backend_id="4f1e")
-    tell(cloud, "proxyless", state="ready", error="the proxy does not know it")
-    tell(cloud, "installing", state="starting", step="installing XProf")
-    tell(cloud, "broken", state="failed", step="installing XProf")
+    write_status(cloud, "linked", state="ready", tb_backend_id="4f1e")
+    write_status(cloud, "proxyless", state="ready", error="the proxy does not know it")
+    write_status(cloud, "installing", state="starting", step="installing XProf")
+    write_status(cloud, "broken", state="failed", step="installing XProf")
     rows = [re.split(" {2,}", line) for line in run("list").output.splitlines()[2:]]
     link = "https://4f1e-dot-us-central1.notebooks.googleusercontent.com"
     assert [(row[2], row[1]) for row in rows] == [
@@ -118,9 +118,9 @@ def test_of_many_without_a_link_few_are_asked_and_side_by_side(run: Run, cloud: 
 def test_a_storage_that_does_not_answer_costs_a_list_seconds_and_the_links_only(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a", logs="gs://test-bucket/run")
     cloud.storage.faults.always(Hang())
-    began = time.monotonic()
+    started = time.monotonic()
     ended = run("list")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - started < 20
     assert (ended.code, re.split(" {2,}", ended.output.splitlines()[2])[1]) == (0, "no link")
 
 
@@ -220,7 +220,7 @@ def test_log_directories_and_names_are_alternatives(run: Run, cloud: ComputeServ
     assert names(run("list", "-l", "gs://bucket/xprof", "gs://bucket").output) == []
 
 
-def test_names_are_looked_for_by_the_server(run: Run, cloud: ComputeServer) -> None:
+def test_names_are_matched_by_the_server(run: Run, cloud: ComputeServer) -> None:
     for name in ("xprof-a", "xprof-b", "xprof-c"):
         add_viewer(cloud, name)
     assert names(run("list", "-n", "xprof-a", "xprof-b").output) == ["xprof-a", "xprof-b"]
@@ -235,7 +235,7 @@ def test_a_name_that_cannot_be_one_is_refused_and_not_sent(run: Run, cloud: Comp
     assert cloud.requests == []
 
 
-def test_verbose_tells_every_request_and_no_secret(
+def test_verbose_prints_every_request_and_no_secret(
     run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     token = tmp_path_factory.mktemp("secrets") / "token"
@@ -315,7 +315,7 @@ def test_a_slip_of_the_pen_is_refused(run: Run, cloud: ComputeServer, typed: str
 # --- How it fails --------------------------------------------------------------------------------------
 
 
-def test_a_path_that_is_no_log_directory_is_refused(run: Run, cloud: ComputeServer) -> None:
+def test_a_path_that_is_not_a_log_directory_is_refused(run: Run, cloud: ComputeServer) -> None:
     ended = run("list", "-l", "my_other_bucket/main_directory/sub-1/sub-2")
     assert ended.code == 2
     assert "does not start with gs://" in ended.errors
@@ -344,7 +344,7 @@ def test_a_zone_among_several_that_there_is_not_is_not_found(run: Run, cloud: Co
     assert ended.errors == "xprofiler: there is no zone us-nowhere1-a in project test-project\n"
 
 
-def test_a_zone_that_does_not_answer_is_told_of(
+def test_a_zone_that_does_not_answer_is_reported(
     run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_viewer(cloud, "xprof-a")
@@ -361,14 +361,14 @@ def test_a_zone_that_does_not_answer_is_told_of(
     assert (ended.code, ended.errors) == (0, "note: us-east5-a does not answer: its VMs are missing\n")
 
 
-def test_credentials_that_are_refused_are_no_permission(run: Run, cloud: ComputeServer) -> None:
+def test_refused_credentials_are_a_permission_error(run: Run, cloud: ComputeServer) -> None:
     cloud.accepted_tokens = {"another"}
     ended = run("list")
     assert ended.code == 4
     assert "gcloud auth login" in ended.errors
 
 
-def test_who_may_not_is_told_of_the_role(run: Run, cloud: ComputeServer) -> None:
+def test_a_missing_permission_names_the_role(run: Run, cloud: ComputeServer) -> None:
     cloud.is_permitted = False
     ended = run("list")
     assert ended.code == 4
@@ -376,7 +376,7 @@ def test_who_may_not_is_told_of_the_role(run: Run, cloud: ComputeServer) -> None
     assert "grant anonymous the role roles/compute.viewer on project test-project" in ended.errors
 
 
-def test_where_the_api_is_off_the_way_to_turn_it_on_is_told(run: Run, cloud: ComputeServer) -> None:
+def test_a_disabled_api_is_reported_with_the_command_to_enable_it(run: Run, cloud: ComputeServer) -> None:
     cloud.is_enabled = False
     ended = run("list")
     assert ended.code == 4

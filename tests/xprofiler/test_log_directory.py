@@ -71,7 +71,7 @@ def test_a_folder_of_this_machine_is_taken_where_it_makes_sense() -> None:
         LogDirectory.parse("./logs")
 
 
-def test_captures_go_where_tensorboard_looks() -> None:
+def test_captures_are_written_where_tensorboard_reads() -> None:
     run = LogDirectory.parse("gs://b/run")
     assert run.tensorboard == "gs://b/run/tensorboard"
     assert run.capture_root == "gs://b/run/tensorboard/plugins/profile"
@@ -109,7 +109,7 @@ def test_the_label_of_old_releases_is_read_back(path: str) -> None:
     assert log_directory_of(vm) == f"gs://{path}"
 
 
-def test_metadata_come_before_the_label_and_take_any_text() -> None:
+def test_metadata_win_over_the_label_and_allow_any_text() -> None:
     vm = {
         "labels": {"xprofiler_log_directory": "old"},
         "metadata": {"items": [{"key": "a"}, {"key": "xprofiler_log_directory", "value": 'gs://b/with,comma"/'}]},

@@ -39,10 +39,10 @@ def test_an_object_that_is_written_again_is_copied_again(
     assert not cache.exists()
     bucket.requests.clear()
     copy.add(profile)
-    assert len(bucket.requests) <= 4, "what has not changed is looked at, not copied"
+    assert len(bucket.requests) <= 4, "unchanged files are checked, not copied"
 
 
-def test_an_object_that_has_gone_is_said_to_have(bucket: CloudStorageServer, tmp_path: Path) -> None:
+def test_a_deleted_object_is_reported(bucket: CloudStorageServer, tmp_path: Path) -> None:
     copy = PrivateCopy(tmp_path)
     profile = find_profile("gs://bucket/l")
     copy.add(profile)

@@ -1,4 +1,4 @@
-"""Programs of this machine: by argv, told of, and ended with all that they started."""
+"""Programs of this machine: started by argv, printed, and ended with all that they started."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_arguments_arrive_as_they_are(arguments: list[str]) -> None:
     assert json.loads(ended.output) == arguments
 
 
-def test_every_program_is_told_as_a_shell_would_take_it() -> None:
+def test_every_program_is_printed_in_shell_syntax() -> None:
     console = _console()
     with Programs(console) as programs:
         programs.run(["echo", "a b", "$(c)"])
     assert isinstance(console.err, io.StringIO)
-    told = console.err.getvalue()
-    assert shlex.split(told.removeprefix("$ ")) == ["echo", "a b", "$(c)"]
+    command_line = console.err.getvalue()
+    assert shlex.split(command_line.removeprefix("$ ")) == ["echo", "a b", "$(c)"]
 
 
 @pytest.mark.parametrize(("name", "todo"), [("gcloud", "cloud.google.com/sdk"), ("no-such", "install it")])
@@ -127,7 +127,7 @@ def test_an_interrupt_ends_what_runs(tmp_path: Path) -> None:
     _assert_ended(tmp_path)
 
 
-def test_what_is_said_without_a_terminal_is_passed_on_at_the_end() -> None:
+def test_output_without_a_terminal_is_forwarded_at_the_end() -> None:
     console = Console(err=io.StringIO())
     with Programs(console) as programs:
         assert programs.run_at_terminal(["sh", "-c", "echo out; echo err >&2; exit 4"]) == 4

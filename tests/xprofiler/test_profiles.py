@@ -51,13 +51,13 @@ def test_any_folder_on_the_way_to_a_profile_leads_to_it(tmp_path: Path) -> None:
     assert _names(loose) == ["loose"]
 
 
-def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_may_start_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _capture(tmp_path / "logs", _OLD, "a")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert _names("~/logs") == [_OLD]
 
 
-def test_what_is_no_profile_is_passed_over(tmp_path: Path) -> None:
+def test_other_files_than_profiles_are_skipped(tmp_path: Path) -> None:
     folder = _capture(tmp_path, _OLD, "a")
     (folder / "a.trace.json.gz").write_bytes(b"x")
     (folder / ".xplane.pb").write_bytes(b"x")
@@ -83,7 +83,7 @@ def test_names_that_lead_out_of_their_folder_or_rule_a_terminal_are_passed_over(
     assert [each.name for each in profiles_among([f"{root}/a/plugins/profile/s/h.xplane.pb"], root)] == ["a/s"]
 
 
-def test_a_session_is_chosen_by_its_name_and_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_a_session_is_chosen_by_its_name_and_a_missing_one_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="capture one with"):
         find_profile(str(tmp_path))
     with pytest.raises(NotFoundError, match=r"nowhere does not exist"):
@@ -99,7 +99,7 @@ def test_a_session_is_chosen_by_its_name_and_what_is_missing_is_said(tmp_path: P
         find_profile(str(tmp_path), "session_no")
 
 
-def test_a_bucket_is_looked_at_where_captures_are_written_and_else_as_a_whole(
+def test_a_bucket_is_searched_at_the_path_of_captures_and_otherwise_as_a_whole(
     cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in cloud_storage_server.environment().items():
@@ -113,7 +113,7 @@ def test_a_bucket_is_looked_at_where_captures_are_written_and_else_as_a_whole(
     assert _names("gs://bucket/none") == []
 
 
-def test_a_bucket_that_is_not_there_or_not_ours_is_said(
+def test_a_missing_or_forbidden_bucket_is_reported(
     cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in cloud_storage_server.environment().items():
@@ -126,7 +126,7 @@ def test_a_bucket_that_is_not_there_or_not_ours_is_said(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0)
     try:
         with pytest.raises(NotPermittedError):
@@ -173,13 +173,13 @@ def test_a_store_that_does_not_answer_well_is_given_up(
     for name, value in cloud_storage_server.environment().items():
         monkeypatch.setenv(name, value)
     cloud_storage_server.faults.always(fault)
-    began = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(TimedOutError, match="did not answer well within 1 s"):
         find_profiles("gs://test-bucket/logs", answer_seconds=1.0)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - started < 10
 
 
-def test_while_nobody_answers_the_command_says_so_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_the_command_reports_that_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with bound_port() as port:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         ended = typed("summary", "gs://test-bucket/logs", timeout_seconds=40)

@@ -80,7 +80,7 @@ def test_without_a_profile_no_run_is_created(run: Run, control_plane: ControlPla
     assert control_plane.runs() == []
 
 
-def test_who_may_not_create_runs_is_told_of_the_role(run: Run, control_plane: ControlPlaneServer) -> None:
+def test_a_missing_permission_to_create_runs_names_the_role(run: Run, control_plane: ControlPlaneServer) -> None:
     control_plane.is_permitted = False
     ended = run(*_ARGUMENTS)
     assert ended.code == 4

@@ -74,8 +74,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextlib.contextmanager
-def _serving(place: Path | str, *arguments: str) -> Iterator[_Serving]:
-    command = [sys.executable, "-m", "xprofiler", "serve", "-l", str(place), *(arguments or ("--port", "0"))]
+def _serving(target: Path | str, *arguments: str) -> Iterator[_Serving]:
+    command = [sys.executable, "-m", "xprofiler", "serve", "-l", str(target), *(arguments or ("--port", "0"))]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
     )
@@ -145,7 +145,7 @@ def test_the_summary_and_the_real_xprof_are_on_one_listener_of_loopback(tmp_path
     assert sorted(file.name for file in folder.iterdir()) == before
 
 
-def test_all_hosts_are_all_after_one_was_looked_at(tmp_path: Path, temporary: Path) -> None:
+def test_all_hosts_are_shown_after_a_single_one(tmp_path: Path, temporary: Path) -> None:
     tpu_session(tmp_path / "logs")
     with _serving(tmp_path / "logs") as serving:
         one = serving.json(f"{_XPROF}/data?run={_NAME}&tag=hlo_stats&host=host-b")
@@ -193,7 +193,7 @@ def test_names_of_any_letters_are_served(tmp_path: Path, temporary: Path) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_when_it_is_told_and_leaves_nothing(number: int, tmp_path: Path, temporary: Path) -> None:
+def test_it_ends_on_a_signal_and_leaves_nothing(number: int, tmp_path: Path, temporary: Path) -> None:
     tpu_session(tmp_path / "logs")
     with _serving(tmp_path / "logs") as serving:
         serving.read("/")
@@ -205,7 +205,9 @@ def test_it_ends_when_it_is_told_and_leaves_nothing(number: int, tmp_path: Path,
     assert list(temporary.iterdir()) == []
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_start_reports_the_reason(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "modules" / "cheroot"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('this cheroot is broken')\n")
@@ -217,7 +219,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, temporary: Path, mo
     assert list(temporary.iterdir()) == []
 
 
-def test_a_server_whose_command_was_killed_ends_too(tmp_path: Path, temporary: Path) -> None:
+def test_the_server_of_a_killed_command_also_ends(tmp_path: Path, temporary: Path) -> None:
     tpu_session(tmp_path / "logs")
     with _serving(tmp_path / "logs") as serving:
         serving.read("/")
@@ -227,7 +229,7 @@ def test_a_server_whose_command_was_killed_ends_too(tmp_path: Path, temporary: P
         wait_until(lambda: list(temporary.iterdir()) == [])
 
 
-def test_a_server_that_dies_is_an_error_that_says_how(tmp_path: Path, temporary: Path) -> None:
+def test_a_server_that_dies_is_an_error_with_its_exit_code(tmp_path: Path, temporary: Path) -> None:
     with _serving(tmp_path) as serving:
         _, child = serving.family()
         child.kill()
@@ -237,7 +239,7 @@ def test_a_server_that_dies_is_an_error_that_says_how(tmp_path: Path, temporary:
     assert list(temporary.iterdir()) == []
 
 
-def test_where_the_port_is_taken_the_next_is_used_and_said(tmp_path: Path, temporary: Path) -> None:
+def test_if_the_port_is_taken_the_next_is_used_and_printed(tmp_path: Path, temporary: Path) -> None:
     with bound_port(listening=True) as port, _serving(tmp_path, "--port", str(port)) as serving:
         used = int(serving.url.rpartition(":")[2])
         assert used > port
@@ -245,7 +247,7 @@ def test_where_the_port_is_taken_the_next_is_used_and_said(tmp_path: Path, tempo
     assert f"Port {port} is in use; using {used}." in errors
 
 
-def test_a_profile_that_comes_later_is_shown(tmp_path: Path, temporary: Path) -> None:
+def test_a_later_profile_is_shown(tmp_path: Path, temporary: Path) -> None:
     with _serving(tmp_path) as serving:
         assert "No profile yet" in serving.read("/").decode()
         tpu_session(tmp_path)

@@ -1,4 +1,4 @@
-"""What a viewer VM runs: every step and every end is told, and nothing listens to others."""
+"""The startup script of a viewer VM: every step and every end is reported, and only loopback ports are open."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_the_script_is_as_shellcheck_wants_it() -> None:
 def test_a_viewer_starts(vm: PlayedVm, port: int) -> None:
     ended = vm.boot(port)
     assert ended.returncode == 0, ended.stdout
-    told = vm.told()
-    assert (told["state"], told["error"], told["tb_backend_id"]) == ("ready", "", "4f1e-backend")
-    assert told["tb_launched_ts"] >= told["startup_script_begin_ts"] > 0
+    status = vm.status()
+    assert (status["state"], status["error"], status["tb_backend_id"]) == ("ready", "", "4f1e-backend")
+    assert status["tb_launched_ts"] >= status["startup_script_begin_ts"] > 0
     assert set(vm.states()) == {"starting", "ready"}
     registered = vm.proxy.registered[0]
     assert registered["X-Inverting-Proxy-VM-ID"] == f"identity-for {vm.proxy.url}/request-endpoint"
@@ -71,58 +71,58 @@ def test_a_viewer_starts(vm: PlayedVm, port: int) -> None:
         assert f"-e {setting} " in run
 
 
-def test_a_program_that_fails_is_told_with_what_it_said(vm: PlayedVm, port: int) -> None:
+def test_a_program_that_fails_is_reported_with_its_output(vm: PlayedVm, port: int) -> None:
     vm.break_program("pip")
     assert vm.boot(port).returncode == 7
-    told = vm.told()
-    assert (told["state"], told["step"]) == ("failed", "installing XProf")
-    assert "apt says something" in told["error"]
-    assert "exit code 7" in told["error"]
+    status = vm.status()
+    assert (status["state"], status["step"]) == ("failed", "installing XProf")
+    assert "apt prints something" in status["error"]
+    assert "exit code 7" in status["error"]
 
 
-def test_xprof_that_never_answers_is_told_with_its_journal(vm: PlayedVm, port: int, tmp_path: Path) -> None:
+def test_xprof_that_never_answers_is_reported_with_its_journal(vm: PlayedVm, port: int, tmp_path: Path) -> None:
     (tmp_path / "viewer-python").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin" / "sleep").write_text("#!/bin/sh\n")
     assert vm.boot(port).returncode == 1
-    told = vm.told()
-    assert (told["state"], told["step"]) == ("failed", "starting XProf")
-    assert "the journal of xprofiler" in told["error"]
+    status = vm.status()
+    assert (status["state"], status["step"]) == ("failed", "starting XProf")
+    assert "the journal of xprofiler" in status["error"]
 
 
 def test_without_the_proxy_it_is_ready_for_tunnels(vm: PlayedVm, port: int) -> None:
     vm.proxy.is_broken = True
     assert vm.boot(port).returncode == 0
-    told = vm.told()
-    assert (told["state"], told["tb_backend_id"], told["error"]) == ("ready", "", "no proxy")
+    status = vm.status()
+    assert (status["state"], status["tb_backend_id"], status["error"]) == ("ready", "", "no proxy")
     assert not [call for call in vm.calls() if call.startswith("docker")]
 
 
-def test_an_agent_that_does_not_start_is_told_and_no_link_ever_is(vm: PlayedVm, port: int) -> None:
+def test_an_agent_that_does_not_start_is_reported_and_no_link_is(vm: PlayedVm, port: int) -> None:
     vm.break_program("docker")
     assert vm.boot(port).returncode == 0
     assert set(vm.links()) == {""}
-    assert "agent" in vm.told()["error"]
+    assert "agent" in vm.status()["error"]
 
 
 def test_an_agent_that_ends_at_once_is_none(vm: PlayedVm, port: int) -> None:
     (vm.folder / "agent").write_text("true 2\n")  # Docker has started it again, twice.
     assert vm.boot(port).returncode == 0
     assert set(vm.links()) == {""}
-    assert "agent" in vm.told()["error"]
+    assert "agent" in vm.status()["error"]
 
 
-def test_the_link_is_told_once_the_agent_runs(vm: PlayedVm, port: int) -> None:
+def test_the_link_is_reported_once_the_agent_runs(vm: PlayedVm, port: int) -> None:
     (vm.folder / "bin" / "docker").write_text('#!/bin/sh\n[ "$1" != inspect ] || exec echo true 0\n/bin/sleep 0.3\n')
     assert vm.boot(port).returncode == 0
     assert set(vm.links()) == {"4f1e-backend"}
 
 
-def test_an_agent_that_takes_long_keeps_nobody_from_the_tunnel(vm: PlayedVm, port: int) -> None:
+def test_a_slow_agent_does_not_delay_the_tunnel(vm: PlayedVm, port: int) -> None:
     (vm.folder / "bin" / "sleep").write_text("#!/bin/sh\n/bin/sleep 0.02\n")
     (vm.folder / "bin" / "docker").write_text('#!/bin/sh\n[ "$1" != inspect ] || exec echo true 0\n/bin/sleep 2\n')
     assert vm.boot(port).returncode == 0
     assert vm.links() == ["", "4f1e-backend"]
-    (first, _) = [told["error"] for told in vm.storage.told if told["state"] == "ready"]
+    (first, _) = [status["error"] for status in vm.storage.statuses if status["state"] == "ready"]
     assert first == "the agent of the proxy is still being installed"
 
 
@@ -141,14 +141,14 @@ def test_viewers_run_an_xprof_that_serve_would_run_too() -> None:
     assert XPROF_VERSION in xprof.specifier
 
 
-def test_being_told_to_end_is_told(vm: PlayedVm, port: int) -> None:
+def test_an_end_on_a_signal_is_reported(vm: PlayedVm, port: int) -> None:
     (vm.folder / "bin" / "pip").write_text("#!/bin/sh\ntouch $SANDBOX/at-pip\n/bin/sleep 1\n")
     process = vm.start(port)
     wait_until((vm.folder / "at-pip").exists, running=process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 143
-    assert vm.told()["state"] == "failed"
+    assert vm.status()["state"] == "failed"
 
 
 def test_a_bucket_that_it_may_not_write_does_not_stop_it(vm: PlayedVm, port: int) -> None:
@@ -166,18 +166,18 @@ def test_hostile_log_directories_arrive_exactly(tmp_path: Path, port: int, name:
     python.chmod(0o755)
     with PlayedVm(tmp_path, f"gs://{BUCKET}/{name}/tensorboard", python=str(python)) as vm:
         assert vm.boot(port).returncode == 0
-        assert vm.told()["state"] == "ready"
+        assert vm.status()["state"] == "ready"
         assert (tmp_path / "logs").read_text() == f"gs://{BUCKET}/{name}/tensorboard"
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("xprof") is None, reason="needs xprof")
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc to see who listens")
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc to list open ports")
 def test_the_real_xprof_answers_on_loopback_only(tmp_path: Path, port: int) -> None:
     with PlayedVm(tmp_path) as vm:
         ended = vm.boot(port)
         assert ended.returncode == 0, ended.stdout + (tmp_path / "xprof.log").read_text()
-        assert vm.told()["state"] == "ready"
+        assert vm.status()["state"] == "ready"
         assert _addresses_of(int((tmp_path / "xprof.pid").read_text())) == {("0100007F", port)}
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/profile/config", timeout=10) as answer:
             assert b'"hideCaptureProfileButton": true' in _plain(answer)
@@ -215,12 +215,12 @@ def _addresses_of(pid: int) -> set[tuple[str, int]]:
         (b"{'startup_script_begin_ts': 1, 'tb_launched_ts': None}", "failed", None),
     ],
 )
-def test_what_viewers_of_any_release_tell_is_read(data: bytes, state: str, backend: str | None) -> None:
+def test_the_status_of_viewers_of_any_release_is_read(data: bytes, state: str, backend: str | None) -> None:
     status = StartupStatus.parse(data)
     assert status is not None
     assert (status.state, status.labels.get("tb_backend_id")) == (state, backend)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{", b"__import__('os').system('true')", b"(" * 10_000])
-def test_what_is_no_status_is_none(data: bytes) -> None:
+def test_an_invalid_status_is_none(data: bytes) -> None:
     assert StartupStatus.parse(data) is None

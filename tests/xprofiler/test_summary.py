@@ -1,4 +1,4 @@
-"""`xprofiler summary` says of a profile what XProf's own converters make of it."""
+"""`xprofiler summary` shows the results of XProf's own converters."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_rate_that_xprof_cannot_compute_is_not_known() -> None:
     assert operations_of(Tables([{}, table])) == [Operation("fusion.1", "loop fusion", 1, 2.0, 100.0)]
 
 
-def test_each_host_says_how_its_steps_went(tmp_path: Path) -> None:
+def test_each_host_has_its_step_times(tmp_path: Path) -> None:
     tpu_session(tmp_path)
     one, other = _summary(tmp_path).hosts
     assert (one.name, one.cores, one.step_us, one.slowest_steps) == ("host-a", 4, pytest.approx(1_200), 0)
@@ -93,7 +93,7 @@ def test_each_host_says_how_its_steps_went(tmp_path: Path) -> None:
     assert one.waiting_percent == pytest.approx(15)
 
 
-def test_processes_of_one_machine_are_told_apart(tmp_path: Path) -> None:
+def test_processes_of_one_machine_are_distinguished(tmp_path: Path) -> None:
     folder = tmp_path / "plugins" / "profile" / SESSION
     folder.mkdir(parents=True)
     for name, late_us in (("vm_9013", 0), ("vm_9012", 300), ("a", 40)):
@@ -145,7 +145,7 @@ def test_nothing_is_written_beside_what_was_captured(tmp_path: Path) -> None:
     assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
 
 
-def test_a_host_whose_profile_is_damaged_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_host_with_a_damaged_profile_is_omitted_and_named(tmp_path: Path) -> None:
     folder = tpu_session(tmp_path)
     whole = (folder / "host-a.xplane.pb").read_bytes()
     (folder / "cut.xplane.pb").write_bytes(whole[: len(whole) // 2])
@@ -155,17 +155,17 @@ def test_a_host_whose_profile_is_damaged_is_left_out_and_named(tmp_path: Path) -
     assert [note.partition(":")[0] for note in found["notes"]][:2] == ["cut", "empty"]
 
 
-def test_a_profile_that_nobody_can_read_is_an_error_that_names_its_hosts(tmp_path: Path) -> None:
+def test_an_unreadable_profile_is_an_error_that_names_its_hosts(tmp_path: Path) -> None:
     folder = tmp_path / "plugins" / "profile" / SESSION
     folder.mkdir(parents=True)
-    (folder / "a.xplane.pb").write_bytes(b"this is no xplane")
+    (folder / "a.xplane.pb").write_bytes(b"this is not an xplane")
     (folder / "b.xplane.pb").write_bytes(b"")
     ended = typed("summary", str(tmp_path))
     assert (ended.code, ended.output) == (1, "")
     assert re.search(r"cannot read the profile of a, b.*capture it again", ended.errors)
 
 
-def test_without_a_profile_the_exit_code_says_so(tmp_path: Path) -> None:
+def test_without_a_profile_the_exit_code_is_3(tmp_path: Path) -> None:
     assert typed("summary", str(tmp_path / "nowhere")).code == NotFoundError.exit_code
     assert typed("summary", str(tmp_path)).code == NotFoundError.exit_code
     tpu_session(tmp_path)
@@ -216,7 +216,7 @@ def test_threads_that_overlap_are_busy_once() -> None:
     assert covered_ns([(0, 10, "a"), (5, 12, "b"), (20, 21, "c"), (6, 7, "d")]) == 13
 
 
-def test_verbose_tells_what_xprof_said(tmp_path: Path) -> None:
+def test_verbose_prints_the_output_of_xprof(tmp_path: Path) -> None:
     tpu_session(tmp_path)
     errors = io.StringIO()
     profile = find_profile(str(tmp_path))
@@ -244,8 +244,8 @@ def test_a_summary_that_is_ended_leaves_nothing(
     assert list(temporary.iterdir()) == []
 
 
-def test_without_room_for_xprof_no_figures_are_shown(tmp_path: Path) -> None:
-    """It keeps what it computes beside the files, and where that fails it shows a part of it, without a word."""
+def test_without_disk_space_for_xprof_no_numbers_are_shown(tmp_path: Path) -> None:
+    """XProf stores its results beside the files, and if that fails it shows a part of them without a message."""
     pytest.importorskip("xprof")
     tpu_session(tmp_path)
     program = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
@@ -258,7 +258,7 @@ def test_without_room_for_xprof_no_figures_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such limits")
 @pytest.mark.parametrize("arguments", [("summary",), ("serve", "--no-browser", "-l")])
-def test_without_a_temporary_folder_it_says_what_to_do(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_without_a_temporary_folder_the_error_has_a_remedy(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     tpu_session(tmp_path)
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
     program = f"{limited}from xprofiler.cli import main; sys.exit(main())"

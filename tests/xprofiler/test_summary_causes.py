@@ -1,4 +1,4 @@
-"""The first line of a summary names what limits the job: six jobs of real JAX on the CPU whose cause is known."""
+"""The first line of a summary names what limits the job: six jobs of real JAX on the CPU with a known cause."""
 
 from __future__ import annotations
 
@@ -267,11 +267,11 @@ def test_where_hosts_wait_for_each_other_the_one_that_computes_less_is_the_slow_
 def test_the_time_to_read_events_grows_with_their_number_alone() -> None:
     def seconds(steps: int) -> float:
         planes = _planes_of(tpu_host(devices=1, steps=steps, first_step=0))
-        began = time.process_time()
+        started = time.process_time()
         found = host_time(planes)
         assert found is not None
         assert len(found.steps) == steps
-        return time.process_time() - began
+        return time.process_time() - started
 
     seconds(100)
     assert seconds(8_000) < 16 * seconds(1_000)  # Quadratic: 64 times.
@@ -358,11 +358,11 @@ def test_nested_regions_count_for_the_innermost() -> None:
                 events=[
                     made(
                         metadata_id=names.index(name) + 1,
-                        offset_ps=begin * 1000,
-                        duration_ps=(end - begin) * 1000,
+                        offset_ps=first_ns * 1000,
+                        duration_ps=(end - first_ns) * 1000,
                         stats=[stat] if name == "train" else [],
                     )
-                    for name, begin, end in events
+                    for name, first_ns, end in events
                 ],
             )
         ]

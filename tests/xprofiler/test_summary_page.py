@@ -1,4 +1,4 @@
-"""The summary page is whole without the internet, shows what the summary says, and takes nobody's words for markup."""
+"""The summary page is whole without the internet, shows the summary, and never interprets names as markup."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _page(summary: Summary, word: str = "run") -> tuple[str, _Page]:
     return page, _Page(page)
 
 
-def test_the_page_shows_what_the_summary_says() -> None:
+def test_the_page_shows_the_summary() -> None:
     _, page = _page(_summary())
     shown = " ".join(page.text.split())
     for words in (
@@ -118,7 +118,7 @@ def test_the_page_shows_what_the_summary_says() -> None:
     assert "Overview" in shown.partition("Google Charts")[2]
 
 
-def test_the_page_asks_nobody_but_its_own_server() -> None:
+def test_the_page_loads_from_its_own_server_only() -> None:
     page, parsed = _page(_summary())
     links = [value or "" for name, value in parsed.attributes if name in ("href", "src", "action", "data", "srcset")]
     assert all(link.startswith(("/", "data:,")) and not link.startswith("//") for link in links), links
@@ -142,7 +142,7 @@ def test_any_text_is_text(text: str, attribute: str) -> None:
     assert joined(made, Markup("<br>")) == f"{made}<br>"
 
 
-def test_pages_without_a_profile_say_what_to_do() -> None:
+def test_pages_without_a_profile_have_a_remedy() -> None:
     assert "xprofiler capture -o local" in empty_page("/logs").decode()
     broken = _Page(failure_page(_EVIL, _EVIL, [], _EVIL).decode())
     assert "script" not in broken.tags
@@ -194,7 +194,7 @@ def _asked(application: Application, path: str, query: str = "", **environ: str)
     asked: dict[str, Any] = {"PATH_INFO": path, "QUERY_STRING": query, "HTTP_HOST": "localhost:6006", **environ}
     setup_testing_defaults(asked)
     answer: list[Any] = []
-    body = b"".join(application(asked, lambda *said: answer.extend(said)))
+    body = b"".join(application(asked, lambda *parts: answer.extend(parts)))
     return answer[0], dict(answer[1]), body
 
 
@@ -279,7 +279,7 @@ def test_xprof_is_asked_for_one_host_where_it_sees_no_other(
     assert [file.name for file in folder.iterdir()] == ["host-b.xplane.pb"]
 
 
-def test_a_profile_that_cannot_be_read_is_said_on_the_page(application: Application, tmp_path: Path) -> None:
+def test_an_unreadable_profile_is_reported_on_the_page(application: Application, tmp_path: Path) -> None:
     folder = tpu_session(tmp_path / "logs", "session_2026_11_21_11_00_00")
     (folder / "host-a.xplane.pb").write_bytes(b"")
     status, _, body = _asked(application, "/")

@@ -101,7 +101,7 @@ def test_without_a_terminal_names_are_whole(tmp_path: Path) -> None:
     assert "jit(train)/convolution_fusion" in typed("summary", str(tmp_path)).output
 
 
-def test_what_is_not_known_is_said_to_be_so() -> None:
+def test_unknown_values_are_marked() -> None:
     shown = format_summary(Summary("s", "CPU", hosts=[Host("h", 1234)], notes=["no step marker " * 8]), 80)
     assert shown == textwrap.dedent(
         """\

@@ -38,14 +38,14 @@ Host         Status    Size    Start
 
 
 def at_both_widths(*arguments: str) -> Ended:
-    """What the command says, which is the same at both widths."""
+    """The output of the command, which is the same at both widths."""
     narrow, wide = (without_creation(typed(*arguments, columns=width)) for width in WIDTHS)
     assert narrow == wide
     return wide
 
 
 def without_creation(ended: Ended) -> Ended:
-    """The same without what is drawn anew for each viewer that is to be."""
+    """The same without the lines that are redrawn for each viewer."""
     return ended._replace(output=re.sub("(?<=xprofiler_creation=)[0-9a-f]{32}", "ID", ended.output))
 
 
@@ -54,7 +54,7 @@ def without_padding(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["", *COMMAND_NAMES])
-def test_help_fits_and_says_the_same(name: str) -> None:
+def test_help_fits_and_has_the_same_text(name: str) -> None:
     texts = []
     for width in WIDTHS:
         ended = typed(*filter(None, [name]), "--help", columns=width)
@@ -66,13 +66,13 @@ def test_help_fits_and_says_the_same(name: str) -> None:
 
 
 def test_what_is_deleted_is_shown_as_the_readme_shows_it(cloud: ComputeServer) -> None:
-    said = []
+    outputs = []
     for width in WIDTHS:
         add_viewer(cloud, "xprof-one", logs=WHERE[3], link="one")
         add_viewer(cloud, "xprof-two", logs=WHERE[3])
-        said.append(typed("delete", *WHERE, "--quiet", columns=width))
-    assert said[0] == said[1]
-    assert (said[0].code, without_padding(said[0].output), said[0].errors) == (0, DELETED, WILL_DELETE)
+        outputs.append(typed("delete", *WHERE, "--quiet", columns=width))
+    assert outputs[0] == outputs[1]
+    assert (outputs[0].code, without_padding(outputs[0].output), outputs[0].errors) == (0, DELETED, WILL_DELETE)
 
 
 def test_a_dry_run_is_one_command_to_copy(cloud: ComputeServer) -> None:
@@ -82,7 +82,7 @@ def test_a_dry_run_is_one_command_to_copy(cloud: ComputeServer) -> None:
     assert (ended.code, ended.errors) == (0, "")
 
 
-def test_a_capture_of_nobody_is_told_in_a_table_and_a_sentence(tmp_path: Path) -> None:
+def test_a_capture_without_profiles_is_reported_in_a_table_and_a_sentence(tmp_path: Path) -> None:
     arguments = ("capture", "-o", "local", "-f", "jax", "-n", "127.0.0.1:1", "-l", str(tmp_path), "-d", "100")
     ended = at_both_widths(*arguments)
     assert ended.code == 1

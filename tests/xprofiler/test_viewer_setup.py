@@ -23,7 +23,7 @@ from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, ViewerCloud
 
 
 class Scene:
-    """A setup of a VM whose time is played: events happen when the clock passes them."""
+    """A setup of a VM with a simulated clock: events happen when the clock passes them."""
 
     def __init__(self, cloud: ViewerCloud, times: SetupTimes | None = None) -> None:
         self.now = 0.0
@@ -58,21 +58,21 @@ class Scene:
 @pytest.fixture
 def cloud(compute_server: ComputeServer, tmp_path: Path) -> ViewerCloud:
     cloud = ViewerCloud(compute_server, tmp_path)
-    cloud.tells = []
+    cloud.statuses = []
     return cloud
 
 
 @pytest.mark.parametrize("ready_at", [0.0, 1.9, 33.3, 120.5, 299.0])
 def test_it_returns_within_two_seconds_of_the_first_healthy_answer(cloud: ViewerCloud, ready_at: float) -> None:
     scene = Scene(cloud)
-    scene.events = [(ready_at, lambda: cloud.tell("xprof-1", READY))]
+    scene.events = [(ready_at, lambda: cloud.set_status("xprof-1", READY))]
     scene.make()
     assert ready_at <= scene.now <= ready_at + 2.0
 
 
 def test_the_labels_cost_it_no_wait(cloud: ViewerCloud) -> None:
     scene = Scene(cloud)
-    scene.events = [(5.0, lambda: (cloud.tell("xprof-1", READY), _slow_operations(cloud)))]
+    scene.events = [(5.0, lambda: (cloud.set_status("xprof-1", READY), _slow_operations(cloud)))]
     scene.make()
     assert scene.now <= 7.0
     assert not [request for request in cloud.compute.requests if request.operation == "wait"]
@@ -82,15 +82,15 @@ def _slow_operations(cloud: ViewerCloud) -> None:
     cloud.compute.operation_seconds = 5.0
 
 
-def test_it_waits_as_long_as_it_was_told_and_names_the_step(cloud: ViewerCloud) -> None:
+def test_it_waits_for_the_given_time_and_names_the_step(cloud: ViewerCloud) -> None:
     scene = Scene(cloud, SetupTimes(startup=90.0))
-    scene.events = [(3.0, lambda: cloud.tell("xprof-1", INSTALLING))]
+    scene.events = [(3.0, lambda: cloud.set_status("xprof-1", INSTALLING))]
     with pytest.raises(TimedOutError, match="its last step was: installing XProf"):
         scene.make()
     assert 90.0 <= scene.now <= 92.0
 
 
-def test_a_vm_that_somebody_deletes_is_not_waited_for(cloud: ViewerCloud) -> None:
+def test_a_vm_that_was_deleted_is_not_waited_for(cloud: ViewerCloud) -> None:
     scene = Scene(cloud)
     scene.events = [(12.0, lambda: cloud.compute.remove_instance("xprof-1"))]
     with pytest.raises(CommandError, match="was deleted while"):
@@ -113,7 +113,7 @@ def test_a_network_that_is_lost_for_a_while_is_waited_for(cloud: ViewerCloud) ->
     scene.events = [
         (10.0, lambda: faults.always(Reset())),
         (40.0, faults.clear),
-        (50.0, lambda: cloud.tell("xprof-1", READY)),
+        (50.0, lambda: cloud.set_status("xprof-1", READY)),
     ]
     scene.make()
     assert scene.now <= 62.0
@@ -136,35 +136,35 @@ def test_a_network_that_is_lost_for_good_ends_it_and_what_may_remain_is_known(cl
     assert cloud.names() == []
 
 
-def test_what_a_vm_of_that_name_told_before_is_not_believed(cloud: ViewerCloud) -> None:
-    cloud.tell("xprof-1", READY)
+def test_an_earlier_status_of_a_vm_of_that_name_is_ignored(cloud: ViewerCloud) -> None:
+    cloud.set_status("xprof-1", READY)
     scene = Scene(cloud)
     scene.setup.check()
-    scene.events = [(20.0, lambda: cloud.tell("xprof-1", READY))]
+    scene.events = [(20.0, lambda: cloud.set_status("xprof-1", READY))]
     scene.make()
     assert 20.0 <= scene.now <= 22.0
 
 
-def test_the_first_look_is_after_two_seconds_and_none_is_later_than_the_figure_allows(cloud: ViewerCloud) -> None:
+def test_the_first_check_is_after_two_seconds_and_none_is_later_than_the_target(cloud: ViewerCloud) -> None:
     scene = Scene(cloud, SetupTimes(startup=30.0))
-    looks: list[float] = []
+    checks: list[float] = []
     storage = cloud.compute.storage
     before = len(storage.requests)
     original = scene.sleep
 
     def sleep(seconds: float) -> None:
         original(seconds)
-        looks.append(seconds)
+        checks.append(seconds)
 
     scene.setup._sleep = sleep
     with pytest.raises(TimedOutError):
         scene.make()
-    assert looks[0] == 2.0
-    assert max(looks) <= 2.0
+    assert checks[0] == 2.0
+    assert max(checks) <= 2.0
     assert len(storage.requests) - before <= 20
 
 
-def test_what_somebody_else_made_of_that_name_is_left_alone(cloud: ViewerCloud) -> None:
+def test_a_foreign_vm_of_that_name_is_left_alone(cloud: ViewerCloud) -> None:
     scene = Scene(cloud)
     cloud.add_viewer("xprof-1", labels={"xprofiler_version": "1-0-0", "xprofiler_creation": "another"})
     scene.setup.may_exist = True
@@ -188,6 +188,6 @@ def test_durations_are_read(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1h", "8 h", "1w", "٣h", "29s", "121d", "9999999999h"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--ttl"):
         seconds_of(text)

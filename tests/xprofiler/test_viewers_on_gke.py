@@ -130,7 +130,7 @@ def test_a_longer_path_is_another_log_directory(cluster: Cluster) -> None:
 
 
 @needs_kubectl
-def test_zones_are_told_apart(cluster: Cluster) -> None:
+def test_zones_are_distinguished(cluster: Cluster) -> None:
     cluster.add_viewer("one")
     cluster.add_viewer("two", zone="us-east5-a")
     listed = json.loads(cluster.run("list", "--gke", "-z", "us-east5-a", "--format", "json").stdout)
@@ -154,7 +154,7 @@ def test_an_interrupt_leaves_nothing_behind(cluster: Cluster, number: int) -> No
     wait_until(lambda: len(cluster.objects()) == 5)
     running.interrupt(number)
     assert running.end() == 130
-    assert "Nothing remains" in running.said
+    assert "Nothing remains" in running.errors
     assert cluster.objects() == []
 
 
@@ -167,19 +167,19 @@ def test_a_viewer_that_the_proxy_never_knows_is_deleted(cluster: Cluster) -> Non
 
 
 @needs_kubectl
-def test_a_link_that_leads_to_no_xprof_yet_is_not_told(cluster: Cluster) -> None:
+def test_a_link_without_a_running_xprof_is_not_printed(cluster: Cluster) -> None:
     running = cluster.start(*CREATE, "--timeout", "2.5")
     wait_until(lambda: len(cluster.objects()) == 5)
     _answer(cluster, ready=0)
     _announce(cluster)
     assert running.end() == 5
-    assert "No pod of xprofiler-" in running.said
+    assert "No pod of xprofiler-" in running.errors
     assert cluster.objects() == []
 
 
 @needs_kubectl
 @pytest.mark.parametrize("url", ["", "https://x.example"])
-def test_a_viewer_whose_name_is_taken_is_neither_changed_nor_deleted(cluster: Cluster, url: str) -> None:
+def test_an_existing_viewer_of_that_name_is_neither_changed_nor_deleted(cluster: Cluster, url: str) -> None:
     cluster.add_viewer("shared", "gs://other/run", url)
     before = [cluster.server.objects(kind, "xprofiler") for kind in KINDS]
     refused = cluster.run(*CREATE, "-n", "shared", "--timeout", "1", "--quiet")
@@ -199,7 +199,7 @@ def test_objects_of_others_with_its_names_are_neither_changed_nor_deleted(cluste
 
 
 @needs_kubectl
-def test_what_comes_to_be_of_that_name_meanwhile_is_kept(cluster: Cluster) -> None:
+def test_a_concurrent_object_of_that_name_is_kept(cluster: Cluster) -> None:
     theirs = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "shared-agent"}}
     viewers = ViewersOnGke(Console(), [])
     setup = ViewerSetupOnGke(viewers, "shared", ZONE, LogDirectory.parse(LOGS), Console(), 1.0)
@@ -216,7 +216,7 @@ def test_what_comes_to_be_of_that_name_meanwhile_is_kept(cluster: Cluster) -> No
 
 
 @needs_kubectl
-def test_a_cluster_that_refuses_is_told(cluster: Cluster) -> None:
+def test_a_cluster_that_refuses_is_reported(cluster: Cluster) -> None:
     cluster.server.denied = {"list services"}
     assert cluster.run("list", "--gke").returncode == 4
     cluster.server.denied = set()
@@ -294,14 +294,14 @@ def test_the_init_container_registers_annotates_and_leaves_what_the_agent_needs(
     cluster.add_viewer("one")
     proxy, metadata = ProxyServer(), VmMetadataServer(zone=ZONE)
     storage = CloudStorageServer(["dl-platform-public-configs"])
-    told = {"agent-docker-containers": {"latest": {"proxy-urls": {"us-central1": [proxy.url]}}}}
-    storage.write("dl-platform-public-configs", "proxy-agent-config.json", json.dumps(told).encode())
+    configuration = {"agent-docker-containers": {"latest": {"proxy-urls": {"us-central1": [proxy.url]}}}}
+    storage.write("dl-platform-public-configs", "proxy-agent-config.json", json.dumps(configuration).encode())
     (tmp_path / "token").write_text("token-of-the-pod")
     made = manifest("one", ZONE, LogDirectory.parse(LOGS), "id", SETTINGS)[3]
     (init,) = made["spec"]["template"]["spec"]["initContainers"]
     arguments = [_as_the_kubelet_reads(argument) for argument in init["args"]]
     assert init["command"] == ["python", "-c"]
-    assert arguments[1:] == ["us-central1", "xprofiler", "one-agent-service", "/told/agent.env"]
+    assert arguments[1:] == ["us-central1", "xprofiler", "one-agent-service", "/written/agent.env"]
     environ = {
         **metadata.environment(),
         "STORAGE_EMULATOR_HOST": storage.url,

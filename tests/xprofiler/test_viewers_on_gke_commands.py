@@ -61,9 +61,9 @@ def test_viewers_of_a_cluster_are_listed(run: Run, kubernetes_server: Kubernetes
 
 def test_what_matches_nothing_is_nothing_and_not_everything(run: Run, kubernetes_server: KubernetesServer) -> None:
     add_viewer(kubernetes_server, "xprofiler-a", logs="gs://bucket/run")
-    for place in ("gs://bucket/none", "gs://bucket", "gs://bucket/run/longer"):
-        assert len(run("list", "--gke", "-l", place).output.splitlines()) == 2
-        ended = run("delete", "--gke", "-q", "-z", ZONE, "-l", place)
+    for path in ("gs://bucket/none", "gs://bucket", "gs://bucket/run/longer"):
+        assert len(run("list", "--gke", "-l", path).output.splitlines()) == 2
+        ended = run("delete", "--gke", "-q", "-z", ZONE, "-l", path)
         assert (ended.code, ended.errors) == (3, "No Pod(s) to delete.\n")
     assert len(services(kubernetes_server)) == 2
 
@@ -93,7 +93,7 @@ def _put_deployment(server: KubernetesServer, name: str, **labels: str) -> None:
     server.put("deployments", {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}, NAMESPACE)
 
 
-def test_what_is_no_viewers_is_kept_whatever_its_labels(run: Run, kubernetes_server: KubernetesServer) -> None:
+def test_other_objects_are_kept_whatever_their_labels(run: Run, kubernetes_server: KubernetesServer) -> None:
     add_viewer(kubernetes_server, "one", logs="gs://bucket/run")
     _put_deployment(kubernetes_server, "one-tb", instance="one", role="xprofiler-tb")
     _put_deployment(kubernetes_server, "payments", instance="one")
@@ -133,7 +133,7 @@ def test_viewers_are_deleted_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert ViewersOnGke(Console()).delete(viewers) == [None, None, None]
 
 
-def test_a_dry_run_says_what_kubectl_would_do(run: Run, kubernetes_server: KubernetesServer) -> None:
+def test_a_dry_run_prints_the_calls_of_kubectl(run: Run, kubernetes_server: KubernetesServer) -> None:
     add_viewer(kubernetes_server, "xprofiler-a", logs="gs://bucket/run")
     ended = run("delete", "--gke", "--dry-run", "-z", ZONE, "-n", "xprofiler-a")
     assert ended.output.splitlines()[-1].startswith("kubectl ")
@@ -141,7 +141,7 @@ def test_a_dry_run_says_what_kubectl_would_do(run: Run, kubernetes_server: Kuber
     assert len(services(kubernetes_server)) == 2
 
 
-def test_a_cluster_that_refuses_is_no_permission(run: Run, kubernetes_server: KubernetesServer) -> None:
+def test_a_cluster_that_refuses_is_a_permission_error(run: Run, kubernetes_server: KubernetesServer) -> None:
     kubernetes_server.faults.always(Status(403))
     ended = run("list", "--gke")
     assert (ended.code, ended.output) == (4, "")

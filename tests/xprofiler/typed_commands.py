@@ -1,4 +1,4 @@
-"""The command as it is typed: a process of its own, with what it said and how it ended."""
+"""The command as a user types it: a process of its own, with its output and exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Ended(NamedTuple):
 
 
 def typed(*arguments: str, columns: int | None = None, timeout_seconds: float = 60) -> Ended:
-    """Runs `xprofiler` with these arguments to its end; `columns` is how wide its terminal says that it is."""
+    """Run `xprofiler` with these arguments to its end; `columns` is the width of its terminal."""
     # Google's clients warn of the oldest Python at its every start.
     environ = {**os.environ, "PYTHONWARNINGS": "error,ignore::FutureWarning"}
     environ.pop("COLUMNS", None)

@@ -1,4 +1,4 @@
-"""A loopback Google Cloud whose viewer VMs do as they are told, and the command as a process beside it."""
+"""A loopback Google Cloud with scripted viewer VMs, and the command as a process beside it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ FAILED = {"state": "failed", "step": "installing XProf", "error": "exit code 1: 
 
 
 class ViewerCloud:
-    """Compute and Cloud Storage; each VM that is made tells `tells`, one after the other."""
+    """Compute and Cloud Storage; each new VM reports `statuses`, one after the other."""
 
     def __init__(self, compute: ComputeServer, folder: Path) -> None:
         self.compute = compute
-        self.tells: Sequence[Mapping[str, Any]] = [INSTALLING, READY]
+        self.statuses: Sequence[Mapping[str, Any]] = [INSTALLING, READY]
         self.pause_seconds = 0.2
         self.home = folder
         self._environment = {
@@ -49,13 +49,13 @@ class ViewerCloud:
         compute.on_instance_created(self._play)
 
     def _play(self, instance: Mapping[str, Any]) -> None:
-        for told in self.tells:
+        for status in self.statuses:
             time.sleep(self.pause_seconds)
-            self.tell(instance["name"], told)
+            self.set_status(instance["name"], status)
 
-    def tell(self, name: str, told: Mapping[str, Any]) -> None:
-        """Writes what a VM tells of itself."""
-        self.compute.storage.write(BUCKET, f"run/{name}/startup_output.json", json.dumps(told).encode())
+    def set_status(self, name: str, status: Mapping[str, Any]) -> None:
+        """Write the status of a VM."""
+        self.compute.storage.write(BUCKET, f"run/{name}/startup_output.json", json.dumps(status).encode())
 
     def add_viewer(self, name: str, **fields: Any) -> dict[str, Any]:
         """Keeps a viewer that is there already."""
@@ -110,24 +110,24 @@ class Running:
             text=True,
             start_new_session=True,
         )
-        self._said: list[str] = []
+        self._characters: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
         while character := self.process.stderr.read(1):
-            self._said.append(character)
+            self._characters.append(character)
 
     @property
-    def said(self) -> str:
+    def errors(self) -> str:
         """All that it has written to standard error."""
-        return "".join(self._said)
+        return "".join(self._characters)
 
     def wait_for(self, text: str) -> None:
-        """Waits until it says something."""
-        wait_until(lambda: text in self.said or self.process.poll() is not None)
-        assert text in self.said
+        """Wait for a text on standard error."""
+        wait_until(lambda: text in self.errors or self.process.poll() is not None)
+        assert text in self.errors
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Does as Ctrl-C."""

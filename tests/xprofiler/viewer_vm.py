@@ -27,7 +27,7 @@ _RECORD = (
     'printf "%s\\n" "$(basename "$0") $*" >>"$SANDBOX/calls"; [ ! -e "$SANDBOX/fails-$(basename "$0")" ] || exit 7\n'
 )
 _STAND_INS = {
-    "apt-get": "echo apt says something\n",
+    "apt-get": "echo apt prints something\n",
     "docker": '[ "$1" != inspect ] || cat "$SANDBOX/agent"\n',
     "curl": 'exec "$REAL_CURL" "$@"\n',
     "pip": "",
@@ -77,7 +77,7 @@ class _ProxyHandler(http.server.BaseHTTPRequestHandler):
 
 
 class VmMetadataServer(MetadataServer):
-    """A machine's metadata server that also proves who the machine is."""
+    """A machine's metadata server that also proves the identity of the machine."""
 
     def handle(self, request: Request) -> Response:
         if request.path.endswith("/identity"):
@@ -87,15 +87,15 @@ class VmMetadataServer(MetadataServer):
 
 
 class _RecordingStorage(CloudStorageServer):
-    """A Cloud Storage that remembers all that was told, not only the last."""
+    """A Cloud Storage that stores all statuses, not only the last."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.statuses: list[dict[str, Any]] = []
         super().__init__([BUCKET, _CONFIGURATIONS])
 
     def handle(self, request: Request) -> Response:
         if "startup_output.json" in request.query.get("name", ""):
-            self.told.append(json.loads(request.body))
+            self.statuses.append(json.loads(request.body))
         return super().handle(request)
 
 
@@ -113,8 +113,8 @@ class PlayedVm:
             attributes={"xprofiler_log_directory": log_directory, "tensorboard-plugin-profile": "2.24.2"},
         )
         regions = {"us-central1": [self.proxy.url]}
-        told = {"agent-docker-containers": {"latest": {"proxy-urls": regions}}}
-        self.storage.write(_CONFIGURATIONS, "proxy-agent-config.json", json.dumps(told).encode())
+        configuration = {"agent-docker-containers": {"latest": {"proxy-urls": regions}}}
+        self.storage.write(_CONFIGURATIONS, "proxy-agent-config.json", json.dumps(configuration).encode())
         self.key = "/".join([*log_directory.removeprefix("gs://").split("/")[1:], "test-vm", "startup_output.json"])
         self._python = python
         self._write_stand_ins()
@@ -170,18 +170,18 @@ class PlayedVm:
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """The status that lies in the log directory."""
-        told: dict[str, Any] = json.loads(self.storage.read(BUCKET, self.key))
-        return told
+        status: dict[str, Any] = json.loads(self.storage.read(BUCKET, self.key))
+        return status
 
     def states(self) -> list[str]:
-        """All states that were told, in turn."""
-        return [told["state"] for told in self.storage.told]
+        """Return all reported states, in order."""
+        return [status["state"] for status in self.storage.statuses]
 
     def links(self) -> list[str]:
-        """All that was told to be ready, in turn: under which id the proxy knows it."""
-        return [told["tb_backend_id"] for told in self.storage.told if told["state"] == "ready"]
+        """Return the proxy's ids of all states that were ready, in order."""
+        return [status["tb_backend_id"] for status in self.storage.statuses if status["state"] == "ready"]
 
     def stop_xprof(self) -> None:
         path = self.folder / "xprof.pid"

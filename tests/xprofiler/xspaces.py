@@ -1,4 +1,4 @@
-"""XSpaces as a TPU or a GPU host writes them, made by hand: nobody needs one to see what its profile looks like.
+"""XSpaces as a TPU or a GPU host writes them, made by hand, so that no test needs such a host.
 
 The encoding is that of protocol buffers, the fields those of tsl/profiler/protobuf/xplane.proto.
 """
@@ -35,7 +35,7 @@ def _text(field: int, value: str | bytes) -> bytes:
 
 
 class _Plane:
-    """One XPlane; names of events and statistics get their numbers as they come."""
+    """One XPlane; names of events and statistics are numbered in order of use."""
 
     def __init__(self, number: int, name: str, stats: Mapping[str, Stat] | None = None) -> None:
         self._number, self._name = number, name
@@ -59,17 +59,17 @@ class _Plane:
         return out
 
     def event(
-        self, name: str, begin_ps: int, end_ps: int, stats: Mapping[str, Stat] | None = None, **of_all: Stat
+        self, name: str, start_ps: int, end_ps: int, stats: Mapping[str, Stat] | None = None, **of_all: Stat
     ) -> bytes:
         """One event; `of_all` are statistics of every event of this name."""
         if name not in self._events:
             number = len(self._events) + 1
             self._events[name] = _number(1, number) + _text(2, name) + _text(4, name) + self._encoded(5, of_all)
         number = list(self._events).index(name) + 1
-        return _number(1, number) + _number(2, begin_ps) + _number(3, end_ps - begin_ps) + self._encoded(4, stats or {})
+        return _number(1, number) + _number(2, start_ps) + _number(3, end_ps - start_ps) + self._encoded(4, stats or {})
 
-    def line(self, number: int, name: str, begin_ns: int, events: Iterable[bytes]) -> None:
-        out = _number(1, number) + _text(2, name) + _number(3, begin_ns)
+    def line(self, number: int, name: str, start_ns: int, events: Iterable[bytes]) -> None:
+        out = _number(1, number) + _text(2, name) + _number(3, start_ns)
         self._lines.append(out + b"".join(_text(4, event) for event in events))
 
     def encode(self) -> bytes:
@@ -152,7 +152,7 @@ def tpu_host(
         at = 0
         of_steps, of_modules, of_operations = [], [], []
         for step in range(steps):
-            begin = at
+            start = at
             for operation in operations:
                 longer = (extra_us or {}).get(step, 0) if operation is operations[0] else 0
                 duration = (operation.duration_us + longer) * _US
@@ -172,9 +172,9 @@ def tpu_host(
                     )
                 )
                 at += duration
-            of_modules.append(plane.event("jit_train(7)", begin, at, {"run_id": step, "group_id": step}, program_id=7))
-            of_steps.append(plane.event(str(step), begin, at + idle_us * _US, {"group_id": step, "step_num": step}))
-            marked += [(begin, at, at + idle_us * _US)] if device == 0 else []
+            of_modules.append(plane.event("jit_train(7)", start, at, {"run_id": step, "group_id": step}, program_id=7))
+            of_steps.append(plane.event(str(step), start, at + idle_us * _US, {"group_id": step, "step_num": step}))
+            marked += [(start, at, at + idle_us * _US)] if device == 0 else []
             at += idle_us * _US
         plane.line(1, "Steps", _BEGIN_NS, of_steps)
         plane.line(2, "XLA Modules", _BEGIN_NS, of_modules)
@@ -186,11 +186,11 @@ def tpu_host(
 
 
 def _program(number: int, first_step: int, steps: Sequence[tuple[int, int, int]]) -> _Plane:
-    """The plane of a thread that marks steps; each is given as its begin, when it begins to load, and its end."""
+    """The plane of a thread that marks steps; each is given by its start, the start of its loading, and its end."""
     plane = _Plane(number, "/host:CPU")
     events = []
-    for step_num, (begin, loads, end) in enumerate(steps, first_step):
-        events.append(plane.event("train", begin, end, {"_r": 1, "step_num": step_num}))
+    for step_num, (start, loads, end) in enumerate(steps, first_step):
+        events.append(plane.event("train", start, end, {"_r": 1, "step_num": step_num}))
         events.append(plane.event("load_batch", loads, end))
     plane.line(1, "python", _BEGIN_NS, events)
     return plane
