@@ -43,7 +43,7 @@ def lock_twice(library):
 def raise_signal(number):
     signal.raise_signal(number)
 
-def say(*words):
+def output(*words):
     print(*words, flush=True)
 """
 

@@ -45,7 +45,7 @@ def compile_template(text: str) -> Value:
 
 
 class _Parser:
-    """Recursive descent; every method returns a function of the scope, so that `for` can call it again and again."""
+    """Recursive descent; every method returns a function of the scope, so that `for` can call it repeatedly."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -212,5 +212,5 @@ def _constant(value: Any) -> Value:
 
 
 def _text(value: Any) -> str:
-    assert isinstance(value, str | int | float), f"{value!r} has no place in a template"
+    assert isinstance(value, str | int | float), f"{value!r} cannot be part of a template"
     return value if isinstance(value, str) else json.dumps(value)

@@ -21,7 +21,7 @@ RANKS = 4
 ODD_RANK = 2
 STUCK_STEP = 3
 NO_GLOO = 77
-"""Exit status of a process whose JAX cannot do collectives on CPUs."""
+"""Exit status of a process with a JAX that cannot do collectives on CPUs."""
 
 
 def main(port: str, rank: int) -> None:
@@ -46,7 +46,7 @@ def main(port: str, rank: int) -> None:
     for step in range(STUCK_STEP + 1):
         diagnostic.heartbeat(step)
         if (rank, step) == (ODD_RANK, STUCK_STEP):
-            wait_for_data_that_never_comes()
+            wait_for_missing_data()
         if step == STUCK_STEP:
             print("stuck", flush=True)
         train_step(add_up, gradients)
@@ -56,7 +56,7 @@ def train_step(add_up: Callable[[jax.Array], jax.Array], gradients: jax.Array) -
     assert float(jax.block_until_ready(add_up(gradients))[0]) == RANKS  # type: ignore[no-untyped-call]
 
 
-def wait_for_data_that_never_comes() -> None:
+def wait_for_missing_data() -> None:
     print("stuck", flush=True)
     time.sleep(1_000)
 

@@ -1,4 +1,4 @@
-"""Jobs that say what they do on a clock of their own, and a watch that looks at them every second of it."""
+"""Jobs that send heartbeats on a clock of their own, and hang detection that checks them every second of it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ml_diagnostics_common.progress import Progress
 
 
 class Event(NamedTuple):
-    """At some second the job says what it does from then on."""
+    """A heartbeat at some second."""
 
     at: float
     phase: str
     step: int | None
 
 
-class Told(NamedTuple):
-    """At some second the watch said that the job hangs."""
+class Report(NamedTuple):
+    """A verdict at some second."""
 
     at: float
     verdict: Verdict
 
 
 class SimulatedJob:
-    """Writes down what a job would say."""
+    """Records the heartbeats of a job."""
 
     def __init__(self, seed: int, step_seconds: float, jitter: float = 0.03) -> None:
         self.random = random.Random(seed)
@@ -39,22 +39,22 @@ class SimulatedJob:
         self.events: list[Event] = []
         self.step_times: list[float] = []
 
-    def say(self, phase: str, seconds: float, step: int | None = None) -> None:
-        """Says a phase, and is silent for so long."""
+    def beat(self, phase: str, seconds: float, step: int | None = None) -> None:
+        """Send a heartbeat, and then none for so long."""
         self.events.append(Event(self.now, phase, step))
         self.now += seconds
 
     def start(self, init_seconds: float = 60.0, compile_seconds: float = 90.0) -> None:
         """Initialises, compiles in its first two steps, and takes a few more steps."""
-        self.say("init", init_seconds)
-        self.say("compile", 1.0)
+        self.beat("init", init_seconds)
+        self.beat("compile", 1.0)
         self.one_step(compile_seconds)
         self.one_step(compile_seconds / 3)
         self.step_times.clear()
         self.steps(20)
 
     def one_step(self, seconds: float) -> None:
-        self.say("step", seconds, self.step)
+        self.beat("step", seconds, self.step)
         self.step += 1
         self.step_times.append(seconds)
 
@@ -69,8 +69,8 @@ class SimulatedJob:
         return max(config.safety_factor * percentile, config.step_floor_seconds)
 
 
-def looks(events: Sequence[Event], until: float, seed: int = 0) -> Iterator[tuple[Progress | None, int]]:
-    """What a watch sees that looks every second, now and then a little later, and when."""
+def checks(events: Sequence[Event], until: float, seed: int = 0) -> Iterator[tuple[Progress | None, int]]:
+    """Yield the progress at each check, every second or sometimes a little later, and its time."""
     jitter = random.Random(seed)
     sequence, now = 0, jitter.random()
     while now <= until:
@@ -87,24 +87,24 @@ def _progress(events: Sequence[Event], sequence: int) -> Progress | None:
     return Progress(sequence, round(event.at * 1e9), event.phase, event.step)
 
 
-def verdicts(events: Sequence[Event], until: float, config: HangConfig | None = None, seed: int = 0) -> list[Told]:
-    """All that the watch says up to some second."""
+def verdicts(events: Sequence[Event], until: float, config: HangConfig | None = None, seed: int = 0) -> list[Report]:
+    """Return all verdicts up to some second."""
     watch = HangWatch(config or HangConfig(enabled=True))
-    told = []
-    for progress, now_ns in looks(events, until, seed):
+    reports = []
+    for progress, now_ns in checks(events, until, seed):
         verdict = watch.observe(progress, now_ns)
         if verdict is not None:
-            told.append(Told(now_ns / 1e9, verdict))
-    return told
+            reports.append(Report(now_ns / 1e9, verdict))
+    return reports
 
 
 # --- Whole days, hangs and slow phases ----------------------------------------------------------------
 
 
 def day(seed: int, compilations_amid_steps: float | None = None) -> SimulatedJob:
-    """A day of training without a hang, with all that may look like one.
+    """A day of training without a hang, with all that resembles one.
 
-    A silence above the bound that comes for the first time has to be told as a hang. So a compilation amid steps takes
+    A first pause above the bound has to be reported as a hang. So a compilation amid steps takes
     as long as `compilations_amid_steps` steps; by default as long as 50 where that is under 30 s, else as 2.4.
     """
     draw = random.Random(seed)
@@ -121,23 +121,23 @@ def day(seed: int, compilations_amid_steps: float | None = None) -> SimulatedJob
         unannounced = min(unannounced * growth, 3 * shortest)
         chance = draw.random()
         if chance < 0.25:
-            job.say("checkpoint", draw.uniform(5, 550), job.step)
+            job.beat("checkpoint", draw.uniform(5, 550), job.step)
         elif chance < 0.45:
-            job.say("eval", draw.uniform(5, 550), job.step)
+            job.beat("eval", draw.uniform(5, 550), job.step)
         elif chance < 0.65:
-            job.say("data", draw.uniform(0.5, 300), job.step)
+            job.beat("data", draw.uniform(0.5, 300), job.step)
         elif chance < 0.75:
             job.one_step(recompilation)
         elif chance < 0.8:
-            job.say("compile", draw.uniform(10, 1_200), job.step)
+            job.beat("compile", draw.uniform(10, 1_200), job.step)
         elif chance < 0.82:
-            job.say("wait", draw.uniform(10, 4_000), job.step)
-            job.say("init", draw.uniform(10, 600), job.step)
+            job.beat("wait", draw.uniform(10, 4_000), job.step)
+            job.beat("init", draw.uniform(10, 600), job.step)
     return job
 
 
 class Case(NamedTuple):
-    """A job up to where it goes on no more, or only later than usual, and after how long that must be told."""
+    """A job up to its hang or slow phase, and the bound of its detection."""
 
     job: SimulatedJob
     phase: str
@@ -151,8 +151,8 @@ def case(seed: int) -> Case:
     job = SimulatedJob(seed, math.exp(draw.uniform(math.log(0.05), math.log(40))), jitter=draw.uniform(0.01, 0.15))
     phase = draw.choice(("step",) * 8 + ("checkpoint", "eval", "data", "first step"))
     if phase == "first step":
-        job.say("init", draw.uniform(1, 600))
-        job.say("step", 0.0, 0)
+        job.beat("init", draw.uniform(1, 600))
+        job.beat("step", 0.0, 0)
         return Case(job, "compile", config.startup_floor_seconds)
     job.start(draw.uniform(1, 600), draw.uniform(1, 600))
     longest = 0.0
@@ -160,23 +160,23 @@ def case(seed: int) -> Case:
         job.steps(draw.randint(20, 150))
         seconds = draw.uniform(1, 590)
         longest = max(longest, seconds)
-        job.say(phase if phase != "step" else draw.choice(("checkpoint", "eval", "data")), seconds, job.step)
+        job.beat(phase if phase != "step" else draw.choice(("checkpoint", "eval", "data")), seconds, job.step)
     job.steps(draw.randint(2, 150))
     if phase == "step":
-        job.say("step", 0.0, job.step)
+        job.beat("step", 0.0, job.step)
         return Case(job, phase, job.step_bound(config))
-    job.say(phase, 0.0, job.step)
+    job.beat(phase, 0.0, job.step)
     return Case(job, phase, max(config.pause_floor_seconds, config.safety_factor * longest))
 
 
-def hang(seed: int) -> tuple[Case, list[Told]]:
-    """A job that goes on no more, and what the watch says until long after."""
+def hang(seed: int) -> tuple[Case, list[Report]]:
+    """Return a job that hangs, and the verdicts until long after."""
     found = case(seed)
     return found, verdicts(found.job.events, found.job.now + 3 * found.bound_seconds, seed=seed)
 
 
-def slow_phase(seed: int) -> tuple[Case, list[Told]]:
-    """A job that is silent for up to 95 % of what is a hang, and goes on; and what the watch says."""
+def slow_phase(seed: int) -> tuple[Case, list[Report]]:
+    """Return a job that pauses for up to 95 % of its bound and continues, and the verdicts."""
     found = case(seed)
     found.job.now += found.bound_seconds * random.Random(seed).uniform(0.5, 0.95)
     found.job.step += 1

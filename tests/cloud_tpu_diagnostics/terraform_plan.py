@@ -1,4 +1,4 @@
-"""What `terraform plan` would say of a folder: every resource with its arguments, and the outputs.
+"""The result of `terraform plan` for a folder: every resource with its arguments, and the outputs.
 
 python-hcl2 reads the files; variables, locals, modules, `count` and `dynamic` are worked out here. What a provider
 fills in at apply, only as far as our files use it.
@@ -149,7 +149,7 @@ class _Lazy(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class _Resource:
-    """Works a resource out: once, or as often as `count` says, with the id that the provider gives."""
+    """Evaluate a resource: once, or `count` times, with the id from the provider."""
 
     resource_type: str
 

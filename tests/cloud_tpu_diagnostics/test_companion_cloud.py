@@ -123,7 +123,7 @@ def test_a_tpu_vm_and_a_pod_are_the_resources_that_dashboards_ask_for(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
     del metadata_server.attributes["tpu-env"]
     monkeypatch.delenv("TPU_NAME", raising=False)
-    assert monitored_resource() == {}  # A machine without a TPU: the server says "global".
+    assert monitored_resource() == {}  # A machine without a TPU: Cloud Logging uses "global".
 
 
 def test_entries_of_a_tpu_vm_have_its_resource(

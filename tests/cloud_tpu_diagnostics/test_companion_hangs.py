@@ -192,7 +192,7 @@ def test_the_first_reported_frame_counts() -> None:
     assert [entry["stuck_frame"] for entry in entries] == ["step (train.py:7)"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell")
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_a_program_that_has_replaced_the_job_gets_none_of_its_signals() -> None:
     process = subprocess.Popen(
         ["sh", "-c", "echo; read line; exec sleep 60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE

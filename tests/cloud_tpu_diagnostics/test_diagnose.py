@@ -71,10 +71,10 @@ def test_the_documented_example_writes_to_the_console(tmp_path: Path) -> None:
     code, out, err = run(
         """
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-say(faulthandler.is_enabled())
+output(faulthandler.is_enabled())
 with diagnostic.diagnose(config()):
-    say(faulthandler.is_enabled())
-say(faulthandler.is_enabled())
+    output(faulthandler.is_enabled())
+output(faulthandler.is_enabled())
 """,
         tmp_path / "d",
     )
@@ -83,13 +83,13 @@ say(faulthandler.is_enabled())
     assert not (tmp_path / "d").exists()
 
 
-def test_to_the_cloud_it_says_which_file_it_writes(tmp_path: Path) -> None:
+def test_with_the_cloud_it_logs_the_path_of_the_file(tmp_path: Path) -> None:
     code, out, err = run(
         """
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 without_companion()
 with diagnostic.diagnose(config(cloud=True)):
-    say(*trace_file.FOLDER.iterdir())
+    output(*trace_file.FOLDER.iterdir())
 """,
         tmp_path / "d",
     )
@@ -109,7 +109,7 @@ _ENDINGS = {
 @pytest.mark.parametrize("ending", _ENDINGS)
 @pytest.mark.parametrize("cloud", [False, True])
 def test_leaving_waits_for_nothing_however_it_is_left(tmp_path: Path, ending: str, cloud: bool) -> None:
-    """The interval is 600 s: who waited for it would not be done here."""
+    """The interval is 600 s: waiting for it would exceed the limit of this test."""
     _, _, err = run(f"with diagnostic.diagnose(config(cloud={cloud})):\n    {ending}", tmp_path / "d")
     assert err.rstrip().rpartition("\n")[2] == _ENDINGS[ending]
 
@@ -144,7 +144,7 @@ _NO_CONFIGS = ["console", StackTraceConfig(True), DebugConfig(), DiagnosticConfi
 
 
 @pytest.mark.parametrize("config", _NO_CONFIGS)
-def test_what_is_no_configuration_is_refused(config: object) -> None:
+def test_an_invalid_configuration_is_refused(config: object) -> None:
     with (
         pytest.raises(ConfigurationError, match="give it a DiagnosticConfig"),
         diagnostic.diagnose(config),  # type: ignore[arg-type]
@@ -181,18 +181,18 @@ def test_whatever_it_is_given_it_refuses_with_its_own_error(config: object) -> N
         pytest.fail("the block was entered")
 
 
-def test_an_interval_is_not_looked_at_where_nothing_is_collected() -> None:
+def test_an_interval_is_not_checked_if_nothing_is_collected() -> None:
     with diagnostic.diagnose(_config("never", collect=False)):
         assert blocks._current is None
 
 
-def test_the_header_says_the_interval_as_it_was_given(tmp_path: Path) -> None:
+def test_the_header_has_the_interval_as_given(tmp_path: Path) -> None:
     _, _, err = run("with diagnostic.diagnose(config(0.25)): time.sleep(0.4)", tmp_path / "d")
     assert "a stack trace snapshot every 0.25 seconds.\nTimeout (0:00:00.250000)!\n" in err
 
 
 def test_a_name_of_several_lines_is_one_in_a_dump(tmp_path: Path) -> None:
-    """Or it could look like another thread, or rule the terminal."""
+    """Otherwise it could resemble another thread, or control the terminal."""
     _, _, err = run(
         """
 names = {}
@@ -217,7 +217,7 @@ def test_a_function_can_be_decorated_and_call_itself() -> None:
 
 
 @pytest.mark.parametrize("stderr", ["None", "io.StringIO()", "open(os.devnull)", "closed_file()", "Odd()"])
-def test_a_stderr_that_is_no_file_is_passed_by(tmp_path: Path, stderr: str) -> None:
+def test_a_stderr_that_is_not_a_file_is_skipped(tmp_path: Path, stderr: str) -> None:
     """As in a notebook, or where pytest captures."""
     code, _, err = run(
         f"""
@@ -263,14 +263,14 @@ class Raising(logging.Handler):
     def emit(self, record): raise RuntimeError("theirs")
 logging.getLogger().addHandler(Raising())
 logging.getLogger().setLevel(0)
-with diagnostic.diagnose(config()): say("in")
+with diagnostic.diagnose(config()): output("in")
 """,
         tmp_path / "d",
     )
     assert (code, out) == (0, "in\n")
 
 
-def test_a_heartbeat_that_nobody_reads_does_nothing() -> None:
+def test_a_heartbeat_without_a_reader_does_nothing() -> None:
     assert diagnostic.heartbeat() is None
     assert diagnostic.heartbeat(step=3, phase="no such phase") is None
 
@@ -332,13 +332,13 @@ waits_here()
 stack_trace.disable_stack_trace_dumping(traces)
 time.sleep(0.5)
 stack_trace.disable_stack_trace_dumping(traces)  # Once too often does nothing.
-say(any("in waits_here" in file.read_text() for file in trace_file.FOLDER.iterdir()))
+output(any("in waits_here" in file.read_text() for file in trace_file.FOLDER.iterdir()))
 """
     code, out, _ = run(program, tmp_path / "d")
     assert (code, out) == (0, "True\n")
 
 
-def test_a_handler_whose_file_is_closed_raises_nothing(tmp_path: Path) -> None:
+def test_a_handler_with_a_closed_file_raises_nothing(tmp_path: Path) -> None:
     from cloud_tpu_diagnostics.src.stack_trace import user_signal_handler_wrapper
 
     file = (tmp_path / "file").open("w")
@@ -346,4 +346,4 @@ def test_a_handler_whose_file_is_closed_raises_nothing(tmp_path: Path) -> None:
     handler(10, None)
     file.close()
     handler(10, None)
-    assert "test_a_handler_whose_file_is_closed" in (tmp_path / "file").read_text()
+    assert "test_a_handler_with_a_closed_file" in (tmp_path / "file").read_text()

@@ -1,4 +1,4 @@
-"""A block and its companion: what is told, and what becomes of the block without it."""
+"""A block and its companion: the entries, and the block without a companion."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ with diagnostic.diagnose(config(0.2, cloud=True)):
     code, _, err = job.end()
     assert (code, err) == (0, "")
     assert job.trace().startswith("INFO: Not a crash.")
-    # Our own threads are nobody's business.
+    # Our own threads are not listed.
     assert [group["names"] for group in _entries("snapshot")[-1]["groups"]] == [["MainThread"], ["theirs"]]
     wait_until(lambda: _entries("job_ended"))
     assert _entries("job_ended")[0]["how"] == "clean"
 
 
-def test_a_block_that_is_left_with_an_exception_says_so(tmp_path: Path) -> None:
+def test_an_exception_that_leaves_the_block_is_recorded(tmp_path: Path) -> None:
     job = Job("with diagnostic.diagnose(config(cloud=True)): raise OSError('theirs')", tmp_path / "d")
     assert job.end()[0] == 1
     wait_until(lambda: _entries("job_ended"))
@@ -106,7 +106,7 @@ with diagnostic.diagnose(diagnostic_configuration.DiagnosticConfig(hangs)):
     theirs = [os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND) for _ in range(500)]
     for number in questions:
         raise_signal(number)
-say("left")
+output("left")
 """,
         tmp_path / "d",
         str(tmp_path / "theirs"),
@@ -147,7 +147,7 @@ with diagnostic.diagnose(config(0.05, cloud=True)):
     os.kill(companion(), signal.SIGSTOP)
     time.sleep(2)
     pid = companion()
-say("left")
+output("left")
 os.kill(pid, signal.SIGKILL)
 os._exit(0)
 """,
@@ -162,11 +162,11 @@ def test_a_hang_calls_back_and_takes_snapshots(tmp_path: Path) -> None:
         + """
 called = threading.Event()
 def on_hang(verdict):
-    say(verdict.phase, verdict.step)
+    output(verdict.phase, verdict.step)
     called.set()
     raise RuntimeError("theirs")
 from cloud_tpu_diagnostics.configuration import hang_configuration
-hang_configuration.checked = lambda config: config  # Nobody else may wait for as little as a second.
+hang_configuration.checked = lambda config: config  # Users may not set as little as a second.
 hangs = HangConfig(
     enabled=True, step_floor_seconds=1, startup_floor_seconds=1, pause_floor_seconds=1,
     snapshots=2, snapshot_interval_seconds=0.1, on_hang=on_hang)
@@ -189,7 +189,7 @@ diagnostic.heartbeat(1)
 
 _STUCK = """
 from cloud_tpu_diagnostics.configuration import hang_configuration
-hang_configuration.checked = lambda config: config  # Nobody else may wait for as little as a second.
+hang_configuration.checked = lambda config: config  # Users may not set as little as a second.
 hangs = hang_configuration.HangConfig(enabled=True, step_floor_seconds=2, snapshots=2, snapshot_interval_seconds=0.1)
 traces = None if sys.argv[2] == "nothing" else config(cloud=sys.argv[2] == "file").debug_config.stack_trace_config
 block = diagnostic_configuration.DiagnosticConfig(debug_configuration.DebugConfig(traces, hangs))
@@ -201,7 +201,7 @@ def stuck_here():
     # No signal ends it, as one would end usleep().
     library.pthread_mutex_timedlock(mutex, ctypes.byref(Moment(int(time.time()) + 9, 0)))
 with diagnostic.diagnose(block):
-    signal.signal(signal.SIGUSR1, lambda *_: say("theirs"))
+    signal.signal(signal.SIGUSR1, lambda *_: output("theirs"))
     for step in range(100):
         diagnostic.heartbeat(step)
         time.sleep(0.02)
@@ -209,23 +209,23 @@ with diagnostic.diagnose(block):
 """
 
 
-def test_a_hang_with_the_gil_held_is_told_with_its_frame_wherever_stacks_go_and_by_no_signal_of_the_programs(
+def test_a_hang_with_the_gil_held_is_reported_with_its_frame_at_any_output_without_a_signal_of_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = {}
-    for place in ("console", "file", "nothing"):
-        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / place))
-        jobs[place] = Job(_STUCK, tmp_path / f"{place}-traces", place)
-    for place, job in jobs.items():
+    for target in ("console", "file", "nothing"):
+        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / target))
+        jobs[target] = Job(_STUCK, tmp_path / f"{target}-traces", target)
+    for target, job in jobs.items():
         code, out, err = job.end()
         assert (code, out) == (0, ""), err
-        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / place))
+        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / target))
         wait_until(lambda: _entries("job_ended"))
         (verdict,) = _entries("hang_suspected")
-        assert verdict["stuck_frame"].startswith("stuck_here ("), place
-        written = job.trace() if place == "file" else err
+        assert verdict["stuck_frame"].startswith("stuck_here ("), target
+        written = job.trace() if target == "file" else err
         assert "in stuck_here" in written
-        # Who looks at the stacks is told what they are about.
+        # The output of stacks also names the hang.
         assert f"{verdict['message']}\n" in written
         assert verdict["message"].startswith("The job has made no progress for about ")
 
@@ -235,12 +235,12 @@ _IS_PROCESS_1 = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--k
 
 @pytest.mark.skipif(
     shutil.which("unshare") is None or subprocess.run([*_IS_PROCESS_1, "true"], capture_output=True).returncode != 0,
-    reason="this system lets nobody be process 1",
+    reason="process 1 of a namespace is not permitted here",
 )
-def test_a_hanging_process_1_that_shall_be_ended_ends_itself_and_says_before_what_it_cannot(tmp_path: Path) -> None:
+def test_a_hanging_process_1_is_asked_to_end_itself_with_a_warning(tmp_path: Path) -> None:
     program = """
 from cloud_tpu_diagnostics.configuration import hang_configuration
-hang_configuration.checked = lambda config: config  # Nobody else may wait for as little as a second.
+hang_configuration.checked = lambda config: config  # Users may not set as little as a second.
 hangs = hang_configuration.HangConfig(
     enabled=True, pause_floor_seconds=1, snapshots=1, snapshot_interval_seconds=0, abort=True)
 assert os.getpid() == 1
@@ -254,7 +254,7 @@ with diagnostic.diagnose(diagnostic_configuration.DiagnosticConfig(debug_configu
     assert "python -m cloud_tpu_diagnostics run -- COMMAND" in err
 
 
-def test_each_stack_is_told_with_the_step_though_hangs_are_not_watched_for(tmp_path: Path) -> None:
+def test_each_stack_has_the_step_even_without_hang_detection(tmp_path: Path) -> None:
     job = Job(
         """
 with diagnostic.diagnose(config(0.2, cloud=True)):
@@ -291,5 +291,5 @@ assert b"INFO: Not a crash." in written
 
 def test_a_backend_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "nowhere")
-    _, _, err = run("with diagnostic.diagnose(config(cloud=True)): say('in')", tmp_path / "d")
+    _, _, err = run("with diagnostic.diagnose(config(cloud=True)): output('in')", tmp_path / "d")
     assert "ConfigurationError: ML_DIAGNOSTICS_BACKEND is 'nowhere'" in err

@@ -27,13 +27,13 @@ from cloud_tpu_diagnostics.configuration import debug_configuration
 from cloud_tpu_diagnostics.configuration import diagnostic_configuration
 from cloud_tpu_diagnostics.configuration import stack_trace_configuration
 
-said = []
+messages = []
 
-class Said(logging.Handler):
+class Messages(logging.Handler):
     def emit(self, record):
-        said.append([record.levelname, record.getMessage()])
+        messages.append([record.levelname, record.getMessage()])
 
-logging.basicConfig(level=logging.INFO, handlers=[Said()])
+logging.basicConfig(level=logging.INFO, handlers=[Messages()])
 
 def config(**traces):
     return diagnostic_configuration.DiagnosticConfig(debug_config=debug_configuration.DebugConfig(
@@ -217,23 +217,23 @@ folder = pathlib.Path("/tmp/debugging")
 files = sorted(folder.iterdir()) if folder.exists() else None
 with diagnostic.diagnose({nothing}):
     inside = [faulthandler.is_enabled(), signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL]
-answer(said=said, inside=inside, mine=[str(file) for file in folder.glob(f"*_{{os.getpid()}}.txt")])
+answer(messages=messages, inside=inside, mine=[str(file) for file in folder.glob(f"*_{{os.getpid()}}.txt")])
 """
     )
     assert ours == theirs
     assert ours["stderr"] == ""
 
 
-def test_to_the_console_both_write_the_same_header_and_say_so_in_the_log(compare: Compare) -> None:
+def test_on_the_console_both_write_the_same_header_and_log_it(compare: Compare) -> None:
     theirs, ours = compare(
         """
 with diagnostic.diagnose(config(collect_stack_trace=True, stack_trace_interval_seconds=1)):
     inside = faulthandler.is_enabled()
     train_for_two_snapshots()
-answer(said=said, inside=inside, after=faulthandler.is_enabled())
+answer(messages=messages, inside=inside, after=faulthandler.is_enabled())
 """
     )
-    assert ours["said"] == _said_at_the_beginning(theirs["said"])
+    assert ours["messages"] == _first_messages(theirs["messages"])
     assert (ours["inside"], ours["after"]) == (theirs["inside"], theirs["after"]) == (True, False)
     assert _headers(ours["stderr"]) == _headers(theirs["stderr"]) != set()
     assert "in train_for_two_snapshots" in theirs["stderr"]
@@ -245,21 +245,23 @@ def test_to_the_cloud_both_write_files_of_the_same_name_in_the_same_folder(compa
         """
 with diagnostic.diagnose(config(collect_stack_trace=True, stack_trace_to_cloud=True, stack_trace_interval_seconds=1)):
     train_for_two_snapshots()
-path = pathlib.Path(re.search(r"in: (.*)", said[0][1])[1])
+path = pathlib.Path(re.search(r"in: (.*)", messages[0][1])[1])
 give_up = time.monotonic() + 10
 while "in train" not in path.read_text(errors="replace") and time.monotonic() < give_up:
     time.sleep(0.05)  # Ours is written by another process.
 text, mode = path.read_text(errors="replace"), stat.S_IMODE(path.stat().st_mode)
 path.unlink()
-answer(said=said, path=str(path), text=text, mode=mode)
+answer(messages=messages, path=str(path), text=text, mode=mode)
 """
     )
     name = r"/tmp/debugging/stack_trace_\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d"
     assert re.fullmatch(rf"{name}\.txt", theirs["path"])
-    assert re.fullmatch(rf"{name}_[^/]+\.txt", ours["path"])  # Whose it is, too: theirs overwrite each other.
+    assert re.fullmatch(
+        rf"{name}_[^/]+\.txt", ours["path"]
+    )  # With host and pid: files of the public package overwrite each other.
     log_text = "Stack trace will be written in: "
-    assert ours["said"] == [["INFO", log_text + ours["path"]]]
-    assert _said_at_the_beginning(theirs["said"]) == [["INFO", log_text + theirs["path"]]]
+    assert ours["messages"] == [["INFO", log_text + ours["path"]]]
+    assert _first_messages(theirs["messages"]) == [["INFO", log_text + theirs["path"]]]
     assert ours["mode"] == theirs["mode"]
     assert _headers(ours["text"]) == _headers(theirs["text"]) != set()
     assert "in train_for_two_snapshots" in theirs["text"]
@@ -283,7 +285,7 @@ answer()
     assert "in trained" in ours["stderr"]
 
 
-def test_an_exception_of_the_block_comes_out_of_both(compare: Compare) -> None:
+def test_an_exception_of_the_block_leaves_both(compare: Compare) -> None:
     theirs, ours = compare(
         """
 try:
@@ -302,6 +304,6 @@ def _headers(text: str) -> set[str]:
     return set(re.findall(r"^INFO: Not a crash\..*$", text, re.MULTILINE))
 
 
-def _said_at_the_beginning(said: list[list[str]]) -> list[list[str]]:
+def _first_messages(messages: list[list[str]]) -> list[list[str]]:
     """Without how theirs waits, at the end, for its thread."""
-    return [each for each in said if "daemon thread" not in each[1]]
+    return [each for each in messages if "daemon thread" not in each[1]]

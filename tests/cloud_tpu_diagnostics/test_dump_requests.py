@@ -30,7 +30,7 @@ def work():
     json.loads(json.dumps(data))
     time.sleep(0.0005)
 """,
-    # C code that calls Python, code that is made and freed, and calls that come back: frames that change all the time.
+    # C code that calls Python, code that is made and freed, and calls that return: frames that change all the time.
     "calls": """
 class Least:
     def __init__(self, value): self.value = value
@@ -64,11 +64,11 @@ def report():
         before = steps
         while steps < before + 20:
             time.sleep(0.01)
-        say("still working")
+        output("still working")
 with diagnostic.diagnose(config(cloud=sys.argv[2] == "file")):
     for function in [report, *[forever] * {_WORKERS - 1}]:
         threading.Thread(target=function, daemon=True).start()
-    say("ready")
+    output("ready")
     forever()
 """
 
@@ -81,8 +81,8 @@ def _send(job: Job, signals: int, pause_seconds: float) -> None:
             time.sleep(pause_seconds)
 
 
-def _require_complete(job: Job, place: str, stderr: str) -> list[Dump]:
-    text = stderr if place == "console" else job.trace()
+def _require_complete(job: Job, target: str, stderr: str) -> list[Dump]:
+    text = stderr if target == "console" else job.trace()
     assert "Fatal Python error" not in stderr
     dumps = parse_dumps(text)
     assert len(dumps) == text.count("Current thread 0x")
@@ -96,21 +96,21 @@ def _require_complete(job: Job, place: str, stderr: str) -> list[Dump]:
     return dumps
 
 
-def _survives(job: Job, place: str, bursts: list[tuple[int, float]]) -> list[Dump]:
+def _survives(job: Job, target: str, bursts: list[tuple[int, float]]) -> list[Dump]:
     assert job.line() == "ready"
     for signals, pause_seconds in bursts:
         _send(job, signals, pause_seconds)
     time.sleep(_SETTLE_SECONDS)
     job.go_on()
     assert job.line() == "still working"
-    return _require_complete(job, place, job.kill())
+    return _require_complete(job, target, job.kill())
 
 
-@pytest.mark.parametrize("place", ["console", "file"])
+@pytest.mark.parametrize("target", ["console", "file"])
 @pytest.mark.parametrize("work", _JOBS)
-def test_signals_end_no_job_that_runs_and_each_dump_is_complete(tmp_path: Path, work: str, place: str) -> None:
-    job = _Job(_JOBS[work] + _RUN, tmp_path, place)
-    assert _survives(job, place, [(300, 0.001), (300, 0.0)])
+def test_signals_end_no_job_that_runs_and_each_dump_is_complete(tmp_path: Path, work: str, target: str) -> None:
+    job = _Job(_JOBS[work] + _RUN, tmp_path, target)
+    assert _survives(job, target, [(300, 0.001), (300, 0.0)])
 
 
 def test_each_signal_of_a_slow_series_has_its_dump(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ with diagnostic.diagnose(config(cloud=True)):
     thread.start()
     while thread.is_alive():
         sum(range(100))
-say("done")
+output("done")
 """,
         tmp_path / "d",
     )
@@ -150,9 +150,9 @@ say("done")
 def test_20_000_signals_end_no_job(tmp_path: Path, pause_seconds: float) -> None:
     """At 50 a second for 400 s, and as fast as possible; six jobs side by side."""
     jobs = [
-        (place, _Job(_JOBS[work] + _RUN, tmp_path / f"{work}-{place}", place))
+        (target, _Job(_JOBS[work] + _RUN, tmp_path / f"{work}-{target}", target))
         for work in _JOBS
-        for place in ("console", "file")
+        for target in ("console", "file")
     ]
     for _, job in jobs:
         assert job.line() == "ready"
@@ -162,10 +162,10 @@ def test_20_000_signals_end_no_job(tmp_path: Path, pause_seconds: float) -> None
         if pause_seconds:
             time.sleep(pause_seconds)
     time.sleep(_SETTLE_SECONDS)
-    for place, job in jobs:
+    for target, job in jobs:
         job.go_on()
         assert job.line() == "still working"
-        dumps = _require_complete(job, place, job.kill())
+        dumps = _require_complete(job, target, job.kill())
         assert len(dumps) > (10_000 if pause_seconds else 100)
 
 
@@ -177,11 +177,11 @@ def spin():
     while True: pass
 def report():
     for _ in sys.stdin:
-        say("still working")
+        output("still working")
 with diagnostic.diagnose(config(cloud=sys.argv[2] == "file")):
     for function in [report, *[spin] * 60]:
         threading.Thread(target=function, daemon=True).start()
-    say("ready")
+    output("ready")
     spin()
 """,
         tmp_path,
@@ -221,7 +221,7 @@ def signals():
 with diagnostic.diagnose(config(cloud=True)):
     threading.Thread(target=signals).start()
     buffer = ctypes.create_string_buffer(1)
-    say(libc.read(read, buffer, 1), ctypes.get_errno())
+    output(libc.read(read, buffer, 1), ctypes.get_errno())
 """,
         tmp_path / "d",
     )
@@ -233,39 +233,39 @@ def test_what_takes_signals_in_an_event_loop_goes_on(tmp_path: Path) -> None:
     code, out, err = run(
         """
 import asyncio
-async def hear(number):
-    heard = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(number, heard.set)
+async def receive(number):
+    received = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(number, received.set)
     os.kill(os.getpid(), number)
-    await asyncio.wait_for(heard.wait(), 20)
+    await asyncio.wait_for(received.wait(), 20)
     os.kill(os.getpid(), signal.SIGUSR1)
     await asyncio.sleep(0.2)
-    say("heard")
+    output("received")
 async def before():
     with diagnostic.diagnose(config()):
-        await hear(signal.SIGHUP)
+        await receive(signal.SIGHUP)
 async def around():
-    heard = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.set)
+    received = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, received.set)
     with diagnostic.diagnose(config()):
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(heard.wait(), 20)
+        await asyncio.wait_for(received.wait(), 20)
         os.kill(os.getpid(), signal.SIGUSR1)
         await asyncio.sleep(0.2)
-    heard.clear()
+    received.clear()
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(heard.wait(), 20)
-    say("heard around")
+    await asyncio.wait_for(received.wait(), 20)
+    output("received around")
 asyncio.run(around())
 asyncio.run(before())
 with diagnostic.diagnose(config()):
-    asyncio.run(hear(signal.SIGALRM))
+    asyncio.run(receive(signal.SIGALRM))
     os.kill(os.getpid(), signal.SIGUSR1)
-say(signal.set_wakeup_fd(-1))
+output(signal.set_wakeup_fd(-1))
 """,
         tmp_path / "d",
     )
-    assert (code, out) == (0, "heard around\nheard\nheard\n-1\n"), err
+    assert (code, out) == (0, "received around\nheard\nheard\n-1\n"), err
     assert err.count("Current thread") == 4
 
 
@@ -299,7 +299,7 @@ def test_a_reader_of_stderr_that_stops_does_not_stop_the_job(tmp_path: Path) -> 
 with diagnostic.diagnose(config()):
     for _ in range(1000):
         raise_signal(signal.SIGUSR1)
-    say("goes on")
+    output("goes on")
 os._exit(0)
 """,
         tmp_path / "d",
@@ -333,15 +333,15 @@ def test_a_job_is_taken_for_stuck_later_while_it_runs(program: str, is_stuck_aft
         process.communicate()
 
 
-def test_a_helper_ends_with_its_block_and_is_no_child_of_the_job(tmp_path: Path) -> None:
+def test_a_helper_ends_with_its_block_and_is_not_a_child_of_the_job(tmp_path: Path) -> None:
     job = Job(
         """
 with diagnostic.diagnose(config()):
     wait_for_helper()
     try:
-        say(os.waitpid(-1, os.WNOHANG))
+        output(os.waitpid(-1, os.WNOHANG))
     except ChildProcessError:
-        say("no child")
+        output("no child")
     input()
 input()
 """,
@@ -364,7 +364,7 @@ with diagnostic.diagnose(config()):
     if not child:
         time.sleep(300)
         os._exit(0)
-    say("forked")
+    output("forked")
     input()
 input()
 os.kill(child, signal.SIGKILL)
@@ -387,7 +387,7 @@ from cloud_tpu_diagnostics import blocks
 os.dup2(os.open("/dev/null", os.O_RDWR), 77, inheritable=True)  # As C libraries open files.
 with diagnostic.diagnose(config()):
     wait_for_helper()
-    say("started")
+    output("started")
     input()
 """,
         tmp_path / "d",
@@ -417,11 +417,11 @@ def _helpers() -> list[str]:
 class _Job(Job):
     """One that writes its stderr to a file: a pipe that is read at the end only would be full."""
 
-    def __init__(self, program: str, folder: Path, place: str) -> None:
+    def __init__(self, program: str, folder: Path, target: str) -> None:
         folder.mkdir(exist_ok=True)
         self._path = folder / "stderr"
         program = f"os.dup2(os.open({str(self._path)!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)\n{program}"
-        super().__init__(program, folder / "d", place)
+        super().__init__(program, folder / "d", target)
 
     def stderr(self) -> str:
         return self._path.read_text()

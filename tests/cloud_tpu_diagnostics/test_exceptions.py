@@ -54,7 +54,7 @@ def _kinds() -> list[str]:
     return [entry.payload["kind"] for batch in JournalReader(LOG_ID, root=root).read_new() for entry in batch]
 
 
-def test_an_exception_is_shown_with_its_place_and_step_from_the_folder(show: Show, tmp_path: Path) -> None:
+def test_an_exception_is_shown_with_its_location_and_step_from_the_folder(show: Show, tmp_path: Path) -> None:
     code, _, err = run(TRAIN % ("cloud=True", "train_step(7)"), tmp_path)
     assert code == 1
     assert "Traceback" in err
@@ -128,7 +128,7 @@ try:
         raise KeyboardInterrupt
 except KeyboardInterrupt:
     describing = "cloud_tpu_diagnostics.exception_dump", "ml_diagnostics_common.redaction"
-    say([name in sys.modules for name in describing])
+    output([name in sys.modules for name in describing])
 """
     assert run(program, tmp_path)[1].strip() == "[False, False]"
     (file,) = tmp_path.glob("stack_trace_*")
@@ -142,7 +142,7 @@ for error in (AssertionError(), ValueError("batch 12 is empty")):
         with diagnostic.diagnose(config(cloud=True)):
             raise error
     except Exception:
-        say([f"{package}.{name}" in sys.modules for package, name in (
+        output([f"{package}.{name}" in sys.modules for package, name in (
             ("cloud_tpu_diagnostics", "exception_dump"),
             ("cloud_tpu_diagnostics", "traces"),
             ("ml_diagnostics_common", "redaction"),
@@ -182,7 +182,7 @@ def test_a_deep_recursion_is_cut_in_the_middle_and_read_again() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are of Python 3.11")
-def test_the_members_of_a_group_and_the_context_are_told_with_their_places() -> None:
+def test_the_members_of_a_group_and_the_context_are_shown_with_their_locations() -> None:
     def first() -> None:
         raise OSError(2, "no such file", "/data/shard-7")
 
@@ -226,7 +226,7 @@ try:
         start = time.monotonic()
         descend()
 except RecursionError:
-    say(time.monotonic() - start)
+    output(time.monotonic() - start)
 """
     started = time.monotonic()
     assert float(run(program, tmp_path)[1]) < 2.0

@@ -67,7 +67,7 @@ def test_among_more_threads_than_faulthandler_writes_a_fault_shows_the_one_that_
     assert "in fails_here" in err
 
 
-def test_threads_that_come_and_go_in_the_block_change_what_a_fault_shows(tmp_path: Path) -> None:
+def test_threads_that_start_and_end_in_the_block_change_the_output_of_a_fault(tmp_path: Path) -> None:
     code, out, err = Job(
         _CROWD
         + """
@@ -75,10 +75,10 @@ from cloud_tpu_diagnostics import blocks, rounds, watchdog
 rounds._LOOK_SECONDS = 0.05
 enable = faulthandler.enable
 def enabled(file, all_threads):
-    say(all_threads)
+    output(all_threads)
     enable(file, all_threads)
 watchdog.faulthandler.enable = enabled
-with diagnostic.diagnose(config()):  # It looks more often than it dumps.
+with diagnostic.diagnose(config()):  # It checks more often than it dumps.
     crowd()
     deadline = time.monotonic() + 20
     while blocks._current._watchdog._shows_all and time.monotonic() < deadline:

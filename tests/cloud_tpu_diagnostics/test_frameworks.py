@@ -1,4 +1,4 @@
-"""Blocks in jobs with JAX or PyTorch, whose threads and handlers are there before the block and after it."""
+"""Blocks in jobs with JAX or PyTorch, with threads and handlers that exist before the block and after it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ with diagnostic.diagnose(config(interval=0.5, cloud=sys.argv[2] == "cloud")):
     deadline = time.monotonic() + 1.8
     while time.monotonic() < deadline:
         assert compute() == before
-    say("left")
+    output("left")
 assert compute() == before
 assert faulthandler.is_enabled() == was_enabled
 assert {number: signal.getsignal(number) for number in handlers} == handlers
-say(before)
+output(before)
 """
 
 

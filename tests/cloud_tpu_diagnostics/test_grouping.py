@@ -5,11 +5,11 @@ from cloud_tpu_diagnostics.activity import activity_of
 from cloud_tpu_diagnostics.grouping import (
     ProcessDump,
     ThreadGroup,
+    describe,
     group_processes,
     group_threads,
     main_thread,
     name_processes,
-    say,
 )
 from cloud_tpu_diagnostics.traces import Frame, ThreadStack
 
@@ -32,36 +32,36 @@ def process(number: int, frames: tuple[Frame, ...] = PSUM, *, step: int | None =
 def test_the_odd_ones_out_are_named_in_one_sentence() -> None:
     dumps = [process(number) for number in range(128) if number not in (17, 40)]
     dumps += [process(17, DATA, step=4209), process(40, age=92)]
-    assert say(group_processes(dumps)) == (
+    assert describe(group_processes(dumps)) == (
         "126 of 128 wait in psum (collectives.py:88) at step 4210; "
         "host-17 is in next_batch (dataset.py:12) at step 4209; "
         "host-40 has sent nothing for 92 s"
     )
 
 
-def test_all_in_one_place_are_said_to_be_all() -> None:
+def test_processes_with_one_stack_are_called_all() -> None:
     dumps = [process(0), process(1, step=4211)]
-    assert say(group_processes(dumps)) == "all 2 wait in psum (collectives.py:88) at steps 4210 to 4211"
+    assert describe(group_processes(dumps)) == "all 2 wait in psum (collectives.py:88) at steps 4210 to 4211"
 
 
 def test_a_process_that_nothing_is_known_of_is_named_by_its_index() -> None:
     dumps = [process(number) for number in range(8) if number != 5]
     picture = group_processes(dumps)
     assert picture.missing == (5,)
-    assert say(picture).endswith("; of process 5 nothing is there")
+    assert describe(picture).endswith("; of process 5 nothing is there")
 
 
-def test_indices_that_several_have_tell_of_nobody_missing() -> None:
+def test_duplicate_indices_report_no_missing_process() -> None:
     dumps = [process(number)._replace(process_index=0) for number in range(4)]
     assert group_processes(dumps).missing == ()
 
 
-def test_crashes_and_ends_are_told_together() -> None:
+def test_crashes_and_ends_are_reported_together() -> None:
     crash = ThreadStack("0x1", True, DATA)
     dumps = [process(0), process(1)]
     dumps.append(process(2)._replace(headline="Fatal Python error: Segmentation fault", threads=(crash,)))
     dumps += [process(3)._replace(ended="killed"), process(4)._replace(ended="killed")]
-    assert say(group_processes(dumps)) == (
+    assert describe(group_processes(dumps)) == (
         "2 of 5 wait in psum (collectives.py:88) at step 4210; "
         "host-2 crashed: Fatal Python error: Segmentation fault in next_batch (dataset.py:12); "
         "host-3, host-4: killed"
@@ -69,13 +69,15 @@ def test_crashes_and_ends_are_told_together() -> None:
 
 
 @pytest.mark.parametrize(("interval", "age", "is_silent"), [(600, 700, False), (600, 901, True), (None, 61, True)])
-def test_who_is_late_is_silent_and_who_is_in_time_is_not(interval: float | None, age: float, is_silent: bool) -> None:
+def test_a_late_process_is_silent_and_a_punctual_one_is_not(
+    interval: float | None, age: float, is_silent: bool
+) -> None:
     dumps = [process(0)._replace(interval_seconds=interval), process(1, age=age)._replace(interval_seconds=interval)]
     assert bool(group_processes(dumps).silent) == is_silent
     assert group_processes(dumps, silent_after_seconds=age + 1).silent == ()
 
 
-def test_processes_of_one_host_are_told_apart() -> None:
+def test_processes_of_one_host_are_distinguished() -> None:
     same = [process(0)._replace(host="a", process_index=n, pid=10 + n) for n in (0, 1)]
     assert [dump.process for dump in name_processes([*same, process(3)])] == ["a/0", "a/1", "host-3"]
     unknown = [dump._replace(process_index=None) for dump in same]
@@ -124,5 +126,5 @@ def test_the_main_thread_of_a_cut_dump_is_the_one_that_stands_alone() -> None:
         ([], "has no Python frame"),
     ],
 )
-def test_what_a_thread_does_is_said_by_the_frame_that_tells_it(frames: list[tuple[str, str]], text: str) -> None:
+def test_the_activity_of_a_thread_is_that_of_its_most_specific_frame(frames: list[tuple[str, str]], text: str) -> None:
     assert activity_of(tuple(Frame(file, 1, function) for file, function in frames)).text == text

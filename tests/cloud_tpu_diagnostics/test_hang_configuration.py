@@ -32,7 +32,7 @@ def test_hangs_are_watched_for_only_where_that_is_asked() -> None:
         ({"on_hang": "page me"}, "on_hang is 'page me'; give a function that takes the verdict"),
     ],
 )
-def test_a_wrong_value_is_said(values: dict[str, Any], message: str) -> None:
+def test_a_wrong_value_raises(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         checked(HangConfig(**values))
     assert str(caught.value).startswith(message)

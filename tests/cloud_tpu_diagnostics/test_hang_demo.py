@@ -1,4 +1,4 @@
-"""The example of a job that hangs tells which process the others wait for."""
+"""The example of a job that hangs names the process that the others wait for."""
 
 from __future__ import annotations
 

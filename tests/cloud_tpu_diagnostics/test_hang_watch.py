@@ -21,7 +21,7 @@ CONFIG = HangConfig(enabled=True)
 def test_a_day_of_compilations_checkpoints_evaluations_and_loading_brings_no_verdict(seed: int) -> None:
     job = simulated_jobs.day(seed)
     assert job.now > 86_400
-    job.say("ended", 3_000)
+    job.beat("ended", 3_000)
     assert verdicts(job.events, job.now, seed=seed) == []
 
 
@@ -32,34 +32,34 @@ def test_a_day_with_compilations_amid_steps_that_take_50_times_as_long_brings_tw
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_hang_after_a_day_of_that_is_told_by_its_longest_unannounced_pause(seed: int) -> None:
+def test_a_hang_after_a_day_of_pauses_is_reported_by_the_longest_unannounced_one(seed: int) -> None:
     job = simulated_jobs.day(seed)
     job.steps(20)
-    job.say("step", 0.0, job.step)
+    job.beat("step", 0.0, job.step)
     bound = max(job.step_bound(CONFIG), CONFIG.safety_factor * max(job.step_times))
-    [told] = verdicts(job.events, job.now + 3 * bound, seed=seed)
-    assert 0 < told.at - job.now <= bound < CONFIG.pause_floor_seconds
+    [found] = verdicts(job.events, job.now + 3 * bound, seed=seed)
+    assert 0 < found.at - job.now <= bound < CONFIG.pause_floor_seconds
 
 
-def test_every_one_of_200_hangs_is_told_once_and_within_its_bound() -> None:
+def test_every_one_of_200_hangs_is_reported_once_and_within_its_bound() -> None:
     for seed in range(200):
-        case, told = simulated_jobs.hang(seed)
-        assert len(told) == 1, seed
-        assert told[0].verdict.phase == case.phase, seed
-        assert told[0].at - case.job.now <= case.bound_seconds, seed
-        assert told[0].verdict.stuck_seconds > 0.9 * case.bound_seconds, seed
+        case, found = simulated_jobs.hang(seed)
+        assert len(found) == 1, seed
+        assert found[0].verdict.phase == case.phase, seed
+        assert found[0].at - case.job.now <= case.bound_seconds, seed
+        assert found[0].verdict.stuck_seconds > 0.9 * case.bound_seconds, seed
 
 
 def test_none_of_200_slow_phases_is_taken_for_a_hang() -> None:
     for seed in range(200):
-        case, told = simulated_jobs.slow_phase(seed)
-        assert told == [], (seed, case.phase)
+        case, found = simulated_jobs.slow_phase(seed)
+        assert found == [], (seed, case.phase)
 
 
 # --- One hang, one verdict ----------------------------------------------------------------------------
 
 
-def test_a_hang_is_told_once_and_the_next_only_after_the_job_has_gone_on() -> None:
+def test_a_hang_is_reported_once_and_the_next_only_after_progress() -> None:
     job = SimulatedJob(1, 1.0)
     job.start()
     job.one_step(500.0)
@@ -67,16 +67,16 @@ def test_a_hang_is_told_once_and_the_next_only_after_the_job_has_gone_on() -> No
     job.steps(30)
     job.one_step(5_000.0)
     second = job.events[-1]
-    told = verdicts(job.events, job.now)
-    assert [(each.verdict.phase, each.verdict.step) for each in told] == [("step", first.step), ("step", second.step)]
-    assert told[0].verdict.timeout_seconds == CONFIG.step_floor_seconds
+    found = verdicts(job.events, job.now)
+    assert [(each.verdict.phase, each.verdict.step) for each in found] == [("step", first.step), ("step", second.step)]
+    assert found[0].verdict.timeout_seconds == CONFIG.step_floor_seconds
 
 
-def test_a_hang_that_goes_on_in_another_phase_for_ever_is_told_there_too() -> None:
+def test_a_hang_that_continues_in_another_phase_is_also_reported_there() -> None:
     job = SimulatedJob(1, 1.0)
     job.start()
     job.one_step(100.0)
-    job.say("checkpoint", 1_000.0)
+    job.beat("checkpoint", 1_000.0)
     assert [each.verdict.phase for each in verdicts(job.events, job.now)] == ["step", "checkpoint"]
 
 
@@ -92,23 +92,23 @@ def test_a_hang_that_goes_on_in_another_phase_for_ever_is_told_there_too() -> No
         ("other", 600),
     ],
 )
-def test_the_first_phase_of_all_is_told_by_its_floor(phase: str, floor: float) -> None:
+def test_the_first_phase_has_its_minimum_timeout(phase: str, floor: float) -> None:
     events = [Event(10.0, phase, 0)]
     assert verdicts(events, 10.0 + 0.95 * floor) == []
-    [told] = verdicts(events, 10.0 + 3 * floor)
-    assert told.at <= 10.0 + floor
-    assert told.verdict.timeout_seconds == floor
+    [found] = verdicts(events, 10.0 + 3 * floor)
+    assert found.at <= 10.0 + floor
+    assert found.verdict.timeout_seconds == floor
 
 
 @pytest.mark.parametrize("phase", ["wait", "ended"])
 def test_a_job_that_waits_for_slices_or_has_ended_never_hangs(phase: str) -> None:
     job = SimulatedJob(1, 1.0)
     job.start()
-    job.say(phase, 100_000.0)
+    job.beat(phase, 100_000.0)
     assert verdicts(job.events, job.now) == []
 
 
-def test_a_job_that_never_said_anything_never_hangs() -> None:
+def test_a_job_without_a_heartbeat_never_hangs() -> None:
     watch = HangWatch(CONFIG)
     assert all(watch.observe(None, second * 10**9) is None for second in range(10_000))
 
@@ -122,11 +122,11 @@ def test_steps_that_take_longer_have_a_longer_timeout() -> None:
     job.one_step(119.0)
     job.steps(200)
     job.one_step(1_000.0)
-    began = job.events[-1].at
-    [told] = verdicts(job.events, job.now)
+    last_beat = job.events[-1].at
+    [found] = verdicts(job.events, job.now)
     # By the 99th percentile of the rest: a single step that took longer changes nothing.
-    assert told.verdict.timeout_seconds == pytest.approx(3 * 40.0)
-    assert told.at - began <= 3 * 40.0
+    assert found.verdict.timeout_seconds == pytest.approx(3 * 40.0)
+    assert found.at - last_beat <= 3 * 40.0
 
 
 @pytest.mark.parametrize("stall_seconds", [25.0, 45.0, 300.0, 20_000.0])
@@ -138,22 +138,22 @@ def test_a_stall_that_passed_does_not_delay_the_next_verdict(stall_seconds: floa
     job.one_step(stall_seconds)
     job.steps(steps_after)
     job.one_step(5_000.0)
-    began = job.events[-1].at
+    last_beat = job.events[-1].at
     last = verdicts(job.events, job.now)[-1]
-    assert 0 < last.at - began <= job.step_bound(CONFIG) == CONFIG.step_floor_seconds
+    assert 0 < last.at - last_beat <= job.step_bound(CONFIG) == CONFIG.step_floor_seconds
 
 
 @pytest.mark.parametrize(("steps_before", "stall_seconds"), [(5, 300.0), (30, 28.0), (30, 300.0)])
 def test_nor_does_a_stall_that_passed_when_few_steps_were_known(steps_before: int, stall_seconds: float) -> None:
     job = SimulatedJob(3, 1.0)
-    job.say("init", 60.0)
+    job.beat("init", 60.0)
     job.steps(steps_before)
     job.one_step(stall_seconds)
     job.steps(10)
     job.one_step(5_000.0)
-    began = job.events[-1].at
+    last_beat = job.events[-1].at
     last = verdicts(job.events, job.now)[-1]
-    assert 0 < last.at - began <= CONFIG.step_floor_seconds
+    assert 0 < last.at - last_beat <= CONFIG.step_floor_seconds
 
 
 def test_steps_that_were_only_dispatched_at_first_are_learned_when_they_take_their_time() -> None:
@@ -172,7 +172,7 @@ def test_steps_that_were_only_dispatched_at_first_are_learned_when_they_take_the
         (60.0, 1_000, 1_100.0),  # Less than twice a day.
     ],
 )
-def test_pauses_that_nobody_announces_bring_two_verdicts_and_then_none_for_days(
+def test_unannounced_pauses_bring_two_verdicts_and_then_none_for_days(
     step_seconds: float, every: int, pause_seconds: float
 ) -> None:
     job = SimulatedJob(4, step_seconds)
@@ -180,8 +180,8 @@ def test_pauses_that_nobody_announces_bring_two_verdicts_and_then_none_for_days(
     while job.now < 2.5 * 86_400:
         job.steps(every)
         job.one_step(pause_seconds)
-    told = verdicts(job.events, job.now)
-    assert [each.verdict.step for each in told] == [22 + every, 23 + 2 * every]
+    found = verdicts(job.events, job.now)
+    assert [each.verdict.step for each in found] == [22 + every, 23 + 2 * every]
 
 
 def test_one_longer_stall_among_recurring_pauses_does_not_delay_the_next_verdict() -> None:
@@ -191,8 +191,8 @@ def test_one_longer_stall_among_recurring_pauses_does_not_delay_the_next_verdict
         job.steps(300)
         job.one_step(seconds)
     job.one_step(5_000.0)
-    told = [(each.verdict.step, each.verdict.timeout_seconds) for each in verdicts(job.events, job.now)]
-    assert [seconds for _, seconds in told] == [
+    found = [(each.verdict.step, each.verdict.timeout_seconds) for each in verdicts(job.events, job.now)]
+    assert [seconds for _, seconds in found] == [
         30.0,
         30.0,
         pytest.approx(180.0, rel=0.01),
@@ -210,7 +210,7 @@ def test_recurring_pauses_widen_the_timeout_up_to_the_floor_of_a_pause_or_what_c
         assert timeouts.timeout_seconds("step", 400.0) == widened
 
 
-def test_pauses_are_forgotten_a_day_after_they_came_twice_within_a_day() -> None:
+def test_pauses_are_forgotten_a_day_after_they_happened_twice_within_a_day() -> None:
     timeouts = LearnedTimeouts(CONFIG)
     for second in range(100):
         timeouts.add_steps(1, 1.0, 1.0, second)
@@ -228,9 +228,9 @@ def test_an_outage_that_passes_does_not_make_the_watch_blind() -> None:
     job.start()
     job.one_step(20_000.0)
     job.steps(50)
-    job.say("checkpoint", 20_000.0)
+    job.beat("checkpoint", 20_000.0)
     job.steps(50)
-    job.say("checkpoint", 20_000.0)
+    job.beat("checkpoint", 20_000.0)
     job.steps(50)
     job.one_step(20_000.0)
     timeouts = [(each.verdict.phase, each.verdict.timeout_seconds) for each in verdicts(job.events, job.now)]
@@ -241,20 +241,20 @@ def test_an_announced_phase_learns_from_the_longest_of_its_own() -> None:
     job = SimulatedJob(6, 1.0)
     job.start()
     for seconds in (100, 500, 300):
-        job.say("checkpoint", seconds)
+        job.beat("checkpoint", seconds)
         job.steps(5)
-    job.say("eval", 10_000)
+    job.beat("eval", 10_000)
     job.steps(5)
-    job.say("checkpoint", 10_000)
-    told = [(each.verdict.phase, each.verdict.timeout_seconds) for each in verdicts(job.events, job.now)]
-    assert told == [("eval", 600), ("checkpoint", pytest.approx(1_500, rel=0.01))]
+    job.beat("checkpoint", 10_000)
+    found = [(each.verdict.phase, each.verdict.timeout_seconds) for each in verdicts(job.events, job.now)]
+    assert found == [("eval", 600), ("checkpoint", pytest.approx(1_500, rel=0.01))]
 
 
-def test_steps_after_a_new_initialisation_are_learned_anew() -> None:
+def test_steps_after_a_new_initialisation_are_learned_from_scratch() -> None:
     job = SimulatedJob(7, 0.5)
     job.start()
     job.steps(1_000)
-    job.say("init", 100)
+    job.beat("init", 100)
     job.one_step(900)
     job.step_seconds = 25.0  # On fewer slices.
     job.jitter = 0.3
@@ -262,39 +262,39 @@ def test_steps_after_a_new_initialisation_are_learned_anew() -> None:
     assert verdicts(job.events, job.now) == []
 
 
-def test_steps_that_are_not_counted_are_learned_by_how_often_they_are_told() -> None:
+def test_steps_without_numbers_are_learned_from_the_rate_of_heartbeats() -> None:
     job = SimulatedJob(8, 15.0)
     job.start()
     job.steps(100)
     events = [event._replace(step=None) for event in job.events]
-    [told] = verdicts(events, job.now + 1_000)
-    assert told.verdict.timeout_seconds == pytest.approx(45, rel=0.2)
-    assert told.verdict.step is None
+    [found] = verdicts(events, job.now + 1_000)
+    assert found.verdict.timeout_seconds == pytest.approx(45, rel=0.2)
+    assert found.verdict.step is None
 
 
-def test_time_in_other_phases_is_no_part_of_a_step() -> None:
+def test_time_in_other_phases_is_not_part_of_a_step() -> None:
     job = SimulatedJob(9, 15.0, jitter=0.0)
     job.start()
     for _ in range(100):
         job.steps(1)
-        job.say("data", 40.0, job.step)
+        job.beat("data", 40.0, job.step)
     job.one_step(1_000.0)
-    [told] = verdicts(job.events, job.now)
-    assert told.verdict.timeout_seconds == pytest.approx(45)
+    [found] = verdicts(job.events, job.now)
+    assert found.verdict.timeout_seconds == pytest.approx(45)
 
 
-def test_steps_of_which_many_pass_between_two_looks_are_counted_each() -> None:
+def test_many_steps_between_two_checks_are_counted_each() -> None:
     job = SimulatedJob(10, 0.01, jitter=0.0)
     job.start()
     for _ in range(10):
         job.steps(500)
         job.one_step(19.0)  # One in 500: not the 99th percentile.
     job.one_step(1_000.0)
-    [told] = verdicts(job.events, job.now)
-    assert told.verdict.timeout_seconds == CONFIG.step_floor_seconds
+    [found] = verdicts(job.events, job.now)
+    assert found.verdict.timeout_seconds == CONFIG.step_floor_seconds
 
 
-# --- A watch that was not there to look ---------------------------------------------------------------
+# --- A watch that missed checks -------------------------------------------------------------------------
 
 
 def test_a_machine_that_was_paused_brings_no_verdict_and_teaches_nothing() -> None:
@@ -312,16 +312,16 @@ def test_a_machine_that_was_paused_brings_no_verdict_and_teaches_nothing() -> No
 def test_a_pause_of_the_machine_amid_a_step_does_not_count_as_silence() -> None:
     watch = HangWatch(CONFIG)
     seconds = [*range(40), *range(50_000, 50_060)]
-    told = []
+    found = []
     for second in seconds:
         step = min(second, 30)
         if watch.observe(Progress(step + 1, step * 10**9, "step", step), second * 10**9) is not None:
-            told.append(second)
-    [at] = told
+            found.append(second)
+    [at] = found
     assert 50_010 < at < 50_025
 
 
-def test_a_watch_that_is_always_late_tells_a_hang_all_the_same() -> None:
+def test_a_watch_that_is_always_late_still_reports_a_hang() -> None:
     watch = HangWatch(CONFIG)
     stuck = Progress(1, 0, "checkpoint", 5)
     assert sum(watch.observe(stuck, second * 10**9) is not None for second in range(0, 10_000, 10)) == 1
@@ -340,7 +340,7 @@ def _job(history: list[tuple[str, float]], counted: bool) -> SimulatedJob:
     for phase, seconds in history:
         if phase == "step":
             job.step += 1
-        job.say(phase, seconds, job.step if counted else None)
+        job.beat(phase, seconds, job.step if counted else None)
     return job
 
 
@@ -353,14 +353,14 @@ def test_nothing_under_the_floors_is_ever_a_hang(history: list[tuple[str, float]
 
 @settings(max_examples=40, deadline=None)
 @given(HISTORIES.filter(bool), st.booleans(), st.integers(0, 100))
-def test_every_job_that_goes_on_no_more_is_told_once(
+def test_every_job_without_further_progress_is_reported_once(
     history: list[tuple[str, float]], counted: bool, seed: int
 ) -> None:
     job = _job(history, counted)
     job.now = job.events[-1].at
     bound = max(1_800.0, 3 * max(seconds for _, seconds in history))
-    [told] = verdicts(job.events, job.now + 1.2 * bound, seed=seed)
-    assert told.at <= job.now + bound
+    [found] = verdicts(job.events, job.now + 1.2 * bound, seed=seed)
+    assert found.at <= job.now + bound
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.integers(1, 50))
@@ -374,7 +374,7 @@ def test_the_percentile_is_that_of_the_last_steps(values: list[float], most: int
     assert steps.percentile(0.5) == recent[math.ceil(0.5 * len(recent)) - 1]
 
 
-def test_a_job_that_says_the_same_step_again_makes_progress_but_no_step() -> None:
+def test_a_job_that_repeats_the_same_step_makes_progress_but_no_step() -> None:
     watch = HangWatch(CONFIG)
     job = random.Random(11)
     sequence = 0
@@ -388,7 +388,7 @@ def test_a_job_that_says_the_same_step_again_makes_progress_but_no_step() -> Non
 
 
 def _train(watch: HangWatch, steps: int = 20, start: int = 0) -> int:
-    """Steps of a second, looked at each second; when the last one began."""
+    """Steps of a second, checked each second; return the start of the last one."""
     for step in range(steps):
         now_ns = (start + step) * 10**9
         assert watch.observe(Progress(step + 1, now_ns, "step", step), now_ns) is None
@@ -455,7 +455,7 @@ def test_what_was_inherited_does_not_count_for_longer_than_a_week_and_no_more_th
     assert dict(old.learned(last * 10**9)) == {}
 
 
-def test_time_in_which_the_job_was_stopped_is_no_silence_and_teaches_nothing() -> None:
+def test_time_in_which_the_job_was_stopped_does_not_count_and_is_not_learned() -> None:
     watch = HangWatch(HangConfig(enabled=True))
     last = _train(watch)
     progress = Progress(20, last * 10**9, "step", 19)

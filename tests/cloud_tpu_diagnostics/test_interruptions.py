@@ -57,7 +57,7 @@ for at in range(1, 10_000):
     if not interrupted:
         break
 assert at > 50
-say("done")
+output("done")
 """,
         tmp_path / "d",
         phase,
@@ -65,7 +65,7 @@ say("done")
     assert (code, out) == (0, "done\n"), err
 
 
-def test_a_generator_that_is_never_finished_lets_the_interpreter_end_in_peace(tmp_path: Path) -> None:
+def test_a_generator_that_is_never_finished_does_not_disturb_the_end_of_the_interpreter(tmp_path: Path) -> None:
     code, out, err = run(
         """
 import builtins
@@ -74,7 +74,7 @@ def generator():
         yield
 builtins.kept = generator()
 next(kept)
-say("in")
+output("in")
 """,
         tmp_path / "d",
     )
@@ -86,9 +86,9 @@ def test_a_block_that_is_let_go_of_is_left(tmp_path: Path) -> None:
         """
 block = diagnostic.diagnose(config())
 block.__enter__()
-say(faulthandler.is_enabled())
+output(faulthandler.is_enabled())
 del block
-say(faulthandler.is_enabled())
+output(faulthandler.is_enabled())
 """,
         tmp_path / "d",
     )
@@ -103,7 +103,7 @@ os.environ["ML_DIAGNOSTICS_RAISE"] = "0"
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 with diagnostic.diagnose(config()):
     diagnostic.heartbeat(1)
-    say("in")
+    output("in")
 """,
         tmp_path / "d",
     )
@@ -115,7 +115,7 @@ import gc
 from cloud_tpu_diagnostics import blocks
 held = [each for each in gc.get_referents(faulthandler) if getattr(each, "_number", 2**30) != 2**30]
 assert (faulthandler.is_enabled(), blocks._current, list(blocks._entered), held) == (False, None, [], [])
-say("nothing is on")
+output("nothing is on")
 """
 
 

@@ -1,4 +1,4 @@
-"""A job of four JAX processes, of which one does not enter the collective: whoever looks is told which, and where."""
+"""A job of four JAX processes, one of which does not enter the collective: the command names it and its frame."""
 
 from __future__ import annotations
 
@@ -90,45 +90,45 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Ranks]:
             ranks.close()
 
 
-def test_the_folder_of_trace_files_tells_the_rank_that_is_elsewhere(ranks: _Ranks) -> None:
+def test_the_folder_of_trace_files_names_the_rank_that_is_elsewhere(ranks: _Ranks) -> None:
     for process in ranks.processes:
         process.send_signal(signal.SIGUSR1)
     odd = ranks.processes[jax_job.ODD_RANK].pid
 
-    def is_told(said: str) -> bool:
-        majority, _, others = said.partition("; ")
+    def is_complete(sentence: str) -> bool:
+        majority, _, others = sentence.partition("; ")
         return (
             majority.startswith("3 of 4 ")
             and " train_step (jax_job.py:" in majority
             and f":{odd} " in others
-            and " in wait_for_data_that_never_comes (jax_job.py:" in others
+            and " in wait_for_missing_data (jax_job.py:" in others
         )
 
-    _wait_until_said(is_told, ranks, str(ranks.folder))
-    assert all(process.poll() is None for process in ranks.processes)  # The signal has harmed nobody.
+    _wait_until_shown(is_complete, ranks, str(ranks.folder))
+    assert all(process.poll() is None for process in ranks.processes)  # The signal has ended no process.
 
 
-def test_the_journal_tells_it_with_the_ranks_index_and_the_step(ranks: _Ranks) -> None:
-    def is_told(said: str) -> bool:
-        majority, _, others = said.partition("; ")
+def test_the_journal_names_it_with_the_ranks_index_and_the_step(ranks: _Ranks) -> None:
+    def is_complete(sentence: str) -> bool:
+        majority, _, others = sentence.partition("; ")
         return (
             majority.startswith("3 of 4 ")
             and " train_step (jax_job.py:" in majority
             and majority.endswith(f" at step {jax_job.STUCK_STEP}")
             and f"/{jax_job.ODD_RANK} " in others
-            and " in wait_for_data_that_never_comes (jax_job.py:" in others
+            and " in wait_for_missing_data (jax_job.py:" in others
             and others.endswith(f" at step {jax_job.STUCK_STEP}")
         )
 
-    _wait_until_said(is_told, ranks, "--job", _JOB)
+    _wait_until_shown(is_complete, ranks, "--job", _JOB)
 
 
-def _wait_until_said(is_told: Callable[[str], bool], ranks: _Ranks, *where: str) -> None:
+def _wait_until_shown(is_complete: Callable[[str], bool], ranks: _Ranks, *where: str) -> None:
     """Run `tpu-stacks show` until its first line is as expected; the next dumps are written within a second."""
     command = [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", *where]
 
     def is_shown() -> bool:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=ranks.environment)
-        return is_told(done.stdout.partition("\n")[0])
+        return is_complete(done.stdout.partition("\n")[0])
 
     wait_until(is_shown, _LONG_SECONDS)

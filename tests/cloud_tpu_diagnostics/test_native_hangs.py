@@ -22,10 +22,10 @@ _PLACES = ("console", "file", "file, by a companion")
 _INTERVALS = 6.5
 
 _STUCK = """
-library, place = sys.argv[2:]
-if place == "file":
+library, target = sys.argv[2:]
+if target == "file":
     without_companion()
-with diagnostic.diagnose(config(1, cloud=place != "console")):
+with diagnostic.diagnose(config(1, cloud=target != "console")):
     lock_twice(getattr(ctypes, library)(None))
 """
 
@@ -37,9 +37,9 @@ def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, 
         patch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
         patch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path_factory.mktemp("ml-diagnostics")))
         jobs = {
-            (library, place): Job(_STUCK, tmp_path_factory.mktemp("traces") / "debugging", library, place)
+            (library, target): Job(_STUCK, tmp_path_factory.mktemp("traces") / "debugging", library, target)
             for library in (_RELEASED, _HELD)
-            for place in _PLACES
+            for target in _PLACES
         }
         for job in jobs.values():
             assert job.line() == "stuck"
@@ -49,28 +49,28 @@ def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, 
 
 
 @pytest.mark.parametrize("library", [_RELEASED, _HELD])
-@pytest.mark.parametrize("place", _PLACES)
+@pytest.mark.parametrize("target", _PLACES)
 def test_a_hang_is_dumped_at_every_interval_with_its_frame(
-    hangs: dict[tuple[str, str], str], library: str, place: str
+    hangs: dict[tuple[str, str], str], library: str, target: str
 ) -> None:
-    written = hangs[library, place]
+    written = hangs[library, target]
     assert written.count("Timeout (") >= 0.75 * _INTERVALS
     assert written.count(_STUCK_FRAME) == written.count("Timeout (")
 
 
 @pytest.mark.parametrize(
-    ("library", "place"), [*((_RELEASED, place) for place in _PLACES), (_HELD, "file, by a companion")]
+    ("library", "target"), [*((_RELEASED, target) for target in _PLACES), (_HELD, "file, by a companion")]
 )
-def test_each_dump_follows_its_header_where_anybody_can_write_it(
-    hangs: dict[tuple[str, str], str], library: str, place: str
+def test_each_dump_follows_its_header_if_any_thread_or_process_can_write_it(
+    hangs: dict[tuple[str, str], str], library: str, target: str
 ) -> None:
-    lines = hangs[library, place].splitlines()
+    lines = hangs[library, target].splitlines()
     dumps = [number for number, line in enumerate(lines) if line.startswith("Timeout (")]
     assert all(lines[number - 1] == f"{HEADER} 1 seconds." for number in dumps)
 
 
 @pytest.mark.parametrize("before_hang_seconds", [0.25, 0.75])
-def test_a_hang_with_the_gil_held_has_a_dump_within_an_interval_whenever_it_begins(
+def test_a_hang_with_the_gil_held_has_a_dump_within_an_interval_of_any_start(
     tmp_path: Path, before_hang_seconds: float
 ) -> None:
     job = Job(
@@ -159,7 +159,7 @@ with diagnostic.diagnose(config(1, cloud=True)):
     assert dump.count(_STUCK_FRAME) == 1
 
 
-def test_leaving_does_not_wait_for_who_reads_stderr(tmp_path: Path) -> None:
+def test_leaving_does_not_wait_for_the_reader_of_stderr(tmp_path: Path) -> None:
     """With a blocking pipe, to cancel the timer would wait for ever."""
     job = Job(
         """
@@ -172,8 +172,8 @@ for _ in range(50):
     threading.Thread(target=deep, args=(60,), daemon=True).start()
 with diagnostic.diagnose(config(0.2)):
     time.sleep(1)
-    say("filled")
-say("left")
+    output("filled")
+output("left")
 os._exit(0)
 """,
         tmp_path / "d",
@@ -188,10 +188,10 @@ def test_a_program_that_dies_of_sigpipe_does_not_die_of_ours(tmp_path: Path) -> 
         """
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 with diagnostic.diagnose(config(0.1)):
-    say("on")
+    output("on")
     input()
     time.sleep(0.5)
-say("left")
+output("left")
 """,
         tmp_path / "d",
     )

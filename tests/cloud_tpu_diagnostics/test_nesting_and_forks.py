@@ -16,13 +16,13 @@ def test_the_last_of_nested_blocks_ends_it(tmp_path: Path) -> None:
 with diagnostic.diagnose(config()):
     with diagnostic.diagnose(config()):
         pass
-    say(faulthandler.is_enabled())
+    output(faulthandler.is_enabled())
     try:
         with diagnostic.diagnose(config()):
             raise ValueError
     except ValueError:
-        say(faulthandler.is_enabled())
-say(faulthandler.is_enabled())
+        output(faulthandler.is_enabled())
+output(faulthandler.is_enabled())
 """,
         tmp_path / "d",
     )
@@ -42,17 +42,17 @@ thread = threading.Thread(target=other)
 with diagnostic.diagnose(config()):
     thread.start()
     entered.wait()
-say(faulthandler.is_enabled())
+output(faulthandler.is_enabled())
 may_leave.set()
 thread.join()
-say(faulthandler.is_enabled())
+output(faulthandler.is_enabled())
 """,
         tmp_path / "d",
     )
     assert (out.split(), err) == (["True", "False"], "")
 
 
-def test_another_configuration_within_a_block_is_said_once(tmp_path: Path) -> None:
+def test_another_configuration_within_a_block_is_one_warning(tmp_path: Path) -> None:
     _, _, err = run(
         """
 with diagnostic.diagnose(config(100)):
@@ -93,7 +93,7 @@ with diagnostic.diagnose(config()):
     pid = os.fork()
     if not pid:
         {ending}
-    say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), faulthandler.is_enabled())
+    output(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), faulthandler.is_enabled())
 """,
         tmp_path / "d",
     )
@@ -141,7 +141,7 @@ if not pid:
     signal.alarm(20)
     enter()
     os._exit(0)
-say(os.waitpid(pid, 0)[1])
+output(os.waitpid(pid, 0)[1])
 thread.join()
 """,
         tmp_path,
@@ -166,7 +166,7 @@ thread.start()
 while thread.is_alive():
     with diagnostic.diagnose(config()):
         pass
-say("done")
+output("done")
 """,
         tmp_path / "d",
     )
@@ -202,7 +202,7 @@ if not pid:
 print(os.waitpid(pid, 0)[1])
 while blocks._entered:
     time.sleep(0.01)
-say(blocks._current, faulthandler.is_enabled())
+output(blocks._current, faulthandler.is_enabled())
 """,
         tmp_path / "d",
     )
@@ -231,14 +231,14 @@ with diagnostic.diagnose(config()):
         with diagnostic.diagnose(config()):
             pass
         sys.exit(7)  # With a pending timer of faulthandler it would wait for ever.
-    say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), blocks._current._timer._output.is_in_use())
+    output(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), blocks._current._timer._output.is_in_use())
     may_go.set()
     thread.join()
     pid = os.fork()
     if not pid:
         os._exit(0)
     os.waitpid(pid, 0)
-say(faulthandler.is_enabled())
+output(faulthandler.is_enabled())
 """,
         tmp_path / "d",
     )
@@ -288,9 +288,9 @@ try:
         pid = os.fork()
         if not pid:
             raise ValueError
-        say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        output(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         time.sleep(0.5)
-        say(faulthandler.is_enabled())
+        output(faulthandler.is_enabled())
 except ValueError:
     os._exit(3)
 """,

@@ -52,7 +52,7 @@ logName="projects/<project_name>/logs/tpu.googleapis.com%2Fruntime_monitor"
 jsonPayload.verb="stacktraceanalyzer"
 """
 
-# A moment of work first: a thread that has just begun has the identity of the one that began it, in a dump.
+# A moment of work first: in a dump, a thread that has just started has the identity of its starter.
 _WORK = "def run_job(_): pass\n"
 _CRASH = "import ctypes, time\ndef run_job(_): time.sleep(0.2); ctypes.string_at(0)\n"
 _IS_ASKED = "import os, signal, time\ndef run_job(_): time.sleep(0.2); os.kill(os.getpid(), signal.SIGUSR1)\n"

@@ -30,7 +30,7 @@ def waits_in_reader(release: threading.Event) -> None:
 
 @pytest.fixture
 def readers(release: threading.Event) -> Iterator[list[threading.Thread]]:
-    """Seven threads in one place."""
+    """Seven threads with one stack."""
     threads = [threading.Thread(target=waits_in_reader, args=(release,), name=f"reader-{n}") for n in range(7)]
     for thread in threads:
         thread.start()
@@ -53,7 +53,7 @@ def _group_in(snapshot: Snapshot, function: str) -> ThreadGroup:
     return group
 
 
-def test_threads_in_one_place_are_one_group(readers: list[threading.Thread]) -> None:
+def test_threads_with_one_stack_are_one_group(readers: list[threading.Thread]) -> None:
     group = _group_in(take_snapshot(), "waits_in_reader")
     assert (group.threads, group.has_main) == (7, False)
     assert set(group.names) <= {thread.name for thread in readers}
@@ -62,12 +62,10 @@ def test_threads_in_one_place_are_one_group(readers: list[threading.Thread]) -> 
     assert reader.line == waits_in_reader.__code__.co_firstlineno + 1
 
 
-def test_the_main_thread_comes_first_even_if_it_takes_the_snapshot(readers: list[threading.Thread]) -> None:
+def test_the_main_thread_is_first_even_if_it_takes_the_snapshot(readers: list[threading.Thread]) -> None:
     snapshot = take_snapshot()
     assert snapshot.groups[0].has_main
-    assert (
-        snapshot.groups[0].frames[0].function == test_the_main_thread_comes_first_even_if_it_takes_the_snapshot.__name__
-    )
+    assert snapshot.groups[0].frames[0].function == test_the_main_thread_is_first_even_if_it_takes_the_snapshot.__name__
     assert sum(group.threads for group in snapshot.groups) == snapshot.thread_count == len(sys._current_frames())
 
 
@@ -77,11 +75,11 @@ def test_the_thread_that_takes_it_is_left_out_and_others_that_are_named(readers:
         counts.append(take_snapshot(leave_out={thread.ident or 0 for thread in readers}).thread_count)
 
     counts: list[int] = []
-    everybody = len(sys._current_frames())
+    total = len(sys._current_frames())
     thread = threading.Thread(target=count)
     thread.start()
     thread.join()
-    assert counts == [everybody, everybody - 7]
+    assert counts == [total, total - 7]
 
 
 def test_no_variable_of_the_job_is_kept_alive() -> None:
@@ -155,7 +153,7 @@ def test_json_and_back_is_the_same(groups: list[ThreadGroup], time_ns: int) -> N
 @given(
     st.recursive(st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
-def test_what_is_no_snapshot_is_refused_with_one_error(encoded: object) -> None:
+def test_an_invalid_snapshot_is_refused_with_one_error(encoded: object) -> None:
     for value in ({"groups": encoded, "threads": 1}, {"groups": [], "threads": encoded}, {"groups": [encoded]}):
         try:
             read = Snapshot.from_json(value)
@@ -172,7 +170,7 @@ def test_a_snapshot_of_very_many_stacks_fits_into_an_entry() -> None:
     assert encoded["groups"][0]["main"]
 
 
-def test_a_running_thread_goes_on_while_300_others_are_looked_at(release: threading.Event) -> None:
+def test_a_running_thread_continues_while_300_others_are_read(release: threading.Event) -> None:
     threads = [threading.Thread(target=waits_in_reader, args=(release,), daemon=True) for _ in range(300)]
     for thread in threads:
         thread.start()
@@ -180,9 +178,9 @@ def test_a_running_thread_goes_on_while_300_others_are_looked_at(release: thread
 
     def take() -> None:
         for _ in range(5):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             take_snapshot()
-            taken.append(time.perf_counter() - begun)
+            taken.append(time.perf_counter() - started)
 
     taker = threading.Thread(target=take)
     turns = 0

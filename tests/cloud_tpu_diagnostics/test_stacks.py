@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir()
     now = time.time()
     for number in range(8):
-        text = "a line of somebody's\n" + dump_text() + dump_text(DATA if number == 3 else PSUM)
+        text = "a line of another program\n" + dump_text() + dump_text(DATA if number == 3 else PSUM)
         path = folder / f"stack_trace_2026_11_21_15_04_05_host-{number}_{100 + number}.txt"
         path.write_text(text)
         os.utime(path, (now, now - (92 if number == 5 else 0)))
@@ -95,13 +95,13 @@ def test_json_has_it_all(run: Show, folder: Path) -> None:
 
 
 def test_a_dump_that_is_being_written_does_not_count_yet(run: Show, tmp_path: Path) -> None:
-    begun = f"{HEADER}Timeout (0:01:00)!\nThread 0x3 (most recent call first):\n{POOL}"
-    begun += '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n'
-    (tmp_path / "stack_trace_2026_11_21_15_04_05_a_1.txt").write_text(dump_text() + begun)
+    started = f"{HEADER}Timeout (0:01:00)!\nThread 0x3 (most recent call first):\n{POOL}"
+    started += '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n'
+    (tmp_path / "stack_trace_2026_11_21_15_04_05_a_1.txt").write_text(dump_text() + started)
     assert run("show", str(tmp_path))[1].startswith("a waits in psum")
 
 
-def test_a_crash_is_told_with_its_place(run: Show, tmp_path: Path) -> None:
+def test_a_crash_is_reported_with_its_location(run: Show, tmp_path: Path) -> None:
     crash = f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n{DATA}"
     (tmp_path / "stack_trace_2026_11_21_15_04_05_a_1.txt").write_text(dump_text() + crash)
     assert run("show", str(tmp_path))[1].startswith(
@@ -109,7 +109,7 @@ def test_a_crash_is_told_with_its_place(run: Show, tmp_path: Path) -> None:
     )
 
 
-def test_files_of_long_ago_are_left_out_and_it_is_said(run: Show, folder: Path) -> None:
+def test_old_files_are_omitted_with_a_note(run: Show, folder: Path) -> None:
     old = folder / "stack_trace_2026_11_14_15_04_05_host-9_9.txt"
     old.write_text(dump_text())
     os.utime(old, (time.time(), time.time() - 7200))
@@ -207,7 +207,7 @@ def test_an_attempt_that_was_replaced_is_not_silent(run: Show) -> None:
     assert run("show", "--job", "llama")[1].startswith("host-0 waits in psum (psum.py:5) at step 4210\n")
 
 
-def test_the_end_of_a_process_is_told(run: Show) -> None:
+def test_the_end_of_a_process_is_reported(run: Show) -> None:
     write_journal(0, [snapshot("psum"), entry(JOB_ENDED, "The job was ended by SIGKILL (a zombie)", how="signal")])
     write_journal(1, [snapshot("psum")])
     assert "; host-0: The job was ended by SIGKILL (a zombie)\n" in run("show", "--job", "llama")[1]
@@ -219,7 +219,7 @@ def test_a_process_that_learns_its_index_is_one_process(run: Show) -> None:
         write_journal(0, [snapshot("init")], age=2, **of)
         write_journal(number, [snapshot("data" if number == 3 else "psum")], age=1, **of)
     ended = entry(JOB_ENDED, "The job was ended by SIGKILL", how="signal", signal="SIGKILL")
-    write_journal(0, [ended], host="node-7", pid="103")  # As `run` says it, which never learns the index.
+    write_journal(0, [ended], host="node-7", pid="103")  # As `run` writes it, without the index.
     out = run("show", "--job", "llama")[1]
     assert out.startswith("3 of 4 wait in psum (psum.py:5) at step 4210; node-7/3: The job was ended by SIGKILL\n")
 

@@ -23,7 +23,7 @@ from ..waiting import wait_until
 from . import diagnosed_jobs
 
 if not sys.platform.startswith("linux"):
-    pytest.skip("it looks into /proc", allow_module_level=True)
+    pytest.skip("needs /proc", allow_module_level=True)
 
 Run = Callable[..., tuple[int, str, str]]
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -78,7 +78,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def fake_py_spy(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a program in the place of py-spy; an empty one is none."""
+    """Replace py-spy by a program; an empty one removes it."""
 
     def put(script: str) -> None:
         program = tmp_path_factory.mktemp("bin") / "py-spy"
@@ -98,7 +98,7 @@ def test_all_processes_inside_are_found_and_asked(start: Start, run: Run) -> Non
     assert [job.poll() for job in jobs] == [None, None]
 
 
-def test_one_can_be_asked_again_and_again(start: Start, run: Run) -> None:
+def test_a_process_can_be_dumped_repeatedly(start: Start, run: Run) -> None:
     job = start()
     start()
     for _ in range(3):
@@ -143,13 +143,13 @@ def test_a_signal_that_may_be_the_jobs_own_is_not_sent(
     assert job.poll() is None
 
 
-def test_the_file_may_say_which_signal_it_is(start: Start, run: Run) -> None:
-    said = (
+def test_the_file_may_name_the_signal(start: Start, run: Run) -> None:
+    signal_of = (
         "signal.signal(signal.SIGUSR1, lambda *_: os._exit(3)); "
         "faulthandler.register(signal.SIGUSR2, file=file, all_threads=True); "
         "file.write(b'INFO: SIGUSR1 is taken: for stack traces at any time, send SIGUSR2 instead.\\n')"
     )
-    job = start(said)
+    job = start(signal_of)
     code, out, err = run("dump")
     assert (code, err) == (0, "")
     assert out.startswith("host-1 waits in psum")
@@ -158,7 +158,7 @@ def test_the_file_may_say_which_signal_it_is(start: Start, run: Run) -> None:
 
 @pytest.mark.parametrize("padding", [0, 5_000, (1 << 20) - 40, 3 << 20])
 def test_the_newest_word_in_the_file_about_the_signal_counts_wherever_it_stands(folder: Path, padding: int) -> None:
-    def said(*which: str) -> int:
+    def signal_of(*which: str) -> int:
         words = [f"INFO: SIGUSR1 is {each}.\n" for each in which]
         path = folder / "a"
         path.write_text(("x" * 99 + "\n") * (padding // 100) + "y\n".join(words) + "\n" * padding)
@@ -172,9 +172,9 @@ def test_the_newest_word_in_the_file_about_the_signal_counts_wherever_it_stands(
     caught = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN + 3)
     handlers = {number: signal.signal(number, lambda *_: None) for number in caught}
     try:
-        assert said(third, second) == signal.SIGUSR2
-        assert said(second, third) == signal.SIGRTMIN + 3
-        assert said(second, third, free) == signal.SIGUSR1
+        assert signal_of(third, second) == signal.SIGUSR2
+        assert signal_of(second, third) == signal.SIGRTMIN + 3
+        assert signal_of(second, third, free) == signal.SIGUSR1
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -204,7 +204,7 @@ rounds._LOOK_SECONDS = 0.2
 def psum():
     with diagnostic.diagnose(config(cloud=True)):
         {_TAKES_THE_SIGNAL if when == "in the block" else "pass"}
-        say("inside")
+        output("inside")
         threading.Event().wait()
 {_TAKES_THE_SIGNAL if when == "before the block" else "pass"}
 psum()
@@ -227,10 +227,10 @@ def test_all_processes_are_asked_at_once(start: Start, run: Run, fake_py_spy: Ca
     jobs = [start() for _ in range(4)]
     for job in jobs[:3]:
         job.send_signal(signal.SIGSTOP)
-    began = time.monotonic()
+    measured_from = time.monotonic()
     try:
         code, out, err = run("dump", "--timeout", "2")
-        took = time.monotonic() - began
+        took = time.monotonic() - measured_from
     finally:
         for job in jobs:
             job.send_signal(signal.SIGCONT)
@@ -305,7 +305,7 @@ def test_a_process_without_a_block_is_read_from_outside(
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("script", "message"),
     [
         ("import sys; sys.exit('Permission Denied: Try running again with elevated permissions')", "SYS_PTRACE"),
         ("import time; time.sleep(60)", "had not read process"),
@@ -314,8 +314,8 @@ def test_a_process_without_a_block_is_read_from_outside(
     ],
     ids=["not allowed", "too slow", "another answer", "not installed"],
 )
-def test_without_py_spy_the_signal_is_used_and_it_is_said(
-    start: Start, run: Run, fake_py_spy: Callable[[str], None], script: str, says: str
+def test_without_py_spy_the_signal_is_used_with_a_note(
+    start: Start, run: Run, fake_py_spy: Callable[[str], None], script: str, message: str
 ) -> None:
     fake_py_spy(script)
     start()
@@ -323,7 +323,7 @@ def test_without_py_spy_the_signal_is_used_and_it_is_said(
     assert code == 0
     assert out.startswith("host-1 waits in psum")
     assert err.startswith("tpu-stacks: no native frames: ")
-    assert says in err
+    assert message in err
 
 
 @pytest.mark.skipif(live._py_spy() is None, reason="py-spy is not installed")

@@ -28,7 +28,7 @@ from .diagnosed_jobs import Job, run
 from .test_stacks import dump_text, snapshot
 
 if not sys.platform.startswith("linux"):
-    pytest.skip("it looks into /proc", allow_module_level=True)
+    pytest.skip("needs /proc", allow_module_level=True)
 
 Show = Callable[..., tuple[int, str, str]]
 HOST = socket.gethostname()
@@ -93,7 +93,7 @@ def _write(log: str, pid: int, payloads: list[dict[str, object]], *, age: float,
     labels = {"job": job, "run": job, "attempt": "", "host": HOST, "process_index": "0", "pid": str(pid)}
     root = Path(os.environ["ML_DIAGNOSTICS_DIR"])
     now_ns = time.time_ns() - round(age * 1e9)
-    real, time.time_ns = time.time_ns, lambda: now_ns  # A writer's name says when it started.
+    real, time.time_ns = time.time_ns, lambda: now_ns  # A writer's name contains its start.
     try:
         journal = Journal(log, root=root, labels=labels, about_pid=pid, clock_ns=lambda: now_ns)
     finally:
@@ -103,7 +103,7 @@ def _write(log: str, pid: int, payloads: list[dict[str, object]], *, age: float,
     journal.close()
 
 
-def test_entries_without_a_name_are_the_jobs_whose_recorder_ran_in_that_process_and_no_others(show: Show) -> None:
+def test_entries_without_a_name_belong_to_the_job_of_the_recorder_in_that_process_only(show: Show) -> None:
     ended = entry(JOB_ENDED, "The job was ended by SIGSEGV", how="signal", signal="SIGSEGV")
     pid = 2**22 + 5  # Above any process id.
     _write(LOG_ID, pid, [snapshot("before"), entry(JOB_ENDED, "The job ended well", how="clean")], age=300)
@@ -126,7 +126,7 @@ def test_a_process_of_this_host_that_is_gone_is_not_silent(show: Show, tmp_path:
     os.environ["ML_DIAGNOSTICS_JOB"] = "llama"
     try:
         job = Job(
-            COMPANION + "with diagnostic.diagnose(config(0.1, cloud=True)):\n    say(companion())\n    input()",
+            COMPANION + "with diagnostic.diagnose(config(0.1, cloud=True)):\n    output(companion())\n    input()",
             tmp_path,
         )
     finally:
@@ -135,17 +135,17 @@ def test_a_process_of_this_host_that_is_gone_is_not_silent(show: Show, tmp_path:
     wait_until(lambda: SNAPSHOT in _kinds())
     assert " waits in " in show("--job", "llama")[1] or " is in " in show("--job", "llama")[1]
     assert "gone" not in show(str(tmp_path))[1]
-    os.kill(companion, signal.SIGKILL)  # Nothing is left to record how the job ends.
+    os.kill(companion, signal.SIGKILL)  # No process is left to record the end of the job.
     job.kill()
     for arguments in (["--job", "llama"], [str(tmp_path)]):
         code, out, _ = show(*arguments)
         assert code == 0
-        said = f"{HOST}: gone: process {job.process.pid} exited without recording its end; last event at 20"
-        assert out.startswith(said)
+        expected = f"{HOST}: gone: process {job.process.pid} exited without recording its end; last event at 20"
+        assert out.startswith(expected)
         assert "has sent nothing" not in out
 
 
-def test_how_a_process_of_this_host_ended_is_shown_with_its_files(show: Show, tmp_path: Path) -> None:
+def test_the_exit_reason_of_a_process_of_this_host_is_shown_with_its_files(show: Show, tmp_path: Path) -> None:
     job = Job("with diagnostic.diagnose(config(0.1, cloud=True)):\n    input()", tmp_path)
     wait_until(lambda: SNAPSHOT in _kinds())
     job.kill()

@@ -234,7 +234,7 @@ def test_the_labels_of_the_counter_are_in_the_entries(platform: Any, found: Any)
         ("notebook", "notebook"),
     ],
 )
-def test_the_job_is_told_from_the_name_that_kubernetes_gives_its_pods_and_their_hosts(pod: str, job: str) -> None:
+def test_the_job_follows_from_the_names_that_kubernetes_gives_its_pods_and_their_hosts(pod: str, job: str) -> None:
     resource = container("trainer")
     resource["labels"]["pod_name"] = pod
     how = counter("gke")["label_extractors"]["job_name"]
@@ -255,7 +255,7 @@ def test_no_bucket_is_made_unless_it_has_a_name(platform: Any) -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_a_bucket_keeps_traces_for_30_days_unless_told_otherwise(platform: Any) -> None:
+def test_a_bucket_keeps_traces_for_30_days_by_default(platform: Any) -> None:
     for config, days in (({"bucket_name": "traces"}, 30), ({"bucket_name": "traces", "retention_days": 7}, 7)):
         found = planned(platform, stack_trace_bucket_config=config).resources
         (bucket,) = found["google_logging_project_bucket_config"]["stack_traces"]
@@ -272,7 +272,7 @@ def test_the_sink_brings_what_is_counted_and_shown_to_the_bucket(platform: Any) 
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_nobody_is_granted_anything_because_a_sink_within_a_project_has_no_identity(platform: Any) -> None:
+def test_no_role_is_granted_because_a_sink_within_a_project_has_no_identity(platform: Any) -> None:
     """https://cloud.google.com/logging/docs/reference/v2/rest/v2/projects.sinks: writerIdentity."""
     found = planned(platform, stack_trace_bucket_config={"bucket_name": "traces"}).resources
     (sink,) = found["google_logging_project_sink"]["stack_traces"]
@@ -307,7 +307,7 @@ def test_only_the_project_must_be_given(platform: Any) -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_ten_outliers_are_shown_unless_told_otherwise(platform: Any) -> None:
+def test_ten_outliers_are_shown_by_default(platform: Any) -> None:
     for config, count in (({}, 10), ({"outlier_count": 3}, 3)):
         shown = dashboard(platform, "monitoring", monitoring_dashboard_config=config)
         found = {int(number) for _, query in queries(shown) for number in re.findall(r"topk\((\d+),", query)}

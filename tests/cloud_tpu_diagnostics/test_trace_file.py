@@ -1,4 +1,4 @@
-"""The file of stack traces: one a process, in a folder that nobody can be trusted in."""
+"""The file of stack traces: one for each process, in a folder that other users can write to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOW = time.time()
 _DAY_SECONDS = 86400.0
 
 
-def test_a_file_is_where_agents_look_and_can_be_read_by_them(tmp_path: Path) -> None:
+def test_a_file_is_at_the_path_of_agents_and_readable_by_them(tmp_path: Path) -> None:
     job = Job("os.umask(0o077)\n" + _BLOCK, tmp_path / "d")
     job.end()
     (file,) = job.files()
@@ -53,7 +53,7 @@ def test_processes_of_the_same_second_never_share_a_file(tmp_path: Path) -> None
 
 
 def test_a_name_that_is_taken_is_not_written_to(tmp_path: Path) -> None:
-    """By another container, whose hosts and processes have the same names and numbers."""
+    """By another container, with the same names of hosts and numbers of processes."""
     code, _, _ = run(
         """
 time.strftime = lambda form: "stack_trace_2026_11_21_15_04_05"
@@ -75,7 +75,7 @@ def test_a_process_has_one_file_for_all_its_blocks(tmp_path: Path) -> None:
     assert job.trace().count("Current thread") == 2
 
 
-def test_a_file_that_was_deleted_or_replaced_is_made_anew(tmp_path: Path) -> None:
+def test_a_deleted_or_replaced_file_is_created_again(tmp_path: Path) -> None:
     job = Job(
         _BLOCK
         + """
@@ -106,7 +106,7 @@ def _unusable(kind: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a link", "a file", "a link to nothing"])
-def test_without_a_folder_the_console_is_written_to_and_one_warning_says_so(tmp_path: Path, kind: str) -> None:
+def test_without_a_folder_the_console_is_used_with_one_warning(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "d"
     _unusable(kind, folder)
     code, _, err = run(_BLOCK + _BLOCK, folder)
@@ -132,7 +132,7 @@ def test_where_another_user_could_replace_our_files_a_folder_of_our_own_is_used(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
 @pytest.mark.parametrize("planted", ["another's folder", "a link"])
-def test_a_folder_of_our_name_that_somebody_planted_is_not_used(tmp_path: Path, planted: str) -> None:
+def test_a_foreign_folder_of_our_name_is_not_used(tmp_path: Path, planted: str) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
     os.chown(folder, 12345, -1)
@@ -163,7 +163,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("first", ["", _AS_NOBODY])
-def test_the_second_user_of_a_host_has_a_file_where_agents_look_too(shared: Path, first: str) -> None:
+def test_the_second_user_of_a_host_also_has_a_file_at_the_path_of_agents(shared: Path, first: str) -> None:
     folder = shared / "debugging"
     for user in (first, _AS_NOBODY if not first else ""):
         code, _, err = run(user + _BLOCK, folder)
@@ -190,7 +190,7 @@ def test_a_folder_that_an_earlier_version_made_for_its_user_alone_is_opened_to_a
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_the_companion_writes_to_no_file_that_was_put_in_the_place_of_ours(tmp_path: Path) -> None:
+def test_the_companion_writes_to_no_file_that_replaced_ours(tmp_path: Path) -> None:
     from cloud_tpu_diagnostics._companion.output import FileOutput
 
     (tmp_path / "secret").write_text("theirs")
@@ -203,7 +203,7 @@ def test_the_companion_writes_to_no_file_that_was_put_in_the_place_of_ours(tmp_p
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_not_a_failure(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir(mode=0o755)
     # That user may not be able to read our modules.
@@ -256,7 +256,7 @@ def test_above_the_total_size_the_oldest_go_first(tmp_path: Path, monkeypatch: p
     fresh = _file(tmp_path, _name(9), days=0, size=1000)
     trace_file.prune(tmp_path, _NOW)
     assert not any(file.exists() for file in files)
-    assert fresh.exists()  # It may still be read by who ships it.
+    assert fresh.exists()  # A shipper may still read it.
     fresh.unlink()
     files = [_file(tmp_path, _name(number), days=number / 10, size=100) for number in range(1, 5)]
     trace_file.prune(tmp_path, _NOW)
@@ -295,9 +295,9 @@ with diagnostic.diagnose(config(0.05, cloud=True)):
     time.sleep(0.3)
     before = next(trace_file.FOLDER.iterdir()).stat().st_size
     time.sleep(0.3)
-    say(next(trace_file.FOLDER.iterdir()).stat().st_size == before)
+    output(next(trace_file.FOLDER.iterdir()).stat().st_size == before)
     raise_signal(signal.SIGUSR1)
-    say(next(trace_file.FOLDER.iterdir()).stat().st_size > before)
+    output(next(trace_file.FOLDER.iterdir()).stat().st_size > before)
 """,
         tmp_path / "d",
     )

@@ -109,7 +109,7 @@ def test_the_public_packages_snapshots_are_the_timers() -> None:
     assert (dump.trigger, dump.headline) == (Trigger.TIMER, "")
 
 
-def test_a_header_alone_is_no_dump() -> None:
+def test_a_header_alone_is_not_a_dump() -> None:
     assert parse_dumps(HEADER * 3) == []
 
 
@@ -135,7 +135,7 @@ def test_a_fault_is_complete_with_the_names_of_modules() -> None:
     assert len(parser.feed(b"Extension modules: a (total: 1)\n")) == 1
 
 
-def test_a_cut_is_told_at_once() -> None:
+def test_a_cut_is_reported_at_once() -> None:
     parser = DumpParser()
     assert parser.feed(f"Thread 0x1 (most recent call first):\n{STACK}\n".encode()) == []
     (dump,) = parser.feed(b"...\n")
@@ -162,7 +162,7 @@ def test_what_others_write_between_the_lines_is_left_out() -> None:
     assert "elsewhere" not in dump.text
 
 
-def test_a_torn_dump_is_what_is_there() -> None:
+def test_a_torn_dump_has_its_existing_threads() -> None:
     threads = [f"Thread {thread} (most recent call first):\n{STACK}" for thread in ("0x2", "0x1")]
     whole = "Timeout (0:00:10)!\n" + "\n".join(threads)
     for length in range(len("Timeout (0:00:10)!"), len(whole)):
@@ -185,19 +185,19 @@ def _dumps(draw: st.DrawFn) -> tuple[Dump, str]:
     stacks = draw(st.lists(_stacks, min_size=1, max_size=4))
     threads = [ThreadStack(f"0x{number:016x}", number == 2, frames) for number, frames in enumerate(stacks)]
     headline = {Trigger.TIMER: "Timeout (0:10:00)!", Trigger.FAULT: "Fatal Python error: Bus error"}.get(trigger, "")
-    begin = {Trigger.TIMER: HEADER + headline + "\n", Trigger.FAULT: headline + "\n\n"}.get(trigger, "")
-    text = begin + "\n".join(_thread_text(thread) for thread in threads)
+    head = {Trigger.TIMER: HEADER + headline + "\n", Trigger.FAULT: headline + "\n\n"}.get(trigger, "")
+    text = head + "\n".join(_thread_text(thread) for thread in threads)
     is_cut = draw(st.booleans())
     text += "\n...\n" if is_cut else ""
     return Dump(trigger, headline, tuple(threads), is_cut, text), text
 
 
 def _thread_text(thread: ThreadStack) -> str:
-    begin = "Current thread" if thread.is_current else "Thread"
+    head = "Current thread" if thread.is_current else "Thread"
     lines = [f'  File "{frame.file}", line {frame.line or "???"} in {frame.function}\n' for frame in thread.frames] or [
         "  <no Python frame>\n"
     ]
-    return f"{begin} {thread.thread} (most recent call first):\n{''.join(lines)}"
+    return f"{head} {thread.thread} (most recent call first):\n{''.join(lines)}"
 
 
 @given(st.lists(_dumps(), max_size=4))
@@ -206,7 +206,7 @@ def test_dumps_are_read_as_they_were_written(dumps: list[tuple[Dump, str]]) -> N
 
 
 @given(st.lists(_dumps(), min_size=1, max_size=3), st.lists(st.integers(1, 40), min_size=1))
-def test_the_pieces_in_which_a_dump_comes_do_not_matter(dumps: list[tuple[Dump, str]], sizes: list[int]) -> None:
+def test_the_chunks_of_a_dump_do_not_matter(dumps: list[tuple[Dump, str]], sizes: list[int]) -> None:
     data = "".join(text for _, text in dumps).encode()
     parser, found, at, turn = DumpParser(), [], 0, 0
     while at < len(data):

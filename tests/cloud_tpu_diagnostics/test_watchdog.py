@@ -1,4 +1,4 @@
-"""What was there before a block is there after it: handlers, faulthandler, its timer."""
+"""Handlers, faulthandler and its timer are the same before and after a block."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..waiting import wait_until
 from .diagnosed_jobs import Job, run
 
 
-def test_after_the_block_a_signal_that_comes_late_ends_nothing(tmp_path: Path) -> None:
-    """Somebody was told to send it for a stack trace."""
+def test_a_late_signal_after_the_block_ends_nothing(tmp_path: Path) -> None:
+    """A user was advised to send it for a stack trace."""
     job = Job("with diagnostic.diagnose(config()): pass\nsay('left')\ninput()\nsay('alive')", tmp_path / "d")
     assert job.line() == "left"
     for _ in range(3):
@@ -37,7 +37,7 @@ for _ in range(3):
     assert err.count("Current thread") == 3
 
 
-@pytest.mark.parametrize("theirs", ["lambda *_: say('theirs')", "signal.SIG_IGN"])
+@pytest.mark.parametrize("theirs", ["lambda *_: output('theirs')", "signal.SIG_IGN"])
 def test_a_signal_that_is_taken_stays_the_programs(tmp_path: Path, theirs: str) -> None:
     code, out, err = run(
         f"""
@@ -83,7 +83,7 @@ def test_a_handler_that_the_program_installs_in_the_block_stays(tmp_path: Path) 
     code, out, err = run(
         """
 with diagnostic.diagnose(config()):
-    signal.signal(signal.SIGUSR1, lambda *_: say("theirs"))
+    signal.signal(signal.SIGUSR1, lambda *_: output("theirs"))
 for _ in range(2):
     raise_signal(signal.SIGUSR1)
     with diagnostic.diagnose(config()):
@@ -95,12 +95,12 @@ for _ in range(2):
     assert err == "SIGUSR1 is taken: for stack traces at any time, send SIGUSR2 instead.\n"
 
 
-def test_which_signal_is_left_is_in_the_file_for_who_asks_from_outside(tmp_path: Path) -> None:
+def test_the_file_names_the_free_signal_for_requests_from_outside(tmp_path: Path) -> None:
     job = Job(
         """
-signal.signal(signal.SIGUSR1, lambda *_: say("theirs"))
+signal.signal(signal.SIGUSR1, lambda *_: output("theirs"))
 with diagnostic.diagnose(config(cloud=True)):
-    say("in")
+    output("in")
     input()
 """,
         tmp_path / "d",
@@ -115,7 +115,7 @@ with diagnostic.diagnose(config(cloud=True)):
     assert job.end()[:2] == (0, "")
 
 
-def test_a_program_that_takes_the_signal_in_the_block_is_told_the_next_and_then_when_it_is_free(tmp_path: Path) -> None:
+def test_a_program_that_takes_the_signal_in_the_block_gets_a_warning_with_the_next_one(tmp_path: Path) -> None:
     job = Job(
         """
 without_companion()
@@ -123,10 +123,10 @@ def wait_for(sentence):
     while not any(sentence in file.read_text() for file in trace_file.FOLDER.iterdir()):
         time.sleep(0.01)
 with diagnostic.diagnose(config(0.2, cloud=True)):
-    signal.signal(signal.SIGUSR1, lambda *_: say("theirs"))
+    signal.signal(signal.SIGUSR1, lambda *_: output("theirs"))
     wait_for("INFO: SIGUSR1 is taken: for stack traces at any time, send SIGUSR2 instead.\\n")
     raise_signal(signal.SIGUSR2)
-    signal.signal(signal.SIGUSR2, lambda *_: say("theirs"))
+    signal.signal(signal.SIGUSR2, lambda *_: output("theirs"))
     wait_for("INFO: SIGUSR1 is taken: for stack traces at any time, send SIGRTM")
 signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 with diagnostic.diagnose(config(cloud=True)):
@@ -158,7 +158,7 @@ ctypes.string_at(0)
     assert "Segmentation fault" in (tmp_path / "theirs").read_text()
 
 
-def test_in_the_block_faults_go_where_the_block_says(tmp_path: Path) -> None:
+def test_in_the_block_faults_are_written_to_its_output(tmp_path: Path) -> None:
     _, _, err = run(
         """
 theirs = open(sys.argv[2], "w")
@@ -173,7 +173,7 @@ with diagnostic.diagnose(config()): ctypes.string_at(0)
     assert (tmp_path / "theirs").read_text() == ""
 
 
-def test_a_faulthandler_whose_file_cannot_be_seen_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_faulthandler_with_an_unknown_file_is_left_unchanged(tmp_path: Path) -> None:
     """pytest gives it the number of a file."""
     code, _, err = run(
         """
@@ -281,13 +281,13 @@ with open(sys.argv[2], "w") as file:
         timer = Timer(0.02)
         timer.arm(file.fileno())
         time.sleep(timer.due - time.monotonic() + 0.003)
-        began = time.perf_counter()
+        started = time.perf_counter()
         timer.cancel()
-        leaves.append(time.perf_counter() - began)
-        began = time.perf_counter()
+        leaves.append(time.perf_counter() - started)
+        started = time.perf_counter()
         faulthandler.dump_traceback(file)
-        dumps.append(time.perf_counter() - began)
-say(statistics.median(leaves) < 0.6 * statistics.median(dumps))
+        dumps.append(time.perf_counter() - started)
+output(statistics.median(leaves) < 0.6 * statistics.median(dumps))
 os._exit(0)
 """,
         tmp_path / "d",
@@ -297,7 +297,7 @@ os._exit(0)
     assert "Timeout (" in (tmp_path / "whole").read_text()
 
 
-def test_to_look_after_the_threads_reads_no_frames(tmp_path: Path) -> None:
+def test_counting_the_threads_reads_no_frames(tmp_path: Path) -> None:
     """On Python 3.11 that takes care, and it is done every few seconds."""
     code, out, err = run(
         """
@@ -312,12 +312,12 @@ with diagnostic.diagnose(config()):
         for thread in threads:
             thread.start()
         watchdog.look()
-        say(watchdog._shows_all)
+        output(watchdog._shows_all)
     end.set()
     for thread in threads:
         thread.join()
     watchdog.look()
-    say(watchdog._shows_all)
+    output(watchdog._shows_all)
 """,
         tmp_path / "d",
     )
@@ -337,7 +337,7 @@ for _ in range(20):
 deadline = time.monotonic() + 20
 while traces() != before and time.monotonic() < deadline:
     time.sleep(0.01)
-say(traces() == before)
+output(traces() == before)
 """,
         tmp_path / "d",
     )

@@ -44,7 +44,7 @@ class SlowTunnel:
         self.address = f"127.0.0.1:{self.port}"
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def __enter__(self) -> SlowWay:
+    def __enter__(self) -> SlowTunnel:
         return self
 
     def __exit__(self, *_: object) -> None:

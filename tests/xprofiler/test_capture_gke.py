@@ -24,7 +24,7 @@ from xprofiler.programs.processes import Programs
 
 from ..jax_jobs import jax_jobs
 from ..loopback.kubernetes import KubernetesServer
-from .captures import Command, SlowWay, opened_by_xprof
+from .captures import Command, SlowTunnel, opened_by_xprof
 
 pytest.importorskip("grpc")
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
@@ -97,7 +97,7 @@ def test_with_a_wrong_clock_here_the_pods_start_together_by_theirs(
     date.chmod(0o755)
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(ProfilerServiceServer()) for _ in _PODS]
-        slow = stack.enter_context(SlowWay(jobs[1].port, 0.3))
+        slow = stack.enter_context(SlowTunnel(jobs[1].port, 0.3))
         for name, job in zip(_PODS, jobs, strict=True):
             job.faults.always(Skew(ahead))
             port = slow.port if job is jobs[1] else job.port

@@ -15,11 +15,11 @@ __all__ = [
     "ProcessDump",
     "ProcessGroup",
     "ThreadGroup",
+    "describe",
     "group_processes",
     "group_threads",
     "main_thread",
     "name_processes",
-    "say",
 ]
 
 MAIN_THREAD: Final = "MainThread"
@@ -204,7 +204,7 @@ def _missing(dumps: Sequence[ProcessDump]) -> tuple[int, ...]:
     return tuple(sorted(set(range(max(indices, default=-1) + 1)) - indices))
 
 
-def say(picture: JobPicture) -> str:
+def describe(picture: JobPicture) -> str:
     """The picture in one sentence: what most do, and who is odd.
 
     `126 of 128 wait in psum (train.py:88) at step 4210; host-17 is in __next__ (data.py:40); host-40 has sent nothing

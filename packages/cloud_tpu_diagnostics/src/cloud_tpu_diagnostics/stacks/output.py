@@ -10,7 +10,7 @@ from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import format_clock, format_count, format_duration
 
 from cloud_tpu_diagnostics.activity import activity_of, plural
-from cloud_tpu_diagnostics.grouping import JobPicture, ProcessDump, group_threads, main_thread, say
+from cloud_tpu_diagnostics.grouping import JobPicture, ProcessDump, describe, group_threads, main_thread
 from cloud_tpu_diagnostics.traces import Frame
 
 __all__ = ["PROCESS_FIELDS", "as_dict", "format_collapsed", "format_text", "processes"]
@@ -48,7 +48,7 @@ def format_text(picture: JobPicture, *, all_threads: bool = False) -> str:
 def as_dict(picture: JobPicture) -> dict[str, Any]:
     """Return one object in the types of JSON, with every process and every stack once."""
     return {
-        "summary": say(picture),
+        "summary": describe(picture),
         "processes": picture.processes,
         "groups": [
             {
@@ -94,7 +94,7 @@ def _title(picture: JobPicture) -> str:
         dump.time_ns for dump in (*picture.ended, *(dump for dump, _ in picture.silent))
     ]
     newest_ns = max(times, default=0)
-    return f"{say(picture)}\n(as of {format_clock(newest_ns)})" if newest_ns else say(picture)
+    return f"{describe(picture)}\n(as of {format_clock(newest_ns)})" if newest_ns else describe(picture)
 
 
 def _names(dumps: Sequence[ProcessDump]) -> str:
