@@ -151,7 +151,7 @@ def test_it_prints_no_success_without_an_answer(machine: Machine) -> None:
     wait_until(lambda: any(request.operation == "forward" for request in machine.ssh.requests))
     running.interrupt(signal.SIGINT)
     assert running.end() == 130
-    assert "Connected successfully" not in running.received
+    assert "Connected successfully" not in running.errors
     wait_until(lambda: not machine.ssh.connections)
     assert not _answers(machine.port)
 

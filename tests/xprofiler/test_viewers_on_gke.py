@@ -301,7 +301,7 @@ def test_the_init_container_registers_annotates_and_leaves_what_the_agent_needs(
     (init,) = made["spec"]["template"]["spec"]["initContainers"]
     arguments = [_as_the_kubelet_reads(argument) for argument in init["args"]]
     assert init["command"] == ["python", "-c"]
-    assert arguments[1:] == ["us-central1", "xprofiler", "one-agent-service", "/written/agent.env"]
+    assert arguments[1:] == ["us-central1", "xprofiler", "one-agent-service", "/agent/agent.env"]
     environ = {
         **metadata.environment(),
         "STORAGE_EMULATOR_HOST": storage.url,
