@@ -79,7 +79,7 @@ LIMITS: dict[str, int | None] = {
     "packages/ml_goodput_measurement": None,
     "packages/testing": None,
     "packages/xprofiler": 89,
-    "docs": 67,
+    "docs": 42,
     "tests": 1010,
     "benchmarks examples": 28,
 }

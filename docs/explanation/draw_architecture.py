@@ -48,7 +48,7 @@ class Box(NamedTuple):
 
 
 class Group(NamedTuple):
-    """An area behind boxes: a process, or a place that outlives it."""
+    """An area behind boxes: a process, or storage that outlives it."""
 
     title: str
     first_column: float
@@ -65,7 +65,7 @@ GROUPS = (
     Group("any process, here or on another machine", 0, 3, 4.6, 4.6),
 )
 
-# Each row is a path from the job to the cloud; the last one is the way back, from entries to answers.
+# Each row is a path from the job to the cloud; the last one is the path from entries to answers.
 ROWS = (
     (
         Box(0, 0, "record_*(), metrics.record()", "one line, one write: microseconds"),
