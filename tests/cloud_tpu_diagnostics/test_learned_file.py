@@ -20,7 +20,7 @@ from .accompanied_jobs import of_kind
 from .diagnosed_jobs import Job, run
 
 if not sys.platform.startswith("linux"):
-    pytest.skip("it looks into /proc", allow_module_level=True)
+    pytest.skip("needs /proc", allow_module_level=True)
 
 
 def _files() -> list[Path]:
@@ -51,7 +51,7 @@ def test_the_longest_pause_of_each_phase_is_kept_by_job() -> None:
         b'{"phases": ' + b"[" * 100_000,
     ],
 )
-def test_a_damaged_file_says_nothing_and_is_replaced(content: bytes) -> None:
+def test_a_damaged_file_is_ignored_and_replaced(content: bytes) -> None:
     save_learned("a", {"step": (40.0, 0.0)})
     (file,) = _files()
     file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""`python -m cloud_tpu_diagnostics run -- CMD`: ends as the job does, and says how that was."""
+"""`python -m cloud_tpu_diagnostics run -- CMD`: exits like the job, and records the reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(*job: str, **options: object) -> subprocess.CompletedProcess[str]:
         ("kill -KILL $$", -signal.SIGKILL, {"how": "signal", "signal": "SIGKILL"}),
     ],
 )
-def test_it_ends_as_its_job_and_says_how_that_was(script: str, code: int, expected: dict[str, object]) -> None:
+def test_it_exits_like_its_job_and_records_the_reason(script: str, code: int, expected: dict[str, object]) -> None:
     done = run("sh", "-c", f"cat; echo out; echo err >&2; {script}", input="in\n")
     assert (done.returncode, done.stdout, done.stderr) == (code, "in\nout\n", "err\n")
     (found,) = of_kind(JOB_ENDED)
@@ -76,7 +76,7 @@ def _masks(status: str) -> list[int]:
     return [int(line.split()[1], 16) & ~(0b11 << 31) for line in status.splitlines()]
 
 
-def test_a_companion_of_the_job_leaves_the_end_to_it_and_nothing_is_told_twice(tmp_path: Path) -> None:
+def test_a_companion_of_the_job_leaves_the_end_to_it_and_nothing_is_recorded_twice(tmp_path: Path) -> None:
     job = _HEAD + "\nreport(start().pid)\nctypes.string_at(0)"
     done = run(sys.executable, "-c", job, str(tmp_path / "trace"))
     assert done.returncode == -signal.SIGSEGV
@@ -85,7 +85,7 @@ def test_a_companion_of_the_job_leaves_the_end_to_it_and_nothing_is_told_twice(t
     assert [ending["signal"] for ending in of_kind(JOB_ENDED)] == ["SIGSEGV"]
 
 
-def test_a_process_of_the_job_that_is_not_its_child_is_told_by_its_own_companion(tmp_path: Path) -> None:
+def test_the_end_of_a_grandchild_is_recorded_by_its_own_companion(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(_HEAD + "\nstart()\nos._exit(4)")
     done = run("sh", "-c", f"{sys.executable} {tmp_path}/job.py {tmp_path}/trace; exit 6")
     assert done.returncode == 6
