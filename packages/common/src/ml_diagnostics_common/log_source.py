@@ -24,6 +24,7 @@ from ml_diagnostics_common.environment import Backend, configured_backend, diagn
 from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
 from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
+from ml_diagnostics_common.texts import format_count
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.backoff import RequestBudget
@@ -292,18 +293,14 @@ def notes_of(sources: Iterable[LogSource]) -> list[str]:
     damaged = skipped["damaged_header"]
     notes = [note for source in sources for note in source.cloud_notes()]
     if entries:
-        notes.append(f"{_count(entries, 'entry', 'entries')} could not be read")
+        notes.append(f"{format_count(entries, 'entry', 'entries')} could not be read")
     if files:
-        notes.append(f"{_count(files, 'file')} of the journal could not be read")
+        notes.append(f"{format_count(files, 'file')} of the journal could not be read")
     if damaged:
         notes.append(
-            f"{_count(damaged, 'file')} of the journal with a damaged header: labels of entries may be missing"
+            f"{format_count(damaged, 'file')} of the journal with a damaged header: labels of entries may be missing"
         )
     return list(dict.fromkeys(notes))
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 class _CloudPart:

@@ -200,6 +200,7 @@ def _storage(log_directory: LogDirectory, api: GoogleApi) -> Storage:
 def _report_files(session: Session, storage: Storage, console: Console) -> None:
     """Print after an interrupt which files the session has, and that hosts may still write."""
     from ml_diagnostics_common.exceptions import DiagnosticsError
+    from ml_diagnostics_common.texts import format_count
 
     from xprofiler.capture.session import SUFFIX
 
@@ -207,7 +208,7 @@ def _report_files(session: Session, storage: Storage, console: Console) -> None:
         written = [path for path in storage.list_prefix(f"{session.folder}/") if path.endswith(SUFFIX)]
     except DiagnosticsError:
         written = []
-    files = "1 file" if len(written) == 1 else f"{len(written)} files"
+    files = format_count(len(written), "file")
     console.notify(
         f"Interrupted: the session {session.name} has {files} so far, in {session.folder}; hosts that are capturing "
         "finish that, and may still write theirs",
