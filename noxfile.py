@@ -30,6 +30,12 @@ PACKAGES = {
     "xprofiler": "xprofiler",
 }
 SIDE_BY_SIDE = [f"--numprocesses={min(4, (os.cpu_count() or 1) + 2)}", "--dist=loadfile"]
+LEAST_COVERAGE = {
+    "ml_goodput_measurement/_ledger/*": 95,
+    "ml_diagnostics_common/journal/*": 95,
+    "ml_diagnostics_common/shipper/*": 95,
+    "ml_diagnostics_common/redaction.py ml_diagnostics_common/_secret_*.py": 95,
+}
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 COMPILE = [
@@ -148,6 +154,24 @@ def core(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """The tests that take minutes: soaks and long fuzzing."""
     run_tests(session, "tests", "-m", "slow", "--numprocesses=0", "--timeout=3600")
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Measure which branches the tests run, also in processes that they start; fail below the least percentages.
+
+    The measurement slows programs down and loads modules, so some tests fail here: failures count in `tests` only.
+    """
+    install(session, "tests", *PACKAGES)
+    shutil.rmtree(ROOT / ".coverage", ignore_errors=True)
+    (ROOT / ".coverage").mkdir()
+    chosen = ["-p", "no:rerunfailures", *SIDE_BY_SIDE, *session.posargs]
+    session.run("coverage", "run", "-m", "pytest", *chosen, env=ON_CPU, success_codes=[0, 1])
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report", "--skip-covered")
+    for files, percentage in LEAST_COVERAGE.items():
+        include = ",".join(f"packages/*/src/{file}" for file in files.split())
+        session.run("coverage", "report", f"--include={include}", f"--fail-under={percentage}", "--format=total")
 
 
 @nox.session

@@ -5,10 +5,13 @@ Besides those of `ml_diagnostics_testing`, these fixtures start the loopback ser
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from ml_diagnostics_common import guard
@@ -26,6 +29,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _measure_threads_of_workers() -> None:
+    """Let coverage measure workers: it traces threads of `threading` only, and they start theirs by `_thread`."""
+    trace, start = threading.gettrace(), _thread.start_new_thread
+    if trace is None:
+        return
+
+    def start_traced(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+        def run(*given: Any) -> None:
+            sys.settrace(trace)
+            function(*given)
+
+        return start(run, arguments)
+
+    _thread.start_new_thread = start_traced  # type: ignore[assignment]
+
+
+_measure_threads_of_workers()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID
 from cloud_tpu_diagnostics.exception_dump import exception_dump
-from cloud_tpu_diagnostics.stacks.cli import main
 from cloud_tpu_diagnostics.traces import Trigger, parse_dumps
 from ml_diagnostics_common.reader import JournalReader
 
@@ -37,16 +36,6 @@ with diagnostic.diagnose(config(%s)):
     diagnostic.heartbeat(12)
     %s
 """
-
-
-@pytest.fixture
-def show(capsys: pytest.CaptureFixture[str]) -> Show:
-    def show(*arguments: str) -> tuple[int, str, str]:
-        code = main(["show", *arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return show
 
 
 def _kinds() -> list[str]:

@@ -40,16 +40,6 @@ def dump_text(main_stack: str = PSUM) -> str:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Show:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of eight hosts: one is elsewhere, and one has been silent for 92 s more than the others."""
     folder = tmp_path / "traces"

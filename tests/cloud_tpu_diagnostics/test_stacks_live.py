@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from cloud_tpu_diagnostics import trace_file
 from cloud_tpu_diagnostics.stacks import live
-from cloud_tpu_diagnostics.stacks.cli import main
 from cloud_tpu_diagnostics.stacks.local_processes import LocalProcess, choose_signal, find_processes, signal_number
 
 from ..waiting import wait_until
@@ -64,16 +63,6 @@ def start(folder: Path) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture

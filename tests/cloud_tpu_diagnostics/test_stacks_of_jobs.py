@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from cloud_tpu_diagnostics import trace_file
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, entry
-from cloud_tpu_diagnostics.stacks.cli import main
 from cloud_tpu_diagnostics.stacks.log_entries import _Latest, dumps_of
 from ml_diagnostics_common.entry import EntryContext, LogEntry, format_timestamp
 from ml_diagnostics_common.journal import Journal
@@ -41,16 +40,6 @@ def companion():
         time.sleep(0.01)
     return blocks._current._companion._process.pid
 """
-
-
-@pytest.fixture
-def show(capsys: pytest.CaptureFixture[str]) -> Show:
-    def show(*arguments: str) -> tuple[int, str, str]:
-        code = main(["show", *arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return show
 
 
 def _entries() -> list[LogEntry]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.journal import Journal, jobs_by_log, log_directory, newest_job
+from ml_diagnostics_common.journal import Journal, jobs_by_log, log_directory, newest_job, processes_of_job
 from ml_diagnostics_common.journal.layout import Header, decode_header
-from ml_diagnostics_common.journal.newest import last_payloads, newest_writers
+from ml_diagnostics_common.journal.newest import is_open, last_payloads, newest_writers, writer_start_ns
 
 
 def record(root: Path, log_id: str, job: str, entries: int = 1) -> Journal:
@@ -90,3 +91,36 @@ def test_the_last_payloads_come_from_the_last_segment_newest_first(tmp_path: Pat
     with Path(newest.path).open("ab") as file:
         file.write(b'\n{"t":1,"s":1,"p":{"n":')  # a killed writer's last line
     assert [payload["n"] for payload in last_payloads(newest, tail_bytes=100)] == [4]
+
+
+def test_the_processes_of_a_job_are_found_under_its_name_and_as_its_run(tmp_path: Path) -> None:
+    def of(log_id: str, **labels: str) -> int:
+        journal = Journal(log_id, root=tmp_path, labels={"host": "host-a", "pid": "0", **labels}, segment_bytes=1)
+        for number in range(2):
+            journal.append({"n": number})
+        journal.close()
+        return writer_start_ns(journal.writer)
+
+    starts = of("goodput_a", job="job-7"), of("metrics", job="other", run="job-7")
+    of("goodput_a", job="another")
+    assert processes_of_job(tmp_path, "job-7") == {("host-a", str(os.getpid()), start) for start in starts}
+    assert processes_of_job(tmp_path, "missing") == set()
+
+
+def test_a_headless_segment_names_no_process(tmp_path: Path) -> None:
+    folder = tmp_path / "journal" / "log"
+    folder.mkdir(parents=True)
+    (folder / "host-1-2.0.jsonl").write_bytes(b"not a header\n")
+    assert processes_of_job(tmp_path, "job") == set()
+
+
+def test_a_writer_is_open_while_its_process_writes_its_last_segment(tmp_path: Path) -> None:
+    journal = Journal("log", root=tmp_path, labels={"job": "job"}, segment_bytes=1)
+    for number in range(3):
+        journal.append({"n": number})
+    (log_directory(tmp_path, "log") / f"{journal.writer}.x.jsonl").write_text("not a segment")
+    assert is_open(tmp_path, journal.writer)
+    writer = journal.writer
+    del journal
+    assert not is_open(tmp_path, writer)
+    assert not is_open(tmp_path, "host-1-2")

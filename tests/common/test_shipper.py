@@ -9,16 +9,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import google.cloud.logging
 import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud.logging.handlers import CloudLoggingHandler
+from google.cloud.logging_v2.handlers.transports import SyncTransport
 from ml_diagnostics_common import guard
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, PageReader, connect
 from ml_diagnostics_common.cloud_logging.limits import CUT_KEY, cut_to_fit, payload_bytes
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.exceptions import CredentialsError
+from ml_diagnostics_common.exceptions import CredentialsError, NoCloudError
 from ml_diagnostics_common.journal import Journal, host_name
 from ml_diagnostics_common.journal.layout import list_segments, log_directory, read_state, shipped_offset_path
 from ml_diagnostics_common.shipper import Shipper
+from ml_diagnostics_common.shipper.own_records import kept_from_cloud_logging
 from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
@@ -27,6 +32,7 @@ from ml_diagnostics_testing.http_server import ApiError, Request, Response
 from ..waiting import wait_until
 
 LOG = "goodput_run"
+GIVES_UP_SOON = {"look_every_seconds": 0.02, "look_for_seconds": 0.1}
 
 
 @pytest.fixture
@@ -499,7 +505,7 @@ def test_a_missing_cloud_is_logged_once_with_the_path_of_the_data(
     def no_cloud() -> LoggingTransport:
         raise CredentialsError("no project was found (GOOGLE_CLOUD_PROJECT is not set)")
 
-    shipper = start(connect=no_cloud, look_every_seconds=0.02, look_for_seconds=0.1)
+    shipper = start(connect=no_cloud, **GIVES_UP_SOON)
     wait_until(lambda: shipper.statistics().state == "no cloud")
     [warning] = [record.getMessage() for record in caplog.records]
     assert "GOOGLE_CLOUD_PROJECT is not set" in warning
@@ -679,3 +685,47 @@ def test_heavy_labels_keep_a_request_below_its_limit(
     assert shipper.flush(20)
     assert arrived(cloud_logging_server) == list(range(400))
     assert max(request.size_bytes for request in cloud_logging_server.requests) < 10_000_000
+
+
+def test_what_a_shipping_thread_logs_reaches_every_handler_but_those_of_cloud_logging(
+    cloud_logging_server: CloudLoggingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = google.cloud.logging.Client(
+        project=cloud_logging_server.project,
+        credentials=AnonymousCredentials(),
+        client_options={"api_endpoint": cloud_logging_server.rest_url},
+        _use_grpc=False,
+    )
+    logger, handler = logging.getLogger("urllib3.connectionpool"), CloudLoggingHandler(client, transport=SyncTransport)
+    logger.addHandler(handler)
+    try:
+        with kept_from_cloud_logging():
+            logger.warning("from a shipper")
+        logger.warning("from the job")
+    finally:
+        logger.removeHandler(handler)
+        client.close()
+    assert [record.getMessage() for record in caplog.records] == ["from a shipper", "from the job"]
+    sent = str(cloud_logging_server.entries())
+    assert ("from the job" in sent, "from a shipper" in sent) == (True, False)
+
+
+def test_where_no_thread_can_start_the_next_process_ships(
+    tmp_path: Path, start: Callable[..., Shipper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ml_diagnostics_common.shipper.shipper.start", lambda *_: None)
+    assert start().statistics().state == "stopped"
+    assert guard.LOSSES["shipper_thread_refused"] == 1
+
+
+def test_without_a_cloud_on_the_machine_only_the_path_of_the_data_is_logged(
+    tmp_path: Path, start: Callable[..., Shipper], caplog: pytest.LogCaptureFixture
+) -> None:
+    def find_nothing() -> LoggingTransport:
+        raise NoCloudError("there is none")
+
+    caplog.set_level(logging.INFO)
+    shipper = start(connect=find_nothing, **GIVES_UP_SOON)
+    wait_until(lambda: shipper.statistics().state == "no cloud")
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert f"Recording to {tmp_path / 'journal'}" in caplog.text

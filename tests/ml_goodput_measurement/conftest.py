@@ -1,13 +1,18 @@
-"""The reference is started once for all tests that ask it."""
+"""Fixtures of several tests: the reference, which is started once, and the helper process of a monitor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ..reference_environment import GOODPUT, ReferenceUnavailableError, reference_python
 from .reference.process import Reference
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._monitor.uploaders import Uploaders
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +24,18 @@ def reference() -> Iterator[Reference]:
         pytest.skip(f"the reference cannot be installed here: {error}")
     with Reference(python) as process:
         yield process
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder to which a monitor uploads; it does not exist yet."""
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def uploaders(folder: Path) -> Iterator[Uploaders]:
+    """Uploaders in this process, with a helper process that is restarted at once; its job has ten steps."""
+    from .monitored_trainers import uploaders_of_ten_steps  # Few tests need a monitor.
+
+    with uploaders_of_ten_steps(folder) as uploaders:
+        yield uploaders

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ml_goodput_measurement._monitor.uploaders import Uploaders
 
-from .monitored_trainers import Trainer, goodput_points, last_step, uploaders_of_ten_steps
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
-
-
-@pytest.fixture
-def uploaders(folder: Path) -> Iterator[Uploaders]:
-    with uploaders_of_ten_steps(folder) as uploaders:
-        yield uploaders
-
+from .monitored_trainers import Trainer, goodput_points, last_step
 
 _MINE = """
 train((0, 20))

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,18 +15,7 @@ from ml_goodput_measurement.goodput import GoodputRecorder
 from ml_goodput_measurement.monitoring import GoodputMonitor
 
 from ..waiting import LONG_SECONDS, is_alive
-from .monitored_trainers import Trainer, goodput_points, last_step, uploaders_of_ten_steps, wait_for_end
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
-
-
-@pytest.fixture
-def uploaders(folder: Path) -> Iterator[Uploaders]:
-    with uploaders_of_ten_steps(folder) as uploaders:
-        yield uploaders
+from .monitored_trainers import Trainer, goodput_points, last_step, wait_for_end
 
 
 def test_signals_that_a_trainer_is_sent_do_not_end_its_helper(folder: Path, uploaders: Uploaders) -> None:

@@ -28,11 +28,6 @@ def helper_of(monitor: GoodputMonitor) -> int | None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
-
-
-@pytest.fixture
 def recorder() -> Iterator[GoodputRecorder]:
     recorder = GoodputRecorder("job", "log", True)
     recorder.record_job_start_time()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,6 @@ from ml_goodput_measurement.monitoring import GoodputMonitor
 
 from ..waiting import LONG_SECONDS, wait_until
 from .monitored_trainers import Trainer, goodput_points, uploaders_of_ten_steps, wait_for_end
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
-
-
-@pytest.fixture
-def uploaders(folder: Path) -> Iterator[Uploaders]:
-    with uploaders_of_ten_steps(folder) as uploaders:
-        yield uploaders
 
 
 def kill_helper(uploaders: Uploaders) -> int:

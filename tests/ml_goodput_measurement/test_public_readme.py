@@ -80,11 +80,6 @@ print(f"Total job goodput: {total_goodput:.2f}%")
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "runs"
-
-
 def run(program: str, folder: Path) -> str:
     """Runs the snippets as a script, as their readers do; returns what it prints."""
     script = folder.parent / "script.py"
