@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.file_lock import open_lock_file, try_lock, wait_for_lock
+from ml_diagnostics_common.files import open_lock_file, try_lock, wait_for_lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from ml_diagnostics_common.file_lock import open_lock_file, try_lock
+from ml_diagnostics_common.files import open_lock_file, try_lock
 assert try_lock(open_lock_file(Path(sys.argv[1])))
 print("held", flush=True)
 time.sleep(60)

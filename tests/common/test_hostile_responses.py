@@ -14,12 +14,11 @@ from typing import Any, cast
 import pytest
 from google.auth.credentials import AnonymousCredentials, Credentials
 from ml_diagnostics_common.authorized_requests import open_session
-from ml_diagnostics_common.backoff import RequestBudget
+from ml_diagnostics_common.backoff import EndlessListError, PageTokens, RequestBudget
 from ml_diagnostics_common.cloud_logging import LoggingTransport, Page, PageReader, TransportError, connect
 from ml_diagnostics_common.credentials.instance_metadata import metadata_value
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.failures import Kind, RemoteError
-from ml_diagnostics_common.paging import EndlessListError, PageTokens
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Drip, Fault, Oversize
 from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response

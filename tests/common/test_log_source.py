@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.cloud_logging import _queries as queries
-from ml_diagnostics_common.entry import LogEntry, encode_cloud
+from ml_diagnostics_common.entry import LogEntry, ProcessEndings, encode_cloud
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
-from ml_diagnostics_common.process_endings import ProcessEndings
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Status
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.mounts import is_network_filesystem
+from ml_diagnostics_common.files import is_network_filesystem
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda rw

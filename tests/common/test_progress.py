@@ -496,7 +496,7 @@ def test_without_space_in_memory_the_page_is_with_our_other_files(
 
 
 def test_no_page_is_mapped_on_a_network_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ml_diagnostics_common.mounts.is_network_filesystem", lambda folder: folder == tmp_path)
+    monkeypatch.setattr("ml_diagnostics_common.files.is_network_filesystem", lambda folder: folder == tmp_path)
     with pytest.raises(OSError, match="is on a network filesystem"):
         ProgressPage.create(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_common.sequences import SeenSequences
+from ml_diagnostics_common.entry import SeenSequences
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30))))

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run, metrics
 from google_cloud_mldiagnostics.cli import main
+from ml_diagnostics_common.entry import COMPANION_LOG_ID
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal
-from ml_diagnostics_common.process_endings import COMPANION_LOG_ID
 
 Captured = pytest.CaptureFixture[str]
 

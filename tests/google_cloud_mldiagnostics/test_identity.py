@@ -12,7 +12,7 @@ from google_cloud_mldiagnostics.identity import identify, process_position, with
 from google_cloud_mldiagnostics.mlrun_types import Orchestrator
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_common.readable_id import readable_id
+from ml_diagnostics_common.texts import readable_id
 from ml_diagnostics_testing.faults import Hang
 from ml_diagnostics_testing.metadata import MetadataServer
 

@@ -17,8 +17,8 @@ from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.profiling import places
 from google_cloud_mldiagnostics.profiling.places import xplane_name
 from google_cloud_mldiagnostics.system_metrics.claims import Claims
-from ml_diagnostics_common import file_lock
-from ml_diagnostics_common.file_lock import open_lock_file, try_lock, unlock
+from ml_diagnostics_common import files
+from ml_diagnostics_common.files import open_lock_file, try_lock, unlock
 
 OUTLIVED = """
     import os, sys
@@ -77,7 +77,7 @@ def test_a_child_that_is_forked_while_a_file_is_named_does_not_keep_the_lock(
     copies: list[int] = []
 
     def wait_for_lock(descriptor: int, timeout_seconds: float) -> None:
-        file_lock.wait_for_lock(descriptor, timeout_seconds)
+        files.wait_for_lock(descriptor, timeout_seconds)
         copies.append(os.dup(descriptor))
 
     monkeypatch.setattr(places, "wait_for_lock", wait_for_lock)

@@ -10,8 +10,7 @@ from google_cloud_mldiagnostics import entries
 from google_cloud_mldiagnostics._reading.run_history import RunHistory
 from google_cloud_mldiagnostics._reading.run_view import RunView, view_run
 from google_cloud_mldiagnostics.control_plane import Resource
-from ml_diagnostics_common.entry import EntryContext, LogEntry, format_timestamp
-from ml_diagnostics_common.process_endings import COMPANION_LOG_ID
+from ml_diagnostics_common.entry import COMPANION_LOG_ID, EntryContext, LogEntry, format_timestamp
 
 BEGAN_NS = 1_763_710_310_000_000_000
 SECOND_NS = 1_000_000_000

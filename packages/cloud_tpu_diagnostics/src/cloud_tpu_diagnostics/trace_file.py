@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ml_diagnostics_common.descriptors import Descriptor, identity, with_high_number
-from ml_diagnostics_common.file_lock import try_lock
+from ml_diagnostics_common.files import try_lock
 
 from cloud_tpu_diagnostics.log_queue import warn_once
 

@@ -1,4 +1,4 @@
-"""Retries of remote calls: how long to wait, when to give up, and how many requests a minute to send."""
+"""Limits of remote calls: how long to wait, when to give up, how many requests a minute, how many pages of a list."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from ml_diagnostics_common.failures import RemoteError, classify
 
-__all__ = ["Backoff", "RequestBudget", "Retries"]
+__all__ = ["Backoff", "EndlessListError", "PageTokens", "RequestBudget", "Retries"]
 
 _T = TypeVar("_T")
 _LONGEST_REQUESTED_SECONDS = 600.0
+_MOST_PAGES_WITHOUT_NEWS = 100
 
 
 class Backoff:
@@ -142,3 +143,41 @@ class RequestBudget:
                 self._sleep(waited)
         self._sent.append(self._clock())
         return waited
+
+
+class EndlessListError(Exception):
+    """A list makes no progress: its server repeats a page token, or sends page after page with nothing new."""
+
+
+class PageTokens:
+    """Check the page tokens of one list, which may repeat or never end.
+
+    tokens = PageTokens()
+    while True:
+        page = ask(token)
+        token = tokens.next(page.next_page_token, has_news=bool(page.items))
+        if not token:
+            return
+    """
+
+    def __init__(self) -> None:
+        self._sent = ""
+        self._without_news = 0
+
+    def next(self, token: str, *, has_news: bool) -> str:
+        """Return the token to send next; empty after the last page.
+
+        Args:
+            token: The next token, as in the page.
+            has_news: True if the page had an item that the pages before it did not have.
+
+        Raises:
+            EndlessListError: The list makes no progress.
+        """
+        if token and token == self._sent:
+            raise EndlessListError(f"the page token {token[:40]!r} repeats: the list would never end")
+        self._without_news = 0 if has_news else self._without_news + 1
+        if token and self._without_news >= _MOST_PAGES_WITHOUT_NEWS:
+            raise EndlessListError(f"{self._without_news} pages in a row had nothing new: the list may never end")
+        self._sent = token
+        return token

@@ -1,4 +1,4 @@
-"""LogEntry: what readers return and the shipper sends, and its forms as text.
+"""LogEntry: what readers return and the shipper sends, its forms as text, and collections of entries.
 
 A journal's line is decoded straight into a LogEntry: nothing is converted twice on the way from the disk to a ledger.
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 import calendar
 import re
 import time
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ml_diagnostics_common.sequences import SeenSequences
-
 __all__ = [
+    "COMPANION_LOG_ID",
     "EntryContext",
     "LogEntry",
+    "ProcessEndings",
     "SeenSequences",
     "decode_cloud",
     "encode_cloud",
@@ -198,3 +199,109 @@ def _log_id(log_name: str) -> str:
     from urllib.parse import unquote  # Only here: most callers know their log.
 
     return unquote(log_name.partition("/logs/")[2])
+
+
+class SeenSequences:
+    """The sequence numbers seen so far of each writer, as disjoint ranges in order.
+
+    Adding is O(1) in order and O(ranges of that writer) otherwise; memory is two integers a range.
+    """
+
+    def __init__(self) -> None:
+        # writer -> ([first of each range], [last of each range]), both ascending.
+        self._ranges: dict[str, tuple[list[int], list[int]]] = {}
+
+    def add(self, writer: str, sequence: int) -> bool:
+        """Add one entry; return False if it was seen before."""
+        ranges = self._ranges.get(writer)
+        if ranges is None:
+            self._ranges[writer] = ([sequence], [sequence])
+            return True
+        firsts, lasts = ranges
+        if sequence == lasts[-1] + 1:
+            lasts[-1] = sequence
+            return True
+        position = bisect_right(firsts, sequence) - 1
+        if position >= 0 and sequence <= lasts[position]:
+            return False
+        joins_left = position >= 0 and lasts[position] == sequence - 1
+        joins_right = position + 1 < len(firsts) and firsts[position + 1] == sequence + 1
+        if joins_left and joins_right:
+            lasts[position] = lasts.pop(position + 1)
+            firsts.pop(position + 1)
+        elif joins_left:
+            lasts[position] = sequence
+        elif joins_right:
+            firsts[position + 1] = sequence
+        else:
+            firsts.insert(position + 1, sequence)
+            lasts.insert(position + 1, sequence)
+        return True
+
+    def __contains__(self, entry: tuple[str, int]) -> bool:
+        writer, sequence = entry
+        firsts, lasts = self._ranges.get(writer, ([], []))
+        position = bisect_right(firsts, sequence) - 1
+        return position >= 0 and sequence <= lasts[position]
+
+    def gaps(self) -> dict[str, list[tuple[int, int]]]:
+        """Return the (first, last) sequence numbers between those seen, of each writer that has any."""
+        gaps = {}
+        for writer, (firsts, lasts) in self._ranges.items():
+            between = [(last + 1, first - 1) for last, first in zip(lasts, firsts[1:], strict=False)]
+            if between:
+                gaps[writer] = between
+        return gaps
+
+    def to_json(self) -> dict[str, list[list[int]]]:
+        """Return the ranges as JSON: {writer: [[first, last], ...]}."""
+        return {
+            writer: [[first, last] for first, last in zip(firsts, lasts, strict=True)]
+            for writer, (firsts, lasts) in self._ranges.items()
+        }
+
+    @classmethod
+    def from_json(cls, ranges: Mapping[str, Iterable[Iterable[int]]]) -> SeenSequences:
+        """Return what `to_json` wrote."""
+        seen = cls()
+        for writer, pairs in ranges.items():
+            rows = sorted((int(first), int(last)) for first, last in pairs)
+            if rows:
+                seen._ranges[writer] = ([first for first, _ in rows], [last for _, last in rows])
+        return seen
+
+
+COMPANION_LOG_ID = "tpu.googleapis.com/runtime_monitor"
+
+
+class ProcessEndings:
+    """The entries on the ends of processes, by host and pid.
+
+    A companion of `cloud_tpu_diagnostics` outlives the process that it watches, and writes an entry of kind
+    `job_ended` with the host and pid of that process. The libraries do not import each other: they share this log.
+    """
+
+    def __init__(self) -> None:
+        self._by_process: dict[tuple[str, str], list[LogEntry]] = {}
+
+    def add(self, entries: Iterable[LogEntry]) -> None:
+        """Add entries of the companions' log, in any order; those of other kinds are skipped."""
+        for entry in entries:
+            if entry.payload.get("kind") == "job_ended":
+                labels = entry.context.labels
+                self._by_process.setdefault((labels.get("host", ""), labels.get("pid", "")), []).append(entry)
+
+    def after(self, host: str, pid: int | str, time_ns: int, *, with_blocks: bool = False) -> list[LogEntry]:
+        """Return the ends of a process since some time, the oldest first: process ids are used again.
+
+        Args:
+            host: The process's host.
+            pid: Its id there.
+            time_ns: Not before this time, in ns since 1970.
+            with_blocks: Include ends of blocks of `diagnose()` in a process that continued.
+        """
+        entries = self._by_process.get((host, str(pid)), ())
+        found = [entry for entry in entries if entry.timestamp_ns >= time_ns]
+        if not with_blocks:
+            found = [entry for entry in found if not entry.payload.get("goes_on")]
+        return sorted(found, key=lambda entry: entry.timestamp_ns)

@@ -318,7 +318,7 @@ def progress_directory() -> Path:
 def _may_wait_for_network(folder: Path) -> bool:
     if folder.parent == _IN_MEMORY:
         return False
-    from ml_diagnostics_common.mounts import is_network_filesystem
+    from ml_diagnostics_common.files import is_network_filesystem
 
     return is_network_filesystem(folder)
 

@@ -1,9 +1,12 @@
-"""Durations, sizes, counts and times as people read them: the same in tables, messages and pictures. Pure functions."""
+"""Durations, sizes, counts, times and ids as people read them: the same in all output. Pure functions."""
 
 from __future__ import annotations
 
 import math
+import re
 import time
+import unicodedata
+from collections.abc import Sequence
 from itertools import pairwise
 
 __all__ = [
@@ -15,12 +18,14 @@ __all__ = [
     "format_percent",
     "format_three_digits",
     "one_line",
+    "readable_id",
 ]
 
 _SECOND_NS = 1_000_000_000
 _SHORT_UNITS = (("us", 1e6, 999.5e-6), ("ms", 1e3, 0.9995), ("s", 1.0, 59.95))
 """Unit, how many make a second, and the duration from which the next unit is used, so that nothing rounds to 1000."""
 _LONG_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+_LONGEST_ID = 63
 
 
 def format_duration(seconds: float | None) -> str:
@@ -85,3 +90,47 @@ def one_line(text: str, length: int | None = None) -> str:
     if not shown.isprintable():
         shown = "".join(character if character.isprintable() else " " for character in shown)
     return shown if length is None or len(shown) <= length else f"{shown[: length - 3]}..."
+
+
+def readable_id(*parts: str, is_exact: bool = False) -> str:
+    """Return an id of `[a-z][a-z0-9-]{0,62}` that people recognize.
+
+    If letters had to be left out (of a name in another script) or the id is too long, a digest of all parts makes it
+    unique. The last part is kept where it fits: it is a time, or a number.
+
+    Args:
+        *parts: Text in any script; the first is the name.
+        is_exact: True if different parts must have different ids, as where none of them is a time or random: then the
+            id has the digest also if capitals or punctuation were left out, or one of several parts contains a dash. A
+            name alone may still equal the joined parts of another.
+    """
+    import hashlib  # Not at the top: commands that print a table do not need it.
+
+    words = [_plain(part) for part in parts]
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    is_faithful = _is_exact(parts, words) if is_exact else all(_is_plain(part) for part in parts)
+    name = words[0] if words[0][:1].isalpha() else f"run-{words[0]}".rstrip("-")
+    run_id = "-".join(word for word in [name, *words[1:], "" if is_faithful else digest] if word)
+    if len(run_id) <= _LONGEST_ID:
+        return run_id
+    last = words[-1][-20:].strip("-") if len(words) > 1 else ""
+    end = "-".join(word for word in [digest, last] if word)
+    return f"{run_id[: _LONGEST_ID - len(end) - 1].rstrip('-')}-{end}"
+
+
+def _plain(text: str) -> str:
+    """Return lower-case letters, digits and single dashes; accents are removed."""
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]+", "-", ascii_text.lower()).strip("-")
+
+
+def _is_exact(parts: Sequence[str], words: Sequence[str]) -> bool:
+    """Return whether the id determines the words, and the words the parts."""
+    is_kept = list(parts) == list(words) and parts[0][:1].isalpha()
+    return is_kept and (len(parts) == 1 or not any("-" in word for word in words))
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether nothing but punctuation, accents and case is lost of a text."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    return bool(_plain(text)) and all(char.isascii() or unicodedata.combining(char) for char in decomposed)

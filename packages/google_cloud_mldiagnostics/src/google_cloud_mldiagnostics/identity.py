@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ml_diagnostics_common import environment
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.guard import warn_once
-from ml_diagnostics_common.readable_id import readable_id
+from ml_diagnostics_common.texts import readable_id
 
 from google_cloud_mldiagnostics.agreement import agree, jax_processes
 from google_cloud_mldiagnostics.mlrun_types import Orchestrator

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from ml_diagnostics_common.client_imports import import_clients
-from ml_diagnostics_common.readable_id import readable_id
+from ml_diagnostics_common.texts import readable_id
 
 from google_cloud_mldiagnostics.control_plane import Keeper
 from google_cloud_mldiagnostics.identity import Workload

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ml_diagnostics_common.clock import now_ns
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.guard import LOSSES, report_loss, warn_once
 from ml_diagnostics_common.payload import encode_payload, encode_text
 from ml_diagnostics_common.process_hooks import at_fork
 from ml_diagnostics_common.redaction import REDACTED, is_secret_key, redact_text
-from ml_diagnostics_common.steady_clock import now_ns
 
 from google_cloud_mldiagnostics import active_run
 from google_cloud_mldiagnostics.active_run import ActiveRun

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ml_diagnostics_common.environment import Backend, configured_backend
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.guard import log_once, report_loss
-from ml_diagnostics_common.readable_id import readable_id
+from ml_diagnostics_common.texts import readable_id
 
 from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.beginning import Beginning

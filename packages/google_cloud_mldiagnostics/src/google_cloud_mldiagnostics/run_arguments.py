@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.guard import log_once, warn_once
-from ml_diagnostics_common.locations import in_bucket
 from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.redaction import redact_text
 

@@ -19,9 +19,9 @@ from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError
 from ml_diagnostics_common.cloud_logging.limits import cut_to_fit
 from ml_diagnostics_common.entry import EntryContext, LogEntry, encode_cloud
 from ml_diagnostics_common.exceptions import PreconditionFailedError
+from ml_diagnostics_common.files import read_regular
 from ml_diagnostics_common.journal.layout import Header, Segment, list_segments, log_directory, read_header
 from ml_diagnostics_common.reader import JournalReader
-from ml_diagnostics_common.regular_file import read_regular
 from ml_diagnostics_common.shipper.outbox import shipped_place
 from ml_diagnostics_common.storage import storage_for
 

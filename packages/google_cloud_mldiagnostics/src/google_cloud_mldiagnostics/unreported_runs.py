@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from ml_diagnostics_common.environment import identity
+from ml_diagnostics_common.files import read_regular
 from ml_diagnostics_common.guard import job_logger
-from ml_diagnostics_common.regular_file import read_regular
 
 from google_cloud_mldiagnostics.attempts import Member, last_attempt
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.file_lock import open_lock_file, wait_for_lock
+from ml_diagnostics_common.files import open_lock_file, wait_for_lock
 from ml_diagnostics_common.journal.layout import log_folder_name, make_private_folder, read_state, write_state
 from ml_diagnostics_common.progress import PHASES
 

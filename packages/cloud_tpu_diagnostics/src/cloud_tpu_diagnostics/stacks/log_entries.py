@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common.cloud_logging import quoted
-from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.entry import LogEntry, ProcessEndings
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import NoCloudError
 from ml_diagnostics_common.journal.jobs import ProcessStart, processes_of_job
 from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
-from ml_diagnostics_common.process_endings import ProcessEndings
 
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, VERB
 from cloud_tpu_diagnostics.grouping import MAIN_THREAD, ProcessDump

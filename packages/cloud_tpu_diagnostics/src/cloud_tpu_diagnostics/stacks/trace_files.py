@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ml_diagnostics_common.command.errors import NotFoundError
-from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.entry import LogEntry, ProcessEndings
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.exceptions import StorageError
-from ml_diagnostics_common.file_lock import try_lock, unlock
-from ml_diagnostics_common.locations import in_bucket
+from ml_diagnostics_common.files import in_bucket, try_lock, unlock
 from ml_diagnostics_common.log_source import LogSource, notes_of
-from ml_diagnostics_common.process_endings import ProcessEndings
 from ml_diagnostics_common.processes import process_started_ns
 
 from cloud_tpu_diagnostics import trace_file

@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ml_diagnostics_common.backoff import Backoff, RequestBudget, Retries
+from ml_diagnostics_common.backoff import Backoff, EndlessListError, PageTokens, RequestBudget, Retries
 from ml_diagnostics_common.cloud_logging._transport import PAGE_SIZE, LoggingTransport, Page, TransportError
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.failures import Kind
 from ml_diagnostics_common.guard import Counters, job_logger
-from ml_diagnostics_common.paging import EndlessListError, PageTokens
 
 __all__ = ["PageReader", "QueryReader", "QueryTooWideError"]
 

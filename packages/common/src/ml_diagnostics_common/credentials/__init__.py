@@ -22,7 +22,7 @@ from ml_diagnostics_common.credentials.instance_metadata import (
     instance_metadata as _instance_metadata,  # The package's attribute of this name is the module.
 )
 from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError, NoCloudError
-from ml_diagnostics_common.regular_file import read_regular
+from ml_diagnostics_common.files import read_regular
 
 __all__ = [
     "CloudEnvironment",

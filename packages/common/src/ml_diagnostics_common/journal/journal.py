@@ -16,14 +16,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from ml_diagnostics_common import steady_clock
+from ml_diagnostics_common import clock
+from ml_diagnostics_common.files import is_network_filesystem
 from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal._cap import JournalCap
 from ml_diagnostics_common.journal._held_lines import HeldLines
 from ml_diagnostics_common.journal.layout import FIRST_SEQUENCE, Header, encode_own_fields, log_directory
 from ml_diagnostics_common.journal.own_journals import add_journal, new_writer
 from ml_diagnostics_common.journal.segment_file import SegmentFile
-from ml_diagnostics_common.mounts import is_network_filesystem
 from ml_diagnostics_common.payload import encode_payload
 from ml_diagnostics_common.worker import Task, Worker, start
 
@@ -84,7 +84,7 @@ class Journal:
         shippable: bool = True,
         project: str = "",
         segment_bytes: int = 64 * 2**20,
-        clock_ns: Callable[[], int] = steady_clock.now_ns,
+        clock_ns: Callable[[], int] = clock.now_ns,
         queued: bool | None = None,
         cap: JournalCap | None = None,
         about_pid: int | None = None,

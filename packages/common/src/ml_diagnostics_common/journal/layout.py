@@ -32,8 +32,8 @@ from threading import get_ident
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from ml_diagnostics_common.files import open_regular, read_regular
 from ml_diagnostics_common.payload import encode_payload, encode_text, printable
-from ml_diagnostics_common.regular_file import open_regular, read_regular
 
 __all__ = [
     "FIRST_SEQUENCE",

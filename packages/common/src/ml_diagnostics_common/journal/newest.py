@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ml_diagnostics_common.file_lock import is_held
+from ml_diagnostics_common.files import is_held
 from ml_diagnostics_common.journal.layout import SEGMENT_SUFFIX, Segment, opened_segment, segment_name
 
 __all__ = ["is_open", "last_payloads", "newest_writers", "writer_start_ns"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ml_diagnostics_common.descriptors import with_high_number
-from ml_diagnostics_common.file_lock import share_lock
+from ml_diagnostics_common.files import share_lock
 from ml_diagnostics_common.journal.layout import (
     Header,
     decode_header,

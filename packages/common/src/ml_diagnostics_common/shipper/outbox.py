@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.file_lock import open_lock_file, try_lock
+from ml_diagnostics_common.files import open_lock_file, try_lock
 from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal.layout import (
     Header,

@@ -12,7 +12,7 @@ import functools
 import os
 from typing import Protocol
 
-from ml_diagnostics_common.locations import in_bucket
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.storage._google import GoogleCloudStorage, split_path
 from ml_diagnostics_common.storage._local import LocalStorage
 

@@ -22,8 +22,7 @@ from ml_diagnostics_common.exceptions import (
     PreconditionFailedError,
     StorageError,
 )
-from ml_diagnostics_common.file_lock import wait_for_lock
-from ml_diagnostics_common.locations import native_path
+from ml_diagnostics_common.files import native_path, wait_for_lock
 
 __all__ = ["LocalStorage"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.command.errors import DONE, FAILED
-from ml_diagnostics_common.locations import native_path
+from ml_diagnostics_common.files import native_path
 from ml_diagnostics_common.texts import format_bytes, format_count
 
 from google_cloud_mldiagnostics._cli.options import add_run_argument

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ml_diagnostics_common.entry import EntryContext, LogEntry, parse_timestamp
-from ml_diagnostics_common.process_endings import COMPANION_LOG_ID, ProcessEndings
+from ml_diagnostics_common.entry import COMPANION_LOG_ID, EntryContext, LogEntry, ProcessEndings, parse_timestamp
 
 from google_cloud_mldiagnostics.entries import PROCESS, SESSION
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ml_diagnostics_common.entry import LogEntry, parse_timestamp
+from ml_diagnostics_common.entry import COMPANION_LOG_ID, LogEntry, parse_timestamp
 from ml_diagnostics_common.environment import diagnostics_directory, identity
 from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
-from ml_diagnostics_common.process_endings import COMPANION_LOG_ID
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 
 from google_cloud_mldiagnostics._reading.run_history import RunHistory

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError, StorageError
-from ml_diagnostics_common.locations import in_bucket
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.profiler_service import (
     CaptureResult,
     ProfilerService,

@@ -16,11 +16,10 @@ from typing import Any
 from urllib.parse import quote
 
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, Session, open_session
-from ml_diagnostics_common.backoff import Backoff, Retries
+from ml_diagnostics_common.backoff import Backoff, EndlessListError, PageTokens, Retries
 from ml_diagnostics_common.environment import endpoint
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.failures import Kind, RemoteError, classify, status_error
-from ml_diagnostics_common.paging import EndlessListError, PageTokens
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.control_plane._google_resources import (

@@ -20,9 +20,8 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from ml_diagnostics_common.entry import format_timestamp
-from ml_diagnostics_common.file_lock import open_lock_file, unlock, wait_for_lock
+from ml_diagnostics_common.files import open_lock_file, read_regular, unlock, wait_for_lock
 from ml_diagnostics_common.guard import warn_once
-from ml_diagnostics_common.regular_file import read_regular
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError

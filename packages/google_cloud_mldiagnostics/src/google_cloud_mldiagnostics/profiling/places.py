@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ml_diagnostics_common import processes
-from ml_diagnostics_common.file_lock import open_lock_file, unlock, wait_for_lock
-from ml_diagnostics_common.locations import native_path
-from ml_diagnostics_common.mounts import is_network_filesystem
+from ml_diagnostics_common.files import is_network_filesystem, native_path, open_lock_file, unlock, wait_for_lock
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.exceptions import ProfilingError

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ml_diagnostics_common.descriptors import Descriptor
-from ml_diagnostics_common.file_lock import open_lock_file, try_lock, unlock
+from ml_diagnostics_common.files import open_lock_file, try_lock, unlock
 from ml_diagnostics_common.process_hooks import LiveObjects, at_fork
 
 __all__ = ["Claims"]

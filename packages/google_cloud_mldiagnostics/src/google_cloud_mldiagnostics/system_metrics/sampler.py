@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from ml_diagnostics_common.clock import now_ns
 from ml_diagnostics_common.guard import LOSSES, guarded_as, report_loss, warn_once
-from ml_diagnostics_common.steady_clock import now_ns
 from ml_diagnostics_common.worker import Interval, Task, Worker, start
 
 from google_cloud_mldiagnostics.active_run import ActiveRun

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ml_diagnostics_common.readable_id import readable_id
+from ml_diagnostics_common.texts import readable_id
 
 from google_cloud_mldiagnostics.run_arguments import checked_gcs_path as normalize_gcs_path
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import DiagnosticsError
-from ml_diagnostics_common.file_lock import open_lock_file, try_lock
+from ml_diagnostics_common.files import open_lock_file, try_lock
 from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.journal.layout import make_private_folder, read_state, write_state
 from ml_diagnostics_common.storage import storage_for

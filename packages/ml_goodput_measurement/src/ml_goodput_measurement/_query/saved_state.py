@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ml_diagnostics_common.file_lock import open_lock_file, try_lock
+from ml_diagnostics_common.files import open_lock_file, try_lock
 from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement._ledger.recorders import Recorders

@@ -6,9 +6,9 @@ import datetime
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ml_diagnostics_common.clock import steadied
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded
-from ml_diagnostics_common.steady_clock import steadied
 
 from ml_goodput_measurement._record.arguments import RebuiltFromArguments
 

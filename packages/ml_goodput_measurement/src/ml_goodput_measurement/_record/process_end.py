@@ -15,11 +15,11 @@ from types import FrameType
 from typing import TypeAlias
 
 from ml_diagnostics_common.client_imports import import_undisturbed
+from ml_diagnostics_common.clock import now_ns
 from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.journal.layout import Segment
 from ml_diagnostics_common.process_hooks import at_exit_from_now
 from ml_diagnostics_common.program_end import ProgramEnd, how_it_was_left, last_uncaught, program_frame
-from ml_diagnostics_common.steady_clock import now_ns
 
 from ml_goodput_measurement._record.arguments import seconds_of
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ml_diagnostics_common import progress
+from ml_diagnostics_common.clock import now_ns, steadied
 from ml_diagnostics_common.environment import (
     Backend,
     announce_job,
@@ -27,7 +28,6 @@ from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsErro
 from ml_diagnostics_common.guard import guarded, log_once, report_loss
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.payload import encode_payload, encode_text
-from ml_diagnostics_common.steady_clock import now_ns, steadied
 from ml_diagnostics_common.worker import start
 
 from ml_goodput_measurement._record import process_end

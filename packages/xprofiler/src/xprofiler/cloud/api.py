@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ml_diagnostics_common.backoff import Backoff, Retries
+from ml_diagnostics_common.backoff import Backoff, EndlessListError, PageTokens, Retries
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.failures import Kind, RemoteError
-from ml_diagnostics_common.paging import EndlessListError, PageTokens
 
 from xprofiler._version import __version__
 from xprofiler.cloud.errors import as_xprofiler_error

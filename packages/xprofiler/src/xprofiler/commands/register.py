@@ -51,7 +51,7 @@ class RegisterCommand:
         import time
         from dataclasses import replace
 
-        from ml_diagnostics_common.readable_id import readable_id
+        from ml_diagnostics_common.texts import readable_id
 
         from xprofiler._version import __version__
         from xprofiler.cloud.api import GoogleApi
