@@ -77,7 +77,7 @@ in_thread(storage.read, "gs://test-bucket/key")
 in_thread(storage.list_prefix, "gs://test-bucket/")
 """
 METERS = """
-from google_cloud_mldiagnostics.system_metrics import gpu, host, tpu
+from google_cloud_mldiagnostics._system_metrics import gpu, host, tpu
 for meter in host.HostMeter(), host.ProcessMeter(), gpu.GpuMeter(lambda _: True):
     in_thread(meter.collect)
 in_thread(tpu.collect_tpu)

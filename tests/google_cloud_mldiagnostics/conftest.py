@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics._run_state.active_run import active_run
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 
@@ -32,7 +32,7 @@ def cloud_of_a_run(
         monkeypatch.setenv(name, text)
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
     monkeypatch.setenv("RUN_WORKLOAD_ID", "w")
-    monkeypatch.setattr("google_cloud_mldiagnostics.beginning._occasions_of_this_process", {})
+    monkeypatch.setattr("google_cloud_mldiagnostics._run.begin._occasions_of_this_process", {})
     yield control_plane_server
     active = active_run()
     if active is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from google_cloud_mldiagnostics.entries import LOG_ID
+from google_cloud_mldiagnostics._entries import LOG_ID
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader

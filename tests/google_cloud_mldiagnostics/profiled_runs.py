@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics._entries import PROCESS, SESSION
+from google_cloud_mldiagnostics._profiling import captures, deliveries, on_demand
+from google_cloud_mldiagnostics._recording.run_log import RunLog
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.control_plane import Resource
-from google_cloud_mldiagnostics.entries import PROCESS, SESSION
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.profiling import captures, deliveries, on_demand
-from google_cloud_mldiagnostics.recording.run_log import RunLog
 from ml_diagnostics_common.environment import diagnostics_directory
 
 from .kept_entries import kept_payloads

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from google_cloud_mldiagnostics.entries import PROCESS
+from google_cloud_mldiagnostics._entries import PROCESS
 from ml_diagnostics_common.environment import diagnostics_directory
 
 from .kept_entries import kept_entries

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Collection
 
 import pytest
-from google_cloud_mldiagnostics.attempts import (
+from google_cloud_mldiagnostics._run_state.attempts import (
     WITHOUT_A_WORD,
     Member,
     begin,

@@ -7,7 +7,7 @@ import statistics
 import threading
 
 import pytest
-from google_cloud_mldiagnostics.recording.averages import Average, Averages
+from google_cloud_mldiagnostics._recording.run_log import Average, Averages
 from hypothesis import given
 from hypothesis import strategies as st
 

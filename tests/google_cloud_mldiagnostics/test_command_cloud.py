@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from google_cloud_mldiagnostics import entries, machinelearning_run, metrics
-from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics import _entries as entries
+from google_cloud_mldiagnostics import machinelearning_run, metrics
+from google_cloud_mldiagnostics._recording.run_log import namespace_fields
+from google_cloud_mldiagnostics._run_state.active_run import active_run
 from google_cloud_mldiagnostics.cli import main
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.recording.run_log import namespace_fields
 from ml_diagnostics_common.cloud_logging import _queries as queries
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer

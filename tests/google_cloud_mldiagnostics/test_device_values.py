@@ -15,10 +15,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.active_run import ActiveRun
+from google_cloud_mldiagnostics._recording import device_values
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metrics import record
-from google_cloud_mldiagnostics.recording import device_values
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.worker import Worker
 
@@ -181,9 +181,9 @@ END = """
 import os, sys, signal
 from pathlib import Path
 import jax, jax.numpy as jnp
-from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.recording.run_log import RunLog
+from google_cloud_mldiagnostics._recording.run_log import RunLog
 from google_cloud_mldiagnostics.metrics import record
 
 root = Path(sys.argv[1])
@@ -222,7 +222,7 @@ def test_at_exit_what_is_still_computed_is_recorded(tmp_path: Path, end: str) ->
 
 ENDS_DURING_FINALIZATION = """
 import time
-from google_cloud_mldiagnostics.recording import device_values
+from google_cloud_mldiagnostics._recording import device_values
 
 class Lasting:
     def __del__(self, print=print, sleep=time.sleep):  # The interpreter clears modules: it is being finalized.
@@ -364,7 +364,7 @@ def test_a_forked_child_has_a_worker_of_its_own(tmp_path: Path) -> None:
     program = f"""
 import warnings; warnings.simplefilter("ignore")
 {END}
-from google_cloud_mldiagnostics.recording import device_values
+from google_cloud_mldiagnostics._recording import device_values
 for step in range(5): record('loss', long(x), step)
 child = os.fork()
 if child == 0:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 
 import pytest
-from google_cloud_mldiagnostics.identity import identify, process_position, with_instance, workload_of
+from google_cloud_mldiagnostics._identity import identify, process_position, with_instance, workload_of
 from google_cloud_mldiagnostics.mlrun_types import Orchestrator
 from hypothesis import given
 from hypothesis import strategies as st

@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
+from google_cloud_mldiagnostics._run_state.attempts import WITHOUT_A_WORD
 
 from ..waiting import wait_until
 from . import run_programs as programs
@@ -199,7 +199,7 @@ def test_a_handler_of_c_is_left_alone() -> None:
 def test_sigterm_while_the_run_ends_is_no_deadlock() -> None:
     ended = programs.run_until_ready(
         """
-        from google_cloud_mldiagnostics.lifecycle import Lifecycle
+        from google_cloud_mldiagnostics._run.lifecycle import Lifecycle
         begin()
         end = Lifecycle._do_end
         def slowly(self, *arguments):

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from google_cloud_mldiagnostics.active_run import ActiveRun
-from google_cloud_mldiagnostics.profiling import places
-from google_cloud_mldiagnostics.profiling.places import xplane_name
-from google_cloud_mldiagnostics.system_metrics.claims import Claims
+from google_cloud_mldiagnostics._profiling import locations
+from google_cloud_mldiagnostics._profiling.locations import xplane_name
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
+from google_cloud_mldiagnostics._system_metrics.claims import Claims
 from ml_diagnostics_common import files
 from ml_diagnostics_common.files import open_lock_file, try_lock, unlock
 
 OUTLIVED = """
     import os, sys
     from pathlib import Path
-    from google_cloud_mldiagnostics.system_metrics.claims import Claims
+    from google_cloud_mldiagnostics._system_metrics.claims import Claims
 
     claims = Claims(Path(sys.argv[1]), "host-a")
     assert claims.hold("host")
@@ -80,8 +80,8 @@ def test_a_child_that_is_forked_while_a_file_is_named_does_not_keep_the_lock(
         files.wait_for_lock(descriptor, timeout_seconds)
         copies.append(os.dup(descriptor))
 
-    monkeypatch.setattr(places, "wait_for_lock", wait_for_lock)
-    monkeypatch.setattr(places, "_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(locations, "wait_for_lock", wait_for_lock)
+    monkeypatch.setattr(locations, "_LOCK_SECONDS", 0.1)
     active = cast("ActiveRun", types.SimpleNamespace(folder=tmp_path, host="host-a"))
     assert [xplane_name(active, 1, 2) for _ in range(2)] == ["host-a", "host-a"]
     for copy in copies:

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy
 import pytest
-from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics._recording.run_log import RunLog
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.metric_types import METRIC_UNITS, MetricType
 from google_cloud_mldiagnostics.metrics import record, record_metrics
-from google_cloud_mldiagnostics.recording.run_log import RunLog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.guard import LOSSES

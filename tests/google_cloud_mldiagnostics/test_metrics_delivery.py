@@ -20,10 +20,10 @@ from .recorded_runs import active, metrics_of
 PROGRAM = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.metrics import record
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.recording.run_log import RunLog
+from google_cloud_mldiagnostics._recording.run_log import RunLog
 
 root, count = Path(sys.argv[1]), int(sys.argv[2])
 log = RunLog(

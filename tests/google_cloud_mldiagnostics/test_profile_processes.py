@@ -23,10 +23,10 @@ pytest.importorskip("jax")
 JOB = """
 import json, os, sys, time
 import jax
-from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof, finish_profiles
-from google_cloud_mldiagnostics.recording.run_log import RunLog
+from google_cloud_mldiagnostics._profiling.xprof import Xprof as xprof, finish_profiles
+from google_cloud_mldiagnostics._recording.run_log import RunLog
 from ml_diagnostics_common.environment import diagnostics_directory
 
 class Registration:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from google_cloud_mldiagnostics import agreement
+from google_cloud_mldiagnostics import _agreement as agreement
+from google_cloud_mldiagnostics._profiling import locations, sessions
+from google_cloud_mldiagnostics._profiling.locations import Way, place_of, xplane_name
+from google_cloud_mldiagnostics._profiling.sessions import SessionIds, checked_session_id
 from google_cloud_mldiagnostics.exceptions import ProfilingError
-from google_cloud_mldiagnostics.profiling import places, sessions
-from google_cloud_mldiagnostics.profiling.places import Way, place_of, xplane_name
-from google_cloud_mldiagnostics.profiling.sessions import SessionIds, checked_session_id
 
 from .profiled_runs import profiled_run
 
@@ -143,7 +143,7 @@ def named_elsewhere(folder: Path, indexes: Sequence[int]) -> list[str]:
     program = (
         "import sys, types\n"
         "from pathlib import Path\n"
-        "from google_cloud_mldiagnostics.profiling.places import xplane_name\n"
+        "from google_cloud_mldiagnostics._profiling.locations import xplane_name\n"
         "active = types.SimpleNamespace(folder=Path(sys.argv[1]), host='host-a')\n"
         "print(xplane_name(active, int(sys.argv[2]), 4), flush=True)\n"
         "sys.stdin.read()\n"
@@ -164,6 +164,6 @@ def test_a_file_system_without_locks_still_keeps_processes_apart(monkeypatch: py
     def no_locks(*_: object) -> None:
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr(places, "wait_for_lock", no_locks)
+    monkeypatch.setattr(locations, "wait_for_lock", no_locks)
     with profiled_run("run-1") as active:
         assert {xplane_name(active, index, 2) for index in range(2)} == {"host-a-0", "host-a-1"}

@@ -120,8 +120,8 @@ def test_the_control_plane_is_told_of_a_profile_that_ends_with_its_run(
 def test_a_profiler_that_does_not_end_in_time_costs_the_profile_and_not_the_end() -> None:
     ended = programs.run_until_ready(
         """
-from google_cloud_mldiagnostics import lifecycle
-from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
+from google_cloud_mldiagnostics._run import lifecycle
+from google_cloud_mldiagnostics._profiling.engines import JaxEngine
 lifecycle._END_SECONDS = 1.0
 JaxEngine.stop = lambda self, folder: time.sleep(60)
 """
@@ -138,8 +138,8 @@ JaxEngine.stop = lambda self, folder: time.sleep(60)
 def test_sigterm_while_the_profiler_is_being_stopped_is_no_deadlock() -> None:
     ended = programs.run(
         """
-from google_cloud_mldiagnostics import lifecycle
-from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
+from google_cloud_mldiagnostics._run import lifecycle
+from google_cloud_mldiagnostics._profiling.engines import JaxEngine
 lifecycle._END_SECONDS = 1.0
 def stop(self, folder):
     os.kill(os.getpid(), signal.SIGTERM)

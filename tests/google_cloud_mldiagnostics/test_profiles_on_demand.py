@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from google_cloud_mldiagnostics._profiling import on_demand
+from google_cloud_mldiagnostics._profiling.locations import place_of
+from google_cloud_mldiagnostics._profiling.on_demand import CaptureWatch, start_on_demand_xprof, stop_on_demand_xprof
+from google_cloud_mldiagnostics._profiling.xprof import Xprof
 from google_cloud_mldiagnostics.exceptions import ProfilingError
-from google_cloud_mldiagnostics.profiling import on_demand
-from google_cloud_mldiagnostics.profiling.on_demand import CaptureWatch, start_on_demand_xprof, stop_on_demand_xprof
-from google_cloud_mldiagnostics.profiling.places import place_of
-from google_cloud_mldiagnostics.profiling.xprof import Xprof
 from ml_diagnostics_common.profiler_service import ProfilerService
 from ml_diagnostics_common.xplane import summary_of
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
@@ -187,10 +187,10 @@ def test_a_server_that_cannot_start_costs_no_more_than_itself(
 def test_the_server_waits_for_the_jobs_devices_and_initialises_none() -> None:
     program = """
         import atexit, os, sys, time
-        from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+        from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
         from google_cloud_mldiagnostics.mlrun_types import MLRun
-        from google_cloud_mldiagnostics.profiling.on_demand import start_on_demand_xprof
-        from google_cloud_mldiagnostics.recording.run_log import RunLog
+        from google_cloud_mldiagnostics._profiling.on_demand import start_on_demand_xprof
+        from google_cloud_mldiagnostics._recording.run_log import RunLog
         from ml_diagnostics_common.environment import diagnostics_directory
 
         log = RunLog("run-1", location="us-central1", project="", labels={}, is_shipped=False)

@@ -6,8 +6,8 @@ import sys
 from types import ModuleType
 
 import pytest
-from google_cloud_mldiagnostics import runtimes
-from google_cloud_mldiagnostics.runtimes import computes_with_pytorch
+from google_cloud_mldiagnostics import _runtimes as runtimes
+from google_cloud_mldiagnostics._runtimes import computes_with_pytorch
 
 from . import run_programs as programs
 

@@ -13,9 +13,9 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from google_cloud_mldiagnostics._recording.values import exact_step
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metrics import record
-from google_cloud_mldiagnostics.recording.values import exact_step
 from ml_diagnostics_common.guard import LOSSES
 
 from .recorded_runs import active, metrics_of
@@ -93,7 +93,7 @@ def _recorded_metrics() -> list[object]:
 def test_a_forked_child_does_not_wait_for_its_parents_devices() -> None:
     program = """
         import os, sys, threading, time
-        from google_cloud_mldiagnostics.recording import device_values
+        from google_cloud_mldiagnostics._recording import device_values
 
         ready = threading.Event()
         device_values.later(ready.wait)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run
+from google_cloud_mldiagnostics._run_state.active_run import active_run
 from google_cloud_mldiagnostics._version import __version__
-from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
@@ -119,7 +119,7 @@ def test_what_somebody_else_changed_meanwhile_is_kept(server: ControlPlaneServer
 
 
 def test_a_profile_that_is_on_its_way_when_the_run_is_finished_is_told_of(server: ControlPlaneServer) -> None:
-    from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
+    from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
 
     run = begin(strict=True)
     registration = active_run().registration
@@ -274,7 +274,7 @@ def test_a_fault_that_passes_is_not_seen(server: ControlPlaneServer, fault: Faul
 def test_nothing_waits_for_a_control_plane_that_never_answers(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._END_SECONDS", 1.0)
+    monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 1.0)
     server.faults.always(Hang())
     started = time.monotonic()
     run = begin()
@@ -292,7 +292,7 @@ def test_nothing_waits_for_a_control_plane_that_never_answers(
 def test_a_process_leaves_in_time_however_long_the_control_plane_is_silent(server: ControlPlaneServer) -> None:
     server.faults.always(Hang())
     ended = programs.run("""
-        from google_cloud_mldiagnostics import lifecycle
+        from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._END_SECONDS = 1.0
         begin()
         sys.exit(3)
@@ -320,7 +320,7 @@ def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silen
     server.faults.always(Hang())
     ended = programs.run_until_ready(
         """
-        from google_cloud_mldiagnostics import lifecycle
+        from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._END_SECONDS = 1.0
         begin()
         """,
@@ -331,7 +331,7 @@ def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silen
 
 
 def test_what_failed_at_first_is_told_later(server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics.registration._FIRST_ACCESS_SECONDS", 0.1)
+    monkeypatch.setattr("google_cloud_mldiagnostics._run_state.registration._FIRST_ACCESS_SECONDS", 0.1)
     server.is_permitted = False
     begin(configs={"lr": 0.1})
     wait_until(lambda: len(server.requests) >= 1)

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run, metrics
-from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics._run.arguments import checked_gcs_path, checked_region
+from google_cloud_mldiagnostics._run_state.active_run import active_run
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.custom_types.exceptions import MLRunConfigurationError
 from google_cloud_mldiagnostics.custom_types.mlrun_types import Framework, Orchestrator, RunPhase
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.run_arguments import checked_gcs_path, checked_region
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.environment import diagnostics_directory
@@ -298,7 +298,7 @@ def test_finish_takes_completed_and_failed_and_nothing_else() -> None:
 
 
 def test_a_heartbeat_tells_that_the_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._HEARTBEAT_SECONDS", 0.05)
     begin()
     wait_until(lambda: programs.phases().count("ACTIVE") >= 4)
 
@@ -351,7 +351,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_job(
 def test_a_bug_of_ours_costs_the_run_and_never_the_job(
     part: str, in_production: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"google_cloud_mldiagnostics.beginning.{part}", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(f"google_cloud_mldiagnostics._run.begin.{part}", lambda *_, **__: 1 / 0)
     with machinelearning_run("train", configs={"lr": 0.1}) as run:
         run.configs.update(batch_size=64)
         metrics.record("loss", 0.5)
@@ -385,7 +385,7 @@ def test_jax_is_not_initialised_before_the_job_does_and_its_devices_are_known_th
         """
         import jax
         from jax._src import xla_bridge
-        from google_cloud_mldiagnostics import lifecycle
+        from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._HARDWARE_SECONDS = 0.05
         run = begin()
         time.sleep(0.2)
@@ -416,7 +416,7 @@ def test_where_nobody_answers_a_run_begins_and_ends_before_a_request_is_given_up
         ended = programs.run(
             """
             import inspect
-            from google_cloud_mldiagnostics import lifecycle
+            from google_cloud_mldiagnostics._run import lifecycle
             from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
             lifecycle._END_SECONDS = 1.0
             patience = inspect.signature(GoogleControlPlane).parameters["request_seconds"].default
@@ -467,7 +467,7 @@ def test_a_run_that_began_before_its_processes_could_agree_says_so() -> None:
     ended = programs.run(
         """
         import types
-        from google_cloud_mldiagnostics import lifecycle
+        from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._HARDWARE_SECONDS = 0.05
         from ml_diagnostics_common import guard
         begin()
@@ -516,7 +516,7 @@ def test_a_namespace_of_arguments_is_configs_too() -> None:
 def test_a_runs_file_that_is_none_is_one_clear_warning_and_the_job_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics.beginning._occasions_of_this_process", {})
+    monkeypatch.setattr("google_cloud_mldiagnostics._run.begin._occasions_of_this_process", {})
     workload = "pipe" if content == "a named pipe" else "types"
     path = programs.runs_folder() / f"train-{workload}" / "run.json"
     path.parent.mkdir(parents=True)

@@ -22,7 +22,7 @@ RUN = "train-w"
 
 # A profile that is on its way for as long as `finish` waits for one.
 SLOW_PROFILE = """
-from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
+from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
 
 def profile_on_its_way():
     return None if os.environ.get("DELIVERED") else 0.01
@@ -83,7 +83,7 @@ except KeyboardInterrupt:
 def test_an_operation_that_takes_long_does_not_keep_the_end_from_being_told(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._END_SECONDS", 2.0)
+    monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 2.0)
     run = begin(strict=True)
     server.operation_seconds = 3600
     run.configs.update(lr=0.1)
@@ -106,7 +106,7 @@ def test_a_request_that_is_never_answered_does_not_keep_the_end_from_being_told(
 def test_an_end_that_could_not_be_told_is_one_warning(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._END_SECONDS", 1.0)
+    monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 1.0)
     run = begin(strict=True)
     server.faults.always(Hang())
     run.finish()

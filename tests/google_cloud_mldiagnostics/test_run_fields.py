@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run, xprof
+from google_cloud_mldiagnostics._run.arguments import RunArguments
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.custom_types import mlrun_types
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
 from google_cloud_mldiagnostics.mlrun_types import MLRun, RunPhase
-from google_cloud_mldiagnostics.run_arguments import RunArguments
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.environment import diagnostics_directory
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.entries import LOG_ID
+from google_cloud_mldiagnostics._entries import LOG_ID
+from google_cloud_mldiagnostics._recording.run_log import RunLog
 from google_cloud_mldiagnostics.metrics import record
-from google_cloud_mldiagnostics.recording.run_log import RunLog
 from ml_diagnostics_common.cloud_logging import LoggingTransport, connect
 from ml_diagnostics_common.log_source import Cloud, LogSource
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
@@ -222,11 +222,11 @@ logging.basicConfig()
 console = logging.StreamHandler(sys.stdout)
 logging.getLogger().addHandler(console)
 
-from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
-from google_cloud_mldiagnostics.entries import LOG_ID
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics._entries import LOG_ID
 from google_cloud_mldiagnostics.metrics import record
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.recording.run_log import RunLog
+from google_cloud_mldiagnostics._recording.run_log import RunLog
 root = Path(sys.argv[1])
 log = RunLog("run", location="here", project="", labels={{}}, is_shipped=True, root=root)
 set_active_run(ActiveRun(MLRun("run"), log, root, "h", 0, 1, os.getpid(), False))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.recording.run_log import RunLog
-from google_cloud_mldiagnostics.run_sync import EntriesSent, profile_files, send_entries, send_profiles
+from google_cloud_mldiagnostics._cli.run_sync import EntriesSent, profile_files, send_entries, send_profiles
+from google_cloud_mldiagnostics._recording.run_log import RunLog
 from ml_diagnostics_common.cloud_logging import Page, TransportError
 from ml_diagnostics_common.environment import diagnostics_directory
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run
-from google_cloud_mldiagnostics.active_run import active_run
-from google_cloud_mldiagnostics.attempts import Member, begin, end, last_attempt, new_run
+from google_cloud_mldiagnostics._run_state.active_run import active_run
+from google_cloud_mldiagnostics._run_state.attempts import Member, begin, end, last_attempt, new_run
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
@@ -22,7 +22,8 @@ from . import run_programs as programs
 
 def test_what_the_job_runs_is_collected_once_and_devices_are_looked_for_ever_less_often() -> None:
     ended = programs.run("""
-        from google_cloud_mldiagnostics import beginning, lifecycle
+        from google_cloud_mldiagnostics._run import begin as beginning
+        from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._HARDWARE_SECONDS = 0.02
         asked = {"software": [], "hardware": []}
         software, hardware = beginning.collect_software, beginning.collect_hardware

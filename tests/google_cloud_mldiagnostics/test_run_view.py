@@ -6,10 +6,10 @@ import math
 import random
 
 import pytest
-from google_cloud_mldiagnostics import entries
+from google_cloud_mldiagnostics import _entries as entries
 from google_cloud_mldiagnostics._reading.run_history import RunHistory
 from google_cloud_mldiagnostics._reading.run_view import SILENT_SECONDS, State, view_run
-from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
+from google_cloud_mldiagnostics._run_state.attempts import WITHOUT_A_WORD
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.entry import LogEntry

@@ -6,9 +6,9 @@ import datetime
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.mirroring import is_told_of
-from google_cloud_mldiagnostics.profiling.layout import file_of, logdir_of, session_folder, sessions_folder
-from google_cloud_mldiagnostics.profiling.telling import ACTIVE, FAILED, SUCCEEDED, Session, session_resource
+from google_cloud_mldiagnostics._profiling.locations import file_of, logdir_of, session_folder, sessions_folder
+from google_cloud_mldiagnostics._profiling.sessions import ACTIVE, FAILED, SUCCEEDED, Session, session_resource
+from google_cloud_mldiagnostics._run_state.mirroring import is_told_of
 from ml_diagnostics_common.profiler_service import TracerLevels
 
 from .profiled_runs import profiled_run

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google_cloud_mldiagnostics._cli.run_sync import arrived
 from google_cloud_mldiagnostics._reading.run_history import RunHistory
 from google_cloud_mldiagnostics._reading.run_view import view_run
 from google_cloud_mldiagnostics._reading.session_view import SessionView
-from google_cloud_mldiagnostics.run_sync import arrived
 from ml_diagnostics_common.entry import LogEntry
 
 from .told_runs import at, process, resource, session

@@ -48,7 +48,7 @@ block.__enter__()
 
 
 def helpers() -> set[int]:
-    module = b"ML_DIAGNOSTICS_SIDECAR=google_cloud_mldiagnostics.termination_helper"
+    module = b"ML_DIAGNOSTICS_SIDECAR=google_cloud_mldiagnostics._run.termination_helper"
     folder = str(programs.runs_folder().parent).encode()
     found = set()
     for process in Path("/proc").glob("[0-9]*"):

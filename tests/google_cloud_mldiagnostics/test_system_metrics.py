@@ -19,16 +19,16 @@ from typing import Any
 import psutil
 import pynvml
 import pytest
-from google_cloud_mldiagnostics.active_run import ActiveRun
+from google_cloud_mldiagnostics._recording.run_log import RunLog
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
+from google_cloud_mldiagnostics._system_metrics import SystemMetrics, cgroup, gpu, host, tpu
+from google_cloud_mldiagnostics._system_metrics.claims import Claims
+from google_cloud_mldiagnostics._system_metrics.gpu import GpuMeter, is_visible
+from google_cloud_mldiagnostics._system_metrics.host import HostMeter, ProcessMeter
+from google_cloud_mldiagnostics._system_metrics.readings import Reading, payload_of
+from google_cloud_mldiagnostics._system_metrics.sampler import Bounded
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.recording.run_log import RunLog
-from google_cloud_mldiagnostics.system_metrics import SystemMetrics, cgroup, gpu, host, tpu
-from google_cloud_mldiagnostics.system_metrics.claims import Claims
-from google_cloud_mldiagnostics.system_metrics.gpu import GpuMeter, is_visible
-from google_cloud_mldiagnostics.system_metrics.host import HostMeter, ProcessMeter
-from google_cloud_mldiagnostics.system_metrics.readings import Reading, payload_of
-from google_cloud_mldiagnostics.system_metrics.sampler import Bounded
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.guard import LOSSES
@@ -557,7 +557,7 @@ def test_a_host_is_measured_by_one_process_and_by_the_next_when_that_is_gone(tmp
         f"""
         import time
         from pathlib import Path
-        from google_cloud_mldiagnostics.system_metrics.claims import Claims
+        from google_cloud_mldiagnostics._system_metrics.claims import Claims
         claims = Claims(Path({str(tmp_path)!r}), "host/a")
         print(claims.hold("host"), claims.hold("host"), claims.hold("gpu"), flush=True)
         time.sleep(60)
@@ -594,10 +594,10 @@ def test_starting_loads_nothing_in_the_jobs_thread(tmp_path: Path) -> None:
                     loaded[name] = threading.current_thread() is threading.main_thread()
         sys.meta_path.insert(0, Watch())
         from pathlib import Path
-        from google_cloud_mldiagnostics.active_run import ActiveRun
+        from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
         from google_cloud_mldiagnostics.mlrun_types import MLRun
-        from google_cloud_mldiagnostics.recording.run_log import RunLog
-        from google_cloud_mldiagnostics.system_metrics import SystemMetrics
+        from google_cloud_mldiagnostics._recording.run_log import RunLog
+        from google_cloud_mldiagnostics._system_metrics import SystemMetrics
         root = Path(sys.argv[1])
         log = RunLog("r", location="l", project="", labels={}, is_shipped=False, root=root)
         run = ActiveRun(MLRun(name="r"), log, root / "r", "h", 0, 1, os.getpid(), True)
@@ -624,10 +624,10 @@ def test_a_process_ends_while_a_source_hangs(tmp_path: Path) -> None:
     program = """
         import os, sys, time
         from pathlib import Path
-        from google_cloud_mldiagnostics.active_run import ActiveRun
+        from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
         from google_cloud_mldiagnostics.mlrun_types import MLRun
-        from google_cloud_mldiagnostics.recording.run_log import RunLog
-        from google_cloud_mldiagnostics.system_metrics.sampler import Bounded, SystemMetrics
+        from google_cloud_mldiagnostics._recording.run_log import RunLog
+        from google_cloud_mldiagnostics._system_metrics.sampler import Bounded, SystemMetrics
         root = Path(sys.argv[1])
         log = RunLog("r", location="l", project="", labels={}, is_shipped=False, root=root)
         run = ActiveRun(MLRun(name="r"), log, root / "r", "h", 0, 1, os.getpid(), True)

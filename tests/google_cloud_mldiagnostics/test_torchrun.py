@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from google_cloud_mldiagnostics.identity import identify, process_position, workload_of
+from google_cloud_mldiagnostics._identity import identify, process_position, workload_of
 
 from . import run_programs as programs
 from .run_programs import BEGIN
@@ -143,7 +143,7 @@ def test_ranks_that_the_environment_does_not_join_agree_through_the_store_of_tor
         torch.distributed.init_process_group("gloo")
         del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
     run = begin()
-    from google_cloud_mldiagnostics.agreement import agree
+    from google_cloud_mldiagnostics._agreement import agree
     print("session", agree("session", os.environ["RANK"]), flush=True)
     """
     ended = torchrun(tmp_path, program, "--standalone", WAY=way)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run
+from google_cloud_mldiagnostics._run_state.unreported_runs import UnreportedRuns
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
-from google_cloud_mldiagnostics.unreported_runs import UnreportedRuns
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_testing.faults import Hang, Status
 
@@ -19,7 +19,7 @@ from . import run_programs as programs
 from .asked_control_planes import Time, connected
 
 HASTE = """
-from google_cloud_mldiagnostics import lifecycle
+from google_cloud_mldiagnostics._run import lifecycle
 lifecycle._END_SECONDS = 1.0
 """
 UNTIL_INPUT = """
@@ -84,7 +84,7 @@ def test_a_run_that_the_control_plane_never_took_is_created(server: ControlPlane
     server.faults.always(Status(503))
     programs.run(f"""{HASTE}
 machinelearning_run('one', log_system_metrics=False)
-from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics._run_state.active_run import active_run
 while active_run().registration.error is None:
     time.sleep(0.01)
 """)

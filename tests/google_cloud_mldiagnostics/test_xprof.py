@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics._profiling import captures as captures_module
+from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process, finish_profiles
+from google_cloud_mldiagnostics._profiling.engines import JaxEngine
+from google_cloud_mldiagnostics._profiling.sessions import Session
+from google_cloud_mldiagnostics._profiling.verification import HostsCheck
+from google_cloud_mldiagnostics._profiling.xprof import Xprof as xprof  # noqa: N813
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.profiling import captures as captures_module
-from google_cloud_mldiagnostics.profiling.captures import captures_of_this_process, finish_profiles
-from google_cloud_mldiagnostics.profiling.hosts_check import HostsCheck
-from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
-from google_cloud_mldiagnostics.profiling.telling import Session
-from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof  # noqa: N813
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.xplane import read_xplane
 
@@ -290,7 +290,7 @@ def test_decorating_initialises_nothing() -> None:
 
     program = (
         "import sys\n"
-        "from google_cloud_mldiagnostics.profiling.xprof import Xprof\n"
+        "from google_cloud_mldiagnostics._profiling.xprof import Xprof\n"
         "@Xprof(process_index_list=[0])\n"
         "def train(): pass\n"
         "assert not {'jax', 'numpy', 'grpc'} & set(sys.modules), sorted(sys.modules)\n"

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from google_cloud_mldiagnostics.active_run import ActiveRun
-from google_cloud_mldiagnostics.profiling import uploads
-from google_cloud_mldiagnostics.profiling.xprof import Xprof, finish_profiles
+from google_cloud_mldiagnostics._profiling import uploads
+from google_cloud_mldiagnostics._profiling.xprof import Xprof, finish_profiles
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from ml_diagnostics_common import storage, worker
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.xplane import summary_of
@@ -200,10 +200,10 @@ def test_the_end_of_the_program_waits_for_uploads_and_ends_an_open_profile(bucke
     program = """
         import os
         import jax
-        from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+        from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
         from google_cloud_mldiagnostics.mlrun_types import MLRun
-        from google_cloud_mldiagnostics.profiling.xprof import Xprof
-        from google_cloud_mldiagnostics.recording.run_log import RunLog
+        from google_cloud_mldiagnostics._profiling.xprof import Xprof
+        from google_cloud_mldiagnostics._recording.run_log import RunLog
         from ml_diagnostics_common.environment import diagnostics_directory
 
         run = MLRun(name="run-1", gcs_path="gs://bucket/folder")

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from google_cloud_mldiagnostics import entries
+from google_cloud_mldiagnostics import _entries as entries
 from google_cloud_mldiagnostics._reading.run_history import RunHistory
 from google_cloud_mldiagnostics._reading.run_view import RunView, view_run
 from google_cloud_mldiagnostics.control_plane import Resource

@@ -14,8 +14,8 @@ from google_cloud_mldiagnostics._version import __version__
 
 if TYPE_CHECKING:
     from google_cloud_mldiagnostics import api, clients, core, custom_types, metric_types, metrics, utils
-    from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof  # noqa: N813
-    from google_cloud_mldiagnostics.run import machinelearning_run
+    from google_cloud_mldiagnostics._profiling.xprof import Xprof as xprof  # noqa: N813
+    from google_cloud_mldiagnostics._run.machinelearning_run import machinelearning_run
 
 __all__ = [
     "__version__",
@@ -30,7 +30,10 @@ __all__ = [
     "xprof",
 ]
 
-_HOMES = {"machinelearning_run": ("run", "machinelearning_run"), "xprof": ("profiling.xprof", "Xprof")}
+_HOMES = {
+    "machinelearning_run": ("_run.machinelearning_run", "machinelearning_run"),
+    "xprof": ("_profiling.xprof", "Xprof"),
+}
 
 
 def __getattr__(name: str) -> Any:

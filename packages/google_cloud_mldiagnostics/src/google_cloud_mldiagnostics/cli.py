@@ -25,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _commands() -> Iterator[Command]:
     from google_cloud_mldiagnostics._cli.metrics import MetricsCommand
     from google_cloud_mldiagnostics._cli.profile import ProfileCommand
-    from google_cloud_mldiagnostics._cli.runs import RunsCommand
-    from google_cloud_mldiagnostics._cli.show import ShowCommand
+    from google_cloud_mldiagnostics._cli.runs import RunsCommand, ShowCommand
     from google_cloud_mldiagnostics._cli.sync import SyncCommand
 
     return iter((RunsCommand(), ShowCommand(), MetricsCommand(), ProfileCommand(), SyncCommand()))

@@ -20,14 +20,13 @@ from ml_diagnostics_common.payload import encode_payload, encode_text
 from ml_diagnostics_common.process_hooks import at_fork
 from ml_diagnostics_common.redaction import REDACTED, is_secret_key, redact_text
 
-from google_cloud_mldiagnostics import active_run
-from google_cloud_mldiagnostics.active_run import ActiveRun
+from google_cloud_mldiagnostics._recording import device_values
+from google_cloud_mldiagnostics._recording.run_log import FOLD_AT, Average, Averages, namespace_fields
+from google_cloud_mldiagnostics._recording.values import LARGEST_STEP, exact_step, host_numbers, shown_type
+from google_cloud_mldiagnostics._run_state import active_run
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metric_types import METRIC_UNITS, MetricType
-from google_cloud_mldiagnostics.recording import device_values
-from google_cloud_mldiagnostics.recording.averages import FOLD_AT, Average, Averages
-from google_cloud_mldiagnostics.recording.run_log import namespace_fields
-from google_cloud_mldiagnostics.recording.values import LARGEST_STEP, exact_step, host_numbers, shown_type
 
 __all__ = ["Moment", "record", "record_metrics"]
 

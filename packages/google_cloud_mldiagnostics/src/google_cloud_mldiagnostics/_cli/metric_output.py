@@ -17,8 +17,8 @@ from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import format_bytes, one_line
 
 from google_cloud_mldiagnostics._cli.plot import limits_of
+from google_cloud_mldiagnostics._entries import not_finite_text
 from google_cloud_mldiagnostics._reading.metric_series import Point, Series
-from google_cloud_mldiagnostics.finite import not_finite_text
 from google_cloud_mldiagnostics.metric_types import METRIC_UNITS
 
 __all__ = [

@@ -87,8 +87,8 @@ class ProfileCommand:
 
         from google_cloud_mldiagnostics._reading.run_history import RunHistory
         from google_cloud_mldiagnostics._reading.run_source import LocalSource
+        from google_cloud_mldiagnostics._run_state.mirroring import is_told_of
         from google_cloud_mldiagnostics.exceptions import ControlPlaneError
-        from google_cloud_mldiagnostics.mirroring import is_told_of
 
         source = run_source(options, console)
         run = source.find(options.run)
@@ -187,8 +187,8 @@ def _sessions_folder(view: RunView) -> str:
     Raises:
         ProfilingError: The run has no path for profiles.
     """
+    from google_cloud_mldiagnostics._profiling.locations import sessions_folder
     from google_cloud_mldiagnostics.exceptions import ProfilingError
-    from google_cloud_mldiagnostics.profiling.layout import sessions_folder
 
     if not view.gcs_path:
         raise ProfilingError(f"the run {view.run_id} has no gcs_path, so a process that it does not know cannot write")
@@ -197,7 +197,7 @@ def _sessions_folder(view: RunView) -> str:
 
 def _folders(view: RunView, targets: Sequence[Target], session_id: str) -> list[str]:
     """Return the folders of the profile, after the job uploaded it: one, or one for each host without a shared path."""
-    from google_cloud_mldiagnostics.profiling.layout import session_folder
+    from google_cloud_mldiagnostics._profiling.locations import session_folder
 
     if view.gcs_path.startswith("gs://"):
         return [session_folder(f"{view.gcs_path}/{view.run_id}", session_id)]
@@ -233,7 +233,7 @@ def _format(
 ) -> str:
     import shlex
 
-    from google_cloud_mldiagnostics.profiling.layout import logdir_of
+    from google_cloud_mldiagnostics._profiling.locations import logdir_of
 
     rows = []
     for target, result in zip(targets, results, strict=True):

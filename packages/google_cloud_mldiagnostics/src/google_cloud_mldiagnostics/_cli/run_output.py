@@ -20,9 +20,9 @@ from ml_diagnostics_common.texts import (
     one_line,
 )
 
+from google_cloud_mldiagnostics._profiling.locations import logdir_of
 from google_cloud_mldiagnostics._reading.run_view import AttemptView, ProcessView, RunView, State
 from google_cloud_mldiagnostics._reading.session_view import SessionView
-from google_cloud_mldiagnostics.profiling.layout import logdir_of
 
 __all__ = [
     "PROCESS_FIELDS",

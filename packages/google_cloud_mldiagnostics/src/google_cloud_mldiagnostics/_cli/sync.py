@@ -15,8 +15,8 @@ from google_cloud_mldiagnostics._cli.options import add_run_argument
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
+    from google_cloud_mldiagnostics._cli.run_sync import EntriesSent, ProfilesSent
     from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource
-    from google_cloud_mldiagnostics.run_sync import EntriesSent, ProfilesSent
 
 __all__ = ["SyncCommand"]
 
@@ -40,9 +40,9 @@ class SyncCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Send what the cloud does not have yet, and print how much that was."""
+        from google_cloud_mldiagnostics._cli.run_sync import home_of
         from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource
-        from google_cloud_mldiagnostics.run_sync import home_of
-        from google_cloud_mldiagnostics.unreported_runs import send_run
+        from google_cloud_mldiagnostics._run_state.unreported_runs import send_run
 
         local = LocalSource(console.warn)
         run = _current(local, options.run)
@@ -76,7 +76,7 @@ def _current(local: LocalSource, name: str) -> dict[str, Any]:
 
 
 def _send_entries(run_id: str, local: LocalSource, cloud: CloudSource, console: Console) -> EntriesSent:
-    from google_cloud_mldiagnostics.run_sync import send_entries
+    from google_cloud_mldiagnostics._cli.run_sync import send_entries
 
     return send_entries(
         run_id,
@@ -94,10 +94,10 @@ def _entries_text(entries: EntriesSent) -> str:
 
 def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudSource, console: Console) -> str:
     """Send the run's profiles and their sessions; return how many that were."""
+    from google_cloud_mldiagnostics._cli.run_sync import arrived, profile_files, send_profiles, send_sessions
+    from google_cloud_mldiagnostics._profiling.locations import session_folder
+    from google_cloud_mldiagnostics._profiling.verification import hosts_of
     from google_cloud_mldiagnostics._reading.run_source import run_id_of
-    from google_cloud_mldiagnostics.profiling.hosts_check import hosts_of
-    from google_cloud_mldiagnostics.profiling.layout import session_folder
-    from google_cloud_mldiagnostics.run_sync import arrived, profile_files, send_profiles, send_sessions
 
     folder = local.control_plane.folder(run_id)
     staging = folder / "staged"

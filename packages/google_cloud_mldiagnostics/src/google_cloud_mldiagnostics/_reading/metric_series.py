@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 
-from google_cloud_mldiagnostics.finite import mean_of_finite
+from google_cloud_mldiagnostics._entries import mean_of_finite
 
 __all__ = ["MetricSeries", "Point", "Series"]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, EntryContext, LogEntry, ProcessEndings, parse_timestamp
 
-from google_cloud_mldiagnostics.entries import PROCESS, SESSION
+from google_cloud_mldiagnostics._entries import PROCESS, SESSION
 
 __all__ = [
     "ProcessKey",

@@ -14,11 +14,11 @@ from ml_diagnostics_common.environment import diagnostics_directory, identity
 from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 
+from google_cloud_mldiagnostics._entries import LOG_ID, PROCESS, SESSION
 from google_cloud_mldiagnostics._reading.run_history import RunHistory
 from google_cloud_mldiagnostics._reading.run_view import RunView, State, phase_of, view_run
-from google_cloud_mldiagnostics.attempts import has_unseen_exit
+from google_cloud_mldiagnostics._run_state.attempts import has_unseen_exit
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
-from google_cloud_mldiagnostics.entries import LOG_ID, PROCESS, SESSION
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
 
 if TYPE_CHECKING:
@@ -259,8 +259,8 @@ class LocalSource(RunSource):
         self.entries = RunEntries(self.root, None, report)
 
     def _is_gone(self, process: Mapping[str, Any]) -> bool:
-        from google_cloud_mldiagnostics.attempts import Member
-        from google_cloud_mldiagnostics.process_life import is_alive, is_visible
+        from google_cloud_mldiagnostics._run_state.attempts import Member
+        from google_cloud_mldiagnostics._run_state.process_life import is_alive, is_visible
 
         here = Member(identity().host, 0, 0, "")
         return is_visible(process, here) and not is_alive(process, here)

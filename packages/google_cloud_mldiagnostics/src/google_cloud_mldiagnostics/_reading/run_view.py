@@ -24,7 +24,7 @@ from google_cloud_mldiagnostics._reading.run_history import (
     time_ns,
 )
 from google_cloud_mldiagnostics._reading.session_view import SessionView, view_sessions
-from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
+from google_cloud_mldiagnostics._run_state.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.control_plane import Resource
 
 __all__ = [

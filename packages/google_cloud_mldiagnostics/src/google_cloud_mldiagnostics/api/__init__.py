@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from google_cloud_mldiagnostics._run.machinelearning_run import machinelearning_run
 from google_cloud_mldiagnostics.api import metrics, mlrun
-from google_cloud_mldiagnostics.run import machinelearning_run
 
 __all__ = ["machinelearning_run", "metrics", "mlrun"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from google_cloud_mldiagnostics.run import machinelearning_run
-from google_cloud_mldiagnostics.run_arguments import checked_gcs_path as normalize_gcs_path
+from google_cloud_mldiagnostics._run.arguments import checked_gcs_path as normalize_gcs_path
+from google_cloud_mldiagnostics._run.machinelearning_run import machinelearning_run
 
 __all__ = ["machinelearning_run", "normalize_gcs_path"]

@@ -26,7 +26,7 @@ from ml_diagnostics_common.storage import storage_for
 from ml_diagnostics_common.worker import results_in_parallel
 from ml_diagnostics_common.xplane import summary_of
 
-from google_cloud_mldiagnostics.profiling.layout import file_of, session_folder, sessions_folder
+from google_cloud_mldiagnostics._profiling.locations import file_of, session_folder, sessions_folder
 
 __all__ = ["main"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from google_cloud_mldiagnostics.active_run import ActiveRun, active_run
-from google_cloud_mldiagnostics.beginning import details_logger
+from google_cloud_mldiagnostics._run.begin import details_logger
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run
 
 __all__ = ["ActiveRun", "active_run", "details_logger"]

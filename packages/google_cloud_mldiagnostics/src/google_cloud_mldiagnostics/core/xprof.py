@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from google_cloud_mldiagnostics.profiling.on_demand import start_on_demand_xprof, stop_on_demand_xprof
-from google_cloud_mldiagnostics.profiling.xprof import Xprof
+from google_cloud_mldiagnostics._profiling.on_demand import start_on_demand_xprof, stop_on_demand_xprof
+from google_cloud_mldiagnostics._profiling.xprof import Xprof
 
 __all__ = ["Xprof", "start_on_demand_xprof", "stop_on_demand_xprof"]

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from ml_diagnostics_common.texts import readable_id
 
-from google_cloud_mldiagnostics.run_arguments import checked_gcs_path as normalize_gcs_path
+from google_cloud_mldiagnostics._run.arguments import checked_gcs_path as normalize_gcs_path
 
 __all__ = ["normalize_gcs_path", "readable_id"]

@@ -1,0 +1,322 @@
+"""Send the entries and profiles of a run of this machine to Google Cloud. Twice is once.
+
+Also while the run goes on, and beside its own shipper: an entry has the same insertId whoever sends it, of which Cloud
+Logging keeps one; a profile's file that is there is not sent again. How far entries were sent is kept on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from ml_diagnostics_common.backoff import Backoff, Retries
+from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, full_log_name
+from ml_diagnostics_common.cloud_logging.limits import cut_to_fit
+from ml_diagnostics_common.entry import EntryContext, LogEntry, encode_cloud
+from ml_diagnostics_common.exceptions import PreconditionFailedError
+from ml_diagnostics_common.files import read_regular
+from ml_diagnostics_common.journal.layout import Header, Segment, list_segments, log_directory, read_header
+from ml_diagnostics_common.reader import JournalReader
+from ml_diagnostics_common.shipper.outbox import shipped_place
+from ml_diagnostics_common.storage import storage_for
+
+from google_cloud_mldiagnostics._entries import LOG_ID
+from google_cloud_mldiagnostics._profiling.locations import (
+    SESSIONS,
+    SUFFIX,
+    TRACE_JSON_SUFFIX,
+    session_folder,
+    sessions_folder,
+)
+from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
+
+__all__ = [
+    "EntriesSent",
+    "ProfilesSent",
+    "arrived",
+    "home_of",
+    "profile_files",
+    "send_entries",
+    "send_profiles",
+    "send_sessions",
+]
+
+_Encoded: TypeAlias = dict[str, Any]
+"""An entry as Cloud Logging's REST takes it."""
+_BATCH: Final = 500
+_TELL_EVERY: Final = 10_000
+_REQUEST_SECONDS: Final = 30.0
+_PATIENCE_SECONDS: Final = 60.0
+_KEPT_BY_EACH: Final = ("createTime", "etag", "name", "updateTime")
+_PROFILES: Final = (SUFFIX, TRACE_JSON_SUFFIX)
+_MOST_PROFILE_BYTES: Final = 4 << 30  # XProf's protobufs end at 2 GiB.
+"""What profilers write; what else is there, XProf has made of it when it showed the profile."""
+
+
+@dataclass
+class EntriesSent:
+    """What became of a run's entries.
+
+    Attributes:
+        sent: How many Cloud Logging took.
+        refused: How many it will never take.
+        why_refused: What it said of the first of them.
+    """
+
+    sent: int = 0
+    refused: int = 0
+    why_refused: str = ""
+
+    def refuse(self, reasons: Sequence[str]) -> None:
+        """Counts entries that were refused for good."""
+        self.refused += len(reasons)
+        self.why_refused = self.why_refused or next(iter(reasons), "")
+
+
+@dataclass
+class ProfilesSent:
+    """What became of a run's profiles.
+
+    Attributes:
+        sent: The files that were sent.
+        size_bytes: Of all of them.
+        known: How many were there already.
+        sessions: The sessions that have files there.
+    """
+
+    sent: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    known: int = 0
+    sessions: set[str] = field(default_factory=set)
+
+
+# --- Entries ------------------------------------------------------------------------------------------
+
+
+def send_entries(
+    run_id: str,
+    transport: LoggingTransport,
+    *,
+    root: Path,
+    location: str,
+    progress: Callable[[EntriesSent], None] = lambda sent: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> EntriesSent:
+    """Sends those of a run's entries that were not sent yet, with their insertIds.
+
+    Args:
+        run_id: The run.
+        transport: Where they go.
+        root: The diagnostics folder.
+        location: The region in which the run is kept.
+        progress: Is told how far it is, each ten thousand entries.
+        sleep: Waits a number of seconds.
+
+    Raises:
+        TransportError: Cloud Logging refused, or kept failing; the next time goes on from there.
+    """
+    name = f"sync {transport.project} {run_id}"
+    position = JournalReader.load_position(name, LOG_ID, root=root) or _shipped(run_id, transport.project, root)
+    reader = JournalReader(LOG_ID, root=root, position=position, resource_labels={"node_id": {run_id}})
+    sent, told, encode = EntriesSent(), 0, _Encoder(transport.project, location)
+    for entries in reader.read_new():
+        remaining = iter(entries)
+        while batch := list(islice(remaining, _BATCH)):
+            _write(transport, [encode(entry) for entry in batch], sent, sleep)
+        # Not before all of them are there: the reader is behind them already.
+        reader.save_position(name, job=run_id)
+        if sent.sent - told >= _TELL_EVERY:
+            told = sent.sent
+            progress(sent)
+    return sent
+
+
+class _Encoder:
+    """Entries of the journal as Cloud Logging takes them: it wants a project, a full name, and none that is too big."""
+
+    def __init__(self, project: str, location: str) -> None:
+        self._project, self._location = project, location
+        self._contexts: dict[str | None, EntryContext] = {}
+
+    def __call__(self, entry: LogEntry) -> _Encoded:
+        context = entry.context
+        cloud_context = self._contexts.get(context.writer)
+        if cloud_context is None:
+            labels = {**(context.resource.get("labels") or {}), "project_id": self._project, "location": self._location}
+            cloud_context = context._replace(
+                log_name=full_log_name(self._project, LOG_ID), resource={**context.resource, "labels": labels}
+            )
+            self._contexts[context.writer] = cloud_context
+        entry.context = cloud_context
+        cut_to_fit(entry)
+        return encode_cloud(entry)
+
+
+def _write(
+    transport: LoggingTransport, entries: Sequence[_Encoded], sent: EntriesSent, sleep: Callable[[float], None]
+) -> None:
+    """Write a batch until each of its entries is accepted, or refused for good."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    retries = Retries(Backoff(longest_seconds=16.0), seconds_left=lambda: deadline - time.monotonic(), sleep=sleep)
+    pending = [list(entries)]
+    while pending:
+        part = pending.pop()
+        try:
+            transport.write(part, timeout_seconds=_REQUEST_SECONDS)
+            sent.sent += len(part)
+        except TransportError as error:
+            pending += _not_written(part, error, sent)
+            causes = list(error.entry_errors.values()) or [error]
+            temporary = next((cause for cause in causes if not cause.refuses_entries), None)
+            if temporary is not None:
+                retries.wait_after(temporary)
+
+
+def _not_written(part: list[_Encoded], error: TransportError, sent: EntriesSent) -> list[list[_Encoded]]:
+    """Return the parts of a batch to send again; count the rest."""
+    if error.entry_errors:
+        again = [index for index, cause in error.entry_errors.items() if not cause.refuses_entries]
+        sent.sent += len(part) - len(error.entry_errors)
+        sent.refuse([cause.message for cause in error.entry_errors.values() if cause.refuses_entries])
+        return [[part[index] for index in again]] if again else []
+    if not error.refuses_entries:
+        return [part]
+    if len(part) > 1:
+        return [part[len(part) // 2 :], part[: len(part) // 2]]
+    if not sent.sent:
+        raise error  # No entry was accepted yet, so the log or the project is refused, not this entry.
+    sent.refuse([error.message])
+    return []
+
+
+def home_of(run_id: str, root: Path) -> tuple[str, str]:
+    """Returns the project and the region that the job gave for its run, as far as it gave them."""
+    for _, header in _segments(run_id, root):
+        return header.project, str((header.resource.get("labels") or {}).get("location", ""))
+    return "", ""
+
+
+def _shipped(run_id: str, project: str, root: Path) -> dict[str, Any]:
+    """The position behind what the run's own shipper has brought to this project."""
+    writers: dict[str, dict[str, int]] = {}
+    for segment, header in _segments(run_id, root):
+        place = shipped_place(root, LOG_ID, segment.writer)
+        if header.ship and header.project == project and segment.number <= place.segment:
+            offset = segment.size if segment.number < place.segment else place.offset
+            writers.setdefault(segment.writer, {})[str(segment.number)] = offset
+    return {"writers": writers}
+
+
+def _segments(run_id: str, root: Path) -> Iterator[tuple[Segment, Header]]:
+    """The files of the journal that have entries of a run."""
+    for segment in list_segments(log_directory(root, LOG_ID)):
+        header: Header | None = None
+        with contextlib.suppress(OSError):  # Dropped since it was listed.
+            header = read_header(segment)
+        if header is not None and (header.resource.get("labels") or {}).get("node_id") == run_id:
+            yield segment, header
+
+
+# --- Profiles -----------------------------------------------------------------------------------------
+
+
+def profile_files(folders: Sequence[Path]) -> dict[str, Path]:
+    """Returns the files of profiles below some folders that XProf would be given, by session and name."""
+    files: dict[str, Path] = {}
+    for folder in folders:
+        sessions = folder.joinpath(*SESSIONS)
+        for session in sorted(sessions.glob("*")):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # The job has sent it meanwhile.
+                for path in sorted(session.iterdir()):
+                    if path.is_file() and not path.name.startswith(".") and path.name.endswith(_PROFILES):
+                        files.setdefault(f"{session.name}/{path.name}", path)
+    return files
+
+
+def send_profiles(
+    files: Mapping[str, Path], logdir: str, *, staging: Path, told: Callable[[str], None] = lambda name: None
+) -> ProfilesSent:
+    """Sends the files of profiles that are not there yet.
+
+    Args:
+        files: By session and name: see `profile_files`.
+        logdir: What XProf is given there: `gs://...`.
+        staging: The folder of those that only wait to be sent: they are removed here once they are there.
+        told: Is told each name before it is sent.
+
+    Raises:
+        StorageError: The store failed.
+        OSError: A file could not be read, is not a regular one, or has more than 4 GiB.
+    """
+    storage, sent = storage_for(logdir), ProfilesSent()
+    for name, path in files.items():
+        target = f"{sessions_folder(logdir)}/{name}"
+        if storage.exists(target):
+            sent.known += 1
+        else:
+            told(name)
+            try:
+                data = read_regular(path, _MOST_PROFILE_BYTES)
+                storage.write(target, data, if_generation=0)
+                sent.sent.append(name)
+                sent.size_bytes += len(data)
+            except FileNotFoundError:  # The run's own process was faster.
+                continue
+            except PreconditionFailedError:
+                sent.known += 1
+        sent.sessions.add(name.partition("/")[0])
+        if path.is_relative_to(staging):
+            path.unlink(missing_ok=True)
+    return sent
+
+
+def arrived(session: Resource, hosts: Sequence[str]) -> Resource:
+    """Returns a session whose processes ended before they could tell that their files are there.
+
+    Args:
+        session: As this machine keeps it.
+        hosts: Those whose files are there.
+    """
+    targets = session.get("targetSessions") or {}
+    ended = {"sessionPhase": "SUCCEEDED", "endTime": session.get("updateTime", "")}
+    now = {
+        host: {**told, **ended} if told.get("sessionPhase") == "ACTIVE" and host in hosts else told
+        for host, told in targets.items()
+    }
+    return {**session, "targetSessions": now} if now != targets else session
+
+
+def send_sessions(
+    run_id: str, sessions: Sequence[Resource], logdir: str, there: set[str], cloud: ControlPlane
+) -> list[str]:
+    """Tells the control plane of the run's profiler sessions that have files in the cloud.
+
+    Args:
+        run_id: The run.
+        sessions: As this machine keeps them.
+        logdir: What XProf is given there.
+        there: The sessions that have files there.
+        cloud: Who is told.
+
+    Returns:
+        The ids of those that it was told of.
+
+    Raises:
+        ControlPlaneError: It refused, or did not answer.
+    """
+    told = []
+    for session in sessions:
+        session_id = str(session.get("name", "")).rpartition("/")[2]
+        folder = str(session.get("storageFolderUri", ""))
+        if session_id in there:
+            folder = session_folder(logdir, session_id)
+        if folder.startswith("gs://"):
+            known = {name: value for name, value in session.items() if name not in _KEPT_BY_EACH}
+            cloud.put_session(run_id, session_id, {**known, "storageFolderUri": folder})
+            told.append(session_id)
+    return told

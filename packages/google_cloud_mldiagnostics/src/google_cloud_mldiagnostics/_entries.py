@@ -1,0 +1,162 @@
+"""What is written to the log `ml_diagnostics_metric`: one entry a value, told apart by its monitored resource.
+
+The resource is a `generic_node` whose `node_id` is the run's id and whose `namespace` says what the entry is:
+
+a metric's name     {"values": [0.123], "step_index": 1, "unit": "1", ...labels}. A value that JSON has no number for is
+                    the text NaN, Infinity or -Infinity, and the entry is marked with "not_finite": true
+mlrun_configs       {"userConfigs": {...}}, {"softwareConfigs": {...}}, {"hardwareConfigs": {...}}
+mlrun_process       one process of an attempt: see `process_entry`
+mlrun_session       one profile: see `session_entry`
+mlrun_losses        what is missing from the log: {"lost_entries": {reason: n}}, which the disk did not take, or
+                    {"lost_values": {reason: n}}, which could not be recorded
+
+The first two are those of the public package; the others are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+__all__ = [
+    "CONFIGS",
+    "LOG_ID",
+    "LOSSES_NAMESPACE",
+    "PROCESS",
+    "RESOURCE_TYPE",
+    "SESSION",
+    "json_number",
+    "mean_of_finite",
+    "not_finite_text",
+    "process_entry",
+    "session_entry",
+]
+
+
+def not_finite_text(number: float) -> str:
+    """What stands in JSON for a number that it has not."""
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def json_number(number: float) -> float | str:
+    """The number as JSON has it: itself, if it is finite, else a text."""
+    return number if math.isfinite(number) else not_finite_text(number)
+
+
+def mean_of_finite(numbers: Sequence[float]) -> float:
+    """The mean of those that are finite; of none, the last.
+
+    Args:
+        numbers: At least one.
+    """
+    finite = [number for number in numbers if math.isfinite(number)]
+    # Each divided before they are added, so that no sum is too large for a float.
+    return math.fsum(number / len(finite) for number in finite) if finite else numbers[-1]
+
+
+LOG_ID: Final = "ml_diagnostics_metric"
+RESOURCE_TYPE: Final = "generic_node"
+CONFIGS: Final = "mlrun_configs"
+PROCESS: Final = "mlrun_process"
+SESSION: Final = "mlrun_session"
+LOSSES_NAMESPACE: Final = "mlrun_losses"
+
+
+def process_entry(
+    phase: str,
+    *,
+    attempt: int,
+    host: str,
+    process_index: int,
+    process_count: int,
+    pid: int,
+    reason: str = "",
+    address: str = "",
+    profiler_port: int | None = None,
+    capture_folder: str = "",
+    capture_name: str = "",
+    traceback: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """One process of a run has started, goes on, or has ended.
+
+    Args:
+        phase: ACTIVE, COMPLETED or FAILED.
+        attempt: The run's attempt, from 1.
+        host: The host's name.
+        process_index: Among all of the run.
+        process_count: How many the run has.
+        pid: On its host.
+        reason: Why it has ended.
+        address: Where other hosts reach this one.
+        profiler_port: Of the profiler's server; None when there is none.
+        capture_folder: Where a profile on demand shall be written, on the process's own machine: from there it goes to
+            where the run keeps its profiles.
+        capture_name: What the process's file is called there, without `.xplane.pb`.
+        traceback: The exception that ended it, and those that it is linked to: `RaisedException.to_json` of each.
+    """
+    payload: dict[str, Any] = {
+        "phase": phase,
+        "attempt": attempt,
+        "hostname": host,
+        "process_index": str(process_index),
+        "process_count": process_count,
+        "pid": pid,
+    }
+    if reason:
+        payload["reason"] = reason
+    if address:
+        payload["address"] = address
+    if profiler_port is not None:
+        payload["profiler_port"] = profiler_port
+    if capture_folder:
+        payload["capture_folder"] = capture_folder
+    if capture_name:
+        payload["capture_name"] = capture_name
+    if traceback:
+        payload["traceback"] = list(traceback)
+    return payload
+
+
+def session_entry(
+    session_id: str,
+    phase: str,
+    *,
+    kind: str,
+    folder: str,
+    host: str,
+    process_index: int,
+    duration_seconds: float | None = None,
+    size_bytes: int | None = None,
+    planes: list[str] | None = None,
+    problem: str = "",
+) -> dict[str, Any]:
+    """What one process has to say of a profile.
+
+    Args:
+        session_id: The session's id, the same on all hosts.
+        phase: ACTIVE, SUCCEEDED or FAILED.
+        kind: programmatic or on_demand.
+        folder: Where the session's files are.
+        host: The host's name.
+        process_index: Among all of the run.
+        duration_seconds: How long the profile ran.
+        size_bytes: Of this host's xplane.
+        planes: The names of its planes.
+        problem: What failed.
+    """
+    payload: dict[str, Any] = {
+        "session_id": session_id,
+        "phase": phase,
+        "kind": kind,
+        "folder": folder,
+        "hostname": host,
+        "process_index": str(process_index),
+    }
+    known = {
+        "duration_seconds": duration_seconds,
+        "size_bytes": size_bytes,
+        "planes": planes,
+        "problem": problem or None,
+    }
+    return payload | {name: value for name, value in known.items() if value is not None}

@@ -1,0 +1,241 @@
+"""Which run this is: an id that people can read, the same on all hosts of a job.
+
+It is also the same in each of the job's attempts if one of these names the workload: the caller or RUN_WORKLOAD_ID; the
+injection webhook for pods on GKE (GKE_DIAGON_IDENTIFIER, GKE_DIAGON_METADATA); Slurm; torchrun. Else it is the name and
+the time, on which the processes agree through the coordinator of `jax.distributed` or `torch.distributed`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ml_diagnostics_common import environment
+from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.guard import warn_once
+from ml_diagnostics_common.texts import readable_id
+
+from google_cloud_mldiagnostics._agreement import agree, jax_processes
+from google_cloud_mldiagnostics.mlrun_types import Orchestrator
+
+__all__ = ["RunIdentity", "Workload", "identify", "process_position", "with_instance", "workload_of"]
+
+CUSTOM = "CUSTOM"
+UNKNOWN_INSTANCE = "unknown-instance-id"
+"""What the public package sends in place of the id of a VM."""
+
+_LONGEST_VALUE = 8192
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+
+
+class Workload(NamedTuple):
+    """What started this process.
+
+    Attributes:
+        orchestrator: Who.
+        wire: The orchestrator, as the API calls it.
+        id_parts: What is the same in all processes and attempts of the workload, to be part of the run's id; empty
+            where nothing tells.
+        token: What is the same in all processes of this life of the workload; empty where nothing tells.
+        details: As the control plane has it.
+        given_id: What the caller or RUN_WORKLOAD_ID names it; empty where neither does.
+    """
+
+    orchestrator: Orchestrator
+    wire: str
+    id_parts: tuple[str, ...] = ()
+    token: str = ""
+    details: Mapping[str, Any] | None = None
+    given_id: str = ""
+
+
+class RunIdentity(NamedTuple):
+    """Which run this is, and which life of it.
+
+    Attributes:
+        run_id: The run's.
+        token: Of this life of the job: the same on all of its processes, and another after a restart.
+    """
+
+    run_id: str
+    token: str
+
+
+def workload_of(run_workload_id: str | None = None, environ: Mapping[str, str] = os.environ) -> Workload:
+    """Tells what started this process, from the environment alone.
+
+    Args:
+        run_workload_id: What the caller names the workload; None reads RUN_WORKLOAD_ID.
+        environ: The environment variables.
+    """
+    orchestrator = environment.orchestrator(environ)
+    token = _token(environ)
+    workload = Workload(Orchestrator.NONE, CUSTOM, token=token)
+    if orchestrator is environment.Orchestrator.GKE:
+        workload = _of_gke(environ, token)
+    elif orchestrator is environment.Orchestrator.SLURM:
+        workload = _of_slurm(environ, token)
+    elif orchestrator is environment.Orchestrator.GCE:
+        workload = Workload(Orchestrator.CUSTOM, CUSTOM, token=token)
+    if not workload.id_parts and (launch := _launch_by_torchrun(environ)):
+        workload = workload._replace(id_parts=(launch,))
+    given = (run_workload_id or environ.get("RUN_WORKLOAD_ID", "").strip())[:_LONGEST_VALUE]
+    if given:
+        workload = workload._replace(id_parts=(given,), given_id=given)
+    return workload._replace(details=_custom_details(given)) if workload.wire == CUSTOM else workload
+
+
+def identify(
+    name: str,
+    workload: Workload,
+    *,
+    occasion: int = 1,
+    clock: Callable[[], float] = time.time,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+    agree_on: Callable[[str, str], str] = agree,
+) -> RunIdentity:
+    """Returns the identity of the run that is about to begin, the same on all processes.
+
+    Args:
+        name: What the user calls it.
+        workload: What started this process.
+        occasion: How often this process has begun a run of that name, this time included.
+        clock: Seconds since 1970.
+        random_bytes: Randomness.
+        agree_on: See `agreement.agree`.
+    """
+    again = (str(occasion),) if occasion > 1 else ()
+    chance = random_bytes(8).hex()
+    if workload.id_parts:
+        parts = workload.id_parts if workload.id_parts != (name,) else ()
+        run_id = readable_id(name, *parts, *again, is_exact=True)
+    else:
+        # In UTC, and not alone: two runs of one name may begin in one second.
+        run_id = readable_id(name, time.strftime("%Y%m%d-%H%M%S", time.gmtime(clock())), chance[:4])
+    token = f"{workload.token}/{occasion}" if workload.token else ""
+    if workload.id_parts and jax_processes() is None:
+        return RunIdentity(run_id, token)  # The environment is the same on all processes: no one needs to be asked.
+    agreed = agree_on(f"run/{readable_id(name, is_exact=True)}/{occasion}", json.dumps([run_id, token or chance]))
+    run_id, agreed_token = _strings(agreed) or (run_id, token)
+    # Without a coordinator, chance is this process's own, and no token of the others'.
+    return RunIdentity(run_id, agreed_token if jax_processes() is not None else token)
+
+
+def process_position(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return the index of this process among all of the job, and how many there are: 1 if unknown."""
+    identity = environment.identity(environ)
+    return identity.process_index, identity.process_count
+
+
+# --- Sources ------------------------------------------------------------------------------------------
+
+
+def _custom_details(given: str) -> dict[str, Any]:
+    """Return what the control plane has of a workload that neither GKE nor Slurm runs."""
+    host = environment.identity().host
+    target = {"displayName": host, "instanceId": UNKNOWN_INSTANCE, "hostname": host, "state": "RUNNING"}
+    workload = {"id": given or UNKNOWN_INSTANCE, "displayName": given or host}
+    return {"custom": {**workload, "createTime": format_timestamp(time.time_ns())}, "targets": [target]}
+
+
+def with_instance(details: Mapping[str, Any], instance_id: str, zone: str) -> dict[str, Any]:
+    """Return the details of a custom workload with the VM that it runs on, which only the metadata server knows."""
+    custom = dict(details["custom"])
+    if custom["id"] == UNKNOWN_INSTANCE:
+        custom["id"] = instance_id
+    targets = [{**target, "instanceId": instance_id, "zone": zone} for target in details["targets"]]
+    return {**details, "custom": custom, "targets": targets}
+
+
+def _of_gke(environ: Mapping[str, str], token: str) -> Workload:
+    identifier, metadata = _json(environ, "GKE_DIAGON_IDENTIFIER"), _json(environ, "GKE_DIAGON_METADATA")
+    name = identifier.get("metadata.name", "")
+    if not name:
+        warn_once(
+            "no webhook",
+            "This is a Kubernetes pod, and GKE_DIAGON_IDENTIFIER is not set: the run is not linked to its workload, "
+            "and a restart begins another run. Install the injection webhook and label the workload "
+            "managed-mldiagnostics-gke=true, or set RUN_WORKLOAD_ID.",
+        )
+        return Workload(Orchestrator.GKE, "GKE", token=token)
+    kind, cluster = identifier.get("metadata.kind", ""), identifier.get("clustername", "")
+    namespace = identifier.get("namespace", "")
+    created = metadata.get("creation-timestamp") or metadata.get("timestamp") or ""
+    details = {"id": name, "kind": kind, "cluster": cluster, "namespace": namespace}
+    if metadata.get("parent-workload"):
+        details["parentWorkload"] = metadata["parent-workload"]
+    labels = dict(pair.split("=", 1) for pair in metadata.get("associated-labels", "").split(",") if "=" in pair)
+    gke: dict[str, Any] = {**details, "labels": labels} if labels else dict(details)
+    parts = (cluster.rpartition("/")[2], namespace, kind, name, _compact_time(created))
+    return Workload(Orchestrator.GKE, "GKE", tuple(part for part in parts if part), token, {"gke": gke})
+
+
+def _of_slurm(environ: Mapping[str, str], token: str) -> Workload:
+    job, cluster = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_CLUSTER_NAME", "")
+    details = {
+        "jobId": job,
+        "cluster": cluster,
+        "displayName": environ.get("SLURM_JOB_NAME", ""),
+        "submitTime": environ.get("SLURM_JOB_START_TIME", ""),
+    }
+    parts = tuple(part for part in (cluster, "slurm", job) if part)
+    told = {key: text for key, text in details.items() if text}
+    return Workload(Orchestrator.SLURM, "SLURM", parts, token, {"slurm": told})
+
+
+def _launch_by_torchrun(environ: Mapping[str, str]) -> str:
+    """Return what all processes and restarts of one launch by torchrun share; empty if the environment has nothing."""
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "")
+    if run_id not in ("", "none"):  # `none` is what torchrun sets if neither --rdzv-id nor --standalone was given.
+        return run_id[:8] if _UUID.fullmatch(run_id) else run_id[:_LONGEST_VALUE]
+    if environ.get("LOCAL_WORLD_SIZE", "-") == environ.get("WORLD_SIZE"):
+        # torchrun makes a folder of a random name for each launch, on each host; here there is only one host.
+        folder, found, _ = environ.get("TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")
+        if found:
+            return hashlib.sha256(folder.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    return ""
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    """Return what all processes of one life of the job share, and no other life has."""
+    if environ.get("SLURM_JOB_ID"):
+        names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
+        return "slurm:" + ".".join(environ.get(name, "") for name in names)
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        names = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+        return "torch:" + ".".join(environ.get(name, "") for name in names)
+    return ""
+
+
+def _json(environ: Mapping[str, str], variable: str) -> dict[str, str]:
+    """A variable's JSON object of texts; what it is not is said once."""
+    text = environ.get(variable, "")
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+        if isinstance(value, dict):
+            return {str(key): str(item) for key, item in value.items()}
+    except (ValueError, RecursionError):
+        pass
+    warn_once((variable, "damaged"), "%s holds no JSON object and is not used: %s", variable, text[:200])
+    return {}
+
+
+def _compact_time(text: str) -> str:
+    """2026-03-10T01:02:03Z as 20260310-010203; anything else as it is."""
+    match = re.match(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)", text, re.ASCII)
+    return "{}{}{}-{}{}{}".format(*match.groups()) if match else text
+
+
+def _strings(agreed: str) -> tuple[str, str] | None:
+    try:
+        run_id, token = json.loads(agreed)
+    except (ValueError, TypeError):
+        return None
+    return str(run_id), str(token)

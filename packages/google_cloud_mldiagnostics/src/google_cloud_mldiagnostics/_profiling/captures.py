@@ -1,0 +1,377 @@
+"""The profiles of this process, one at a time: how one begins, ends, and comes to its place.
+
+Whatever fails costs the profile, and leaves the next one possible. A run that ends takes its open profile with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger
+from ml_diagnostics_common.process_hooks import at_exit_from_now, at_fork
+from ml_diagnostics_common.worker import start, wait_until
+from ml_diagnostics_common.xplane import read_xplane
+
+from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
+from google_cloud_mldiagnostics._profiling.engines import Engine, engine_for
+from google_cloud_mldiagnostics._profiling.locations import (
+    TRACE_JSON_SUFFIX,
+    Place,
+    Way,
+    file_of,
+    place_of,
+    scratch_folder,
+    xplane_name,
+)
+from google_cloud_mldiagnostics._profiling.sessions import ACTIVE, FAILED, SUCCEEDED, Session, SessionIds
+from google_cloud_mldiagnostics._profiling.uploads import Upload, move, stage
+from google_cloud_mldiagnostics._profiling.verification import HostsCheck, problem_of
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
+
+__all__ = [
+    "EXIT_SECONDS",
+    "Capture",
+    "Captures",
+    "Members",
+    "captures_of_this_process",
+    "end_profiles_of",
+    "finish_profiles",
+]
+
+logger = job_logger("google_cloud_mldiagnostics.profiling")
+
+EXIT_SECONDS: Final = 30.0
+"""How long the end of the process waits for profiles that are being uploaded; the rest stays on this machine."""
+_LAST_LOOKS_SECONDS: Final = 6.0
+_OTHER_HOSTS_SECONDS: Final = 5.0
+_MOST_REMEMBERED: Final = 1000
+
+
+@dataclass(frozen=True)
+class Members:
+    """Which processes take a profile.
+
+    Attributes:
+        index: Of this process among all of the run.
+        count: How many the run has.
+        expected: The indexes of those that are profiled, in order.
+    """
+
+    index: int
+    count: int
+    expected: Sequence[int]
+
+
+@dataclass
+class Capture:
+    """A profile that runs.
+
+    Attributes:
+        session: What is told of it.
+        place: Where it goes.
+        engine: What takes it.
+        scratch: The folder that is written meanwhile.
+        started_seconds: When it began, monotonic.
+        trace_json: True if the trace is kept as JSON, too.
+        ending: Taken by who ends it, once.
+        ended: Set when there is no more to do, or a thread does it.
+    """
+
+    session: Session
+    place: Place
+    engine: Engine
+    scratch: Path
+    started_seconds: float
+    trace_json: bool = False
+    ending: threading.Lock = field(default_factory=threading.Lock)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class Captures:
+    """The profiles that one process takes by `xprof`."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()  # Never waited for: who does not get it takes no profile.
+        self._current: Capture | None = None
+        self._checks: list[HostsCheck] = []
+        self._session_ids: dict[str, SessionIds] = {}
+        self._folders: deque[str] = deque(maxlen=_MOST_REMEMBERED)
+
+    @property
+    def current(self) -> Capture | None:
+        """The profile that runs, or is being ended."""
+        return self._current
+
+    def session_ids(self, active: ActiveRun) -> SessionIds:
+        """Who names the sessions of a run."""
+        return self._session_ids.setdefault(active.run.name, SessionIds(active.run.name))
+
+    def has_taken(self, folder: str) -> bool:
+        """Whether a folder is of one of the last sessions that this process took itself."""
+        return folder in self._folders
+
+    def begin(
+        self, active: ActiveRun, place: Place, session_id: str | None, members: Members, *, trace_json: bool = False
+    ) -> Capture | None:
+        """Begins a profile; None, with a WARNING, if that fails, or another one runs."""
+        now = datetime.datetime.now(datetime.timezone.utc)
+        session_id = self.session_ids(active).next(session_id, now)
+        if not self._turn.acquire(blocking=False):
+            logger.warning("xprof: another profile of this process runs; %s is not taken.", session_id)
+            return None
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._turn.release)
+            session = Session(
+                active=active,
+                session_id=session_id,
+                kind="programmatic",
+                folder=place.session(session_id),
+                name=xplane_name(active, members.index, members.count),
+                process_index=members.index,
+                expected_hosts=len(members.expected),
+                speaks=members.index == members.expected[0],
+                started=now,
+            )
+            try:
+                capture = self._start(session, place, undo)
+            except Exception as error:
+                LOSSES.add(f"xprof start: {type(error).__name__}")
+                logger.warning(
+                    "Profile %s could not be started (%s); the job goes on without.", session_id, _shown(error)
+                )
+                _tell_failed(session, f"could not be started: {_shown(error)}")
+                return None
+            capture.trace_json = trace_json
+            undo.pop_all()
+            return capture
+
+    def _start(self, session: Session, place: Place, undo: contextlib.ExitStack) -> Capture:
+        """Starts the engine and tells it; adds to `undo` what takes back what is done by then."""
+        scratch = scratch_folder(session.active)
+        undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+        engine = engine_for(session.active.run.framework)
+        engine.start(scratch)
+        undo.callback(engine.abandon)
+        capture = Capture(session, place, engine, scratch, time.monotonic())
+        at_exit_from_now(finish_profiles)
+        undo.callback(self._forget)
+        self._folders.append(session.folder)
+        self._current = capture
+        logger.info("Profile %s has begun.", session.session_id)
+        session.tell(ACTIVE)
+        session.tell_control_plane([session.name], ACTIVE)
+        return capture
+
+    def _forget(self) -> None:
+        self._current = None
+
+    @guarded_as("keep a profile")
+    def end(self, capture: Capture) -> None:
+        """Ends a profile, once; the next one can begin whatever comes of this one. A forked child's copy is left."""
+        if capture is not self._current or not capture.ending.acquire(blocking=False):
+            return
+        session = capture.session
+        try:
+            try:
+                if capture.trace_json:
+                    file = capture.engine.stop(capture.scratch, trace_json=True)
+                else:
+                    file = capture.engine.stop(capture.scratch)
+            except BaseException:
+                capture.engine.abandon()
+                raise
+            finally:
+                session.duration_seconds = time.monotonic() - capture.started_seconds
+            self._keep(capture, file)
+        except BaseException as error:
+            LOSSES.add(f"xprof stop: {type(error).__name__}")
+            logger.warning("Profile %s is lost (%s); the job goes on.", session.session_id, _shown(error))
+            _tell_failed(session, _shown(error))
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._forget()
+            shutil.rmtree(capture.scratch, ignore_errors=True)
+            capture.ended.set()
+            self._turn.release()
+
+    def _keep(self, capture: Capture, file: Path) -> None:
+        """Looks at a trace, and brings it on its way."""
+        session, place = capture.session, capture.place
+        if place.way is Way.STAGED:  # Perhaps a cloud was found meanwhile.
+            place = place_of(session.active)
+        problem = _look_at(session, file, has_accelerator=capture.engine.has_accelerator())
+        if capture.trace_json:
+            _keep_json(capture, place)
+        told = self._telling(session, place, problem)
+        name = file_of(session.name)
+        target = f"{session.folder}/{name}"
+        if place.way is Way.MOVED:
+            try:
+                move(file, Path(target))
+                told("")
+                return
+            except OSError:  # It waits like one for a network; what is wrong there is said at the first try.
+                pass
+        staged = place.staged_session(session.session_id) / name
+        stage(file, staged, place.staging)
+        if place.way is Way.STAGED:
+            _tell_staged(session, place, staged.parent, problem)
+        else:
+            deliveries_of_this_process().add(Upload(staged, target, told), is_awaited=True)
+
+    def _telling(self, session: Session, place: Place, problem: str) -> Callable[[str], None]:
+        """Returns what is called once the file is in its place."""
+
+        def told(_: str) -> None:
+            session.tell(FAILED if problem else SUCCEEDED, problem)
+            logger.info("Profile %s: see it with `xprof --logdir %s`.", session.session_id, place.logdir)
+            if problem:
+                session.tell_control_plane([session.name], FAILED)
+            elif session.speaks:
+                check = HostsCheck(session)
+                self._checks = [*(other for other in self._checks if not other.is_over), check]
+                deliveries_of_this_process().add(check, is_awaited=session.expected_hosts == 1)
+
+        return told
+
+    def finish(self, timeout_seconds: float) -> bool:
+        """See `finish_profiles`."""
+        capture = self._current
+        if capture is not None:
+            logger.info("Profile %s runs while the process ends: it is ended, too.", capture.session.session_id)
+            self.end(capture)
+        deliveries_of_this_process().end()
+        is_delivered = deliveries_of_this_process().wait(timeout_seconds)
+        if not is_delivered:
+            logger.warning(
+                "Profiles could not be uploaded at the end, in %g s at most. They wait on this machine: `mldiagnostics "
+                "sync` uploads them.",
+                timeout_seconds,
+            )
+        self._hurry_checks(_OTHER_HOSTS_SECONDS)
+        deliveries_of_this_process().wait(_LAST_LOOKS_SECONDS if is_delivered else 0.0)
+        return is_delivered
+
+    def end_with(self, active: ActiveRun, seconds_left: Callable[[], float]) -> None:
+        """See `end_profiles_of`."""
+        capture = self._current
+        if capture is not None and capture.session.active is active:
+            logger.info("Profile %s runs while its run ends: it is ended, too.", capture.session.session_id)
+            # Its profiler may take long, or wait for the very thread that a signal has interrupted.
+            if start(functools.partial(self.end, capture), "mldiagnostics-profiles") is None:  # The interpreter ends.
+                self.end(capture)
+            if not wait_until(capture.ended.is_set, seconds_left):
+                _tell_failed(capture.session, "the run ended before its profiler had")
+        deliveries = deliveries_of_this_process()
+        if deliveries.wait_until_idle(seconds_left):
+            self._hurry_checks(seconds_left())
+            deliveries.wait_until_idle(seconds_left)
+
+    def _hurry_checks(self, wait_seconds: float) -> None:
+        """Has those hosts told of that will have brought their file by then."""
+        for check in self._checks:
+            check.hurry(min(_OTHER_HOSTS_SECONDS, wait_seconds))
+            deliveries_of_this_process().add(check, is_awaited=True)
+
+
+# State of the process.
+_captures = Captures()
+
+
+def captures_of_this_process() -> Captures:
+    """Return those of this process; a forked child has its own."""
+    return _captures
+
+
+def start_afresh() -> None:
+    """Forget all captures: they are the parent's."""
+    global _captures
+    _captures = Captures()
+
+
+at_fork(start_afresh)
+
+
+def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
+    """Ends the profile that still runs, and waits for uploads: for the end of the process.
+
+    Args:
+        timeout_seconds: How long to wait for uploads.
+
+    Returns:
+        Whether all are where they belong; those that are not wait on this machine for `mldiagnostics sync`.
+    """
+    return captures_of_this_process().finish(timeout_seconds)
+
+
+def end_profiles_of(active: ActiveRun, seconds_left: Callable[[], float]) -> None:
+    """Ends the profile of a run that ends, and waits until it and others on their way are told of, within a time.
+
+    Args:
+        active: The run.
+        seconds_left: How long all of it may take from now on. A profile that cannot be ended by then is told as failed.
+    """
+    captures_of_this_process().end_with(active, seconds_left)
+
+
+def _look_at(session: Session, file: Path, *, has_accelerator: bool) -> str:
+    """Takes note of what is in a trace; says what is wrong with it, which is nothing, mostly."""
+    xplane = read_xplane(file)
+    session.size_bytes, session.planes = xplane.size_bytes, xplane.planes
+    problem = problem_of(xplane, has_accelerator=has_accelerator)
+    if problem:
+        LOSSES.add("xprof: unusable profile")
+        logger.warning("Profile %s of %s: %s.", session.session_id, session.name, problem)
+    return problem
+
+
+@guarded_as("keep a trace as JSON")
+def _keep_json(capture: Capture, place: Place) -> None:
+    """Bring the trace as JSON beside the profile; without it the profile is as good."""
+    file = next(iter(sorted(capture.scratch.rglob(f"*{TRACE_JSON_SUFFIX}"))), None)
+    if file is None:
+        logger.warning("Profile %s: its profiler wrote no %s.", capture.session.session_id, TRACE_JSON_SUFFIX)
+        return
+    name = capture.session.name + TRACE_JSON_SUFFIX
+    if place.way is Way.MOVED:
+        move(file, Path(capture.session.folder) / name)
+        return
+    staged = place.staged_session(capture.session.session_id) / name
+    stage(file, staged, place.staging)
+    if place.way is not Way.STAGED:
+        upload = Upload(staged, f"{capture.session.folder}/{name}", lambda _: None)
+        deliveries_of_this_process().add(upload, is_awaited=True)
+
+
+def _tell_failed(session: Session, problem: str) -> None:
+    session.tell(FAILED, problem)
+    session.tell_control_plane([session.name], FAILED)
+
+
+def _tell_staged(session: Session, place: Place, folder: Path, problem: str) -> None:
+    session.folder = str(folder)
+    phase = FAILED if problem else SUCCEEDED
+    session.tell(phase, problem)
+    session.tell_control_plane([session.name], phase)
+    logger.info(
+        "Profile %s waits in %s: there is no cloud. `mldiagnostics sync %s` uploads it to %s.",
+        session.session_id,
+        session.folder,
+        session.active.run.name,
+        place.session(session.session_id),
+    )
+
+
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error)[:500]}"

@@ -1,0 +1,191 @@
+"""Paths of profiles: the layout that XProf reads, and the folders that one run's files pass through."""
+
+from __future__ import annotations
+
+import enum
+import glob
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ml_diagnostics_common import processes
+from ml_diagnostics_common.files import is_network_filesystem, native_path, open_lock_file, unlock, wait_for_lock
+
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
+from google_cloud_mldiagnostics.exceptions import ProfilingError
+
+__all__ = [
+    "SESSIONS",
+    "SUFFIX",
+    "TRACE_JSON_SUFFIX",
+    "Place",
+    "Way",
+    "captured_file",
+    "file_of",
+    "logdir_of",
+    "place_of",
+    "scratch_folder",
+    "session_folder",
+    "sessions_folder",
+    "xplane_name",
+]
+
+SESSIONS: Final = ("plugins", "profile")
+"""The folders between a logdir and its sessions."""
+SUFFIX: Final = ".xplane.pb"
+"""The end of the names of the files."""
+TRACE_JSON_SUFFIX: Final = ".trace.json.gz"
+"""The end of the name of the same trace for chrome://tracing and Perfetto, if it was asked for."""
+
+
+def sessions_folder(logdir: str) -> str:
+    """Returns where the sessions of a logdir are."""
+    return "/".join((logdir, *SESSIONS))
+
+
+def session_folder(logdir: str, session_id: str) -> str:
+    """Returns where the files of one session are."""
+    return f"{sessions_folder(logdir)}/{session_id}"
+
+
+def logdir_of(folder: str) -> str:
+    """Returns what XProf is given to show a session, from the folder of that session or of all of them."""
+    return folder.partition(f"/{'/'.join(SESSIONS)}")[0]
+
+
+def file_of(host: str) -> str:
+    """Returns what a host's file is called."""
+    return host + SUFFIX
+
+
+def captured_file(folder: Path) -> Path:
+    """Find the one xplane that a profiler has left somewhere in a folder.
+
+    Raises:
+        ProfilingError: There is no xplane.
+    """
+    found = sorted(folder.rglob(file_of("*")))
+    if not found:
+        raise ProfilingError(f"the profiler ended without an error and left no xplane.pb in {folder}")
+    return found[-1]
+
+
+_LOCK_SECONDS = 2.0
+
+
+class Way(enum.Enum):
+    """How a file comes to its place."""
+
+    MOVED = "moved"
+    """At once: the place is on a disk of this machine."""
+    UPLOADED = "uploaded"
+    """By a thread: the place is behind a network."""
+    STAGED = "staged"
+    """By `mldiagnostics sync`, later: the place is in a cloud, and there is none."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's sessions are.
+
+    Attributes:
+        logdir: What XProf is given: `gs://...` or a folder; it has `plugins/profile/<session>` below it.
+        staging: The folder of the same form on this machine for what is not there yet.
+        way: How a file gets from here to there.
+    """
+
+    logdir: str
+    staging: Path
+    way: Way
+
+    def session(self, session_id: str) -> str:
+        """Where a session's files are."""
+        return session_folder(self.logdir, session_id)
+
+    def staged_session(self, session_id: str) -> Path:
+        """Where they are until then."""
+        return self.staging.joinpath(*SESSIONS, session_id)
+
+    @property
+    def captures(self) -> Path:
+        """Where somebody outside who profiles this process lets it write: each session is a folder there."""
+        return (Path(self.logdir) if self.way is Way.MOVED else self.staging).joinpath(*SESSIONS)
+
+
+def place_of(active: ActiveRun) -> Place:
+    """Returns where a run's profiles go.
+
+    Raises:
+        ProfilingError: The run has no gcs_path and is kept in a cloud.
+    """
+    given = active.run.gcs_path
+    staging = active.folder / "staged"
+    if not given:
+        if not active.is_local:
+            raise ProfilingError(
+                f"the run {active.run.name} has no place for profiles: give machinelearning_run("
+                "gcs_path='gs://bucket/folder'), or a local folder"
+            )
+        folder = active.folder / "profiles"
+    elif given.startswith("gs://"):
+        return Place(f"{given}/{active.run.name}", staging, Way.STAGED if active.is_local else Way.UPLOADED)
+    else:
+        folder = Path(native_path(given)).expanduser().absolute() / active.run.name
+    return Place(str(folder), staging, Way.UPLOADED if is_network_filesystem(folder) else Way.MOVED)
+
+
+def scratch_folder(active: ActiveRun) -> Path:
+    """Makes an empty folder for one trace, on a disk of this machine; removes those of processes that were killed.
+
+    Raises:
+        OSError: There is none.
+    """
+    parent = active.folder / "scratch"
+    if is_network_filesystem(parent):
+        return Path(tempfile.mkdtemp(prefix="ml-diagnostics-xprof-"))
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in parent.glob(f"{glob.escape(active.host)}.*"):
+        pid, _, started = left.name.removeprefix(f"{active.host}.").rpartition(".")[0].partition(".")
+        if pid.isdecimal() and not _lives(int(pid), started):
+            shutil.rmtree(left, ignore_errors=True)
+    pid = str(os.getpid())
+    return Path(tempfile.mkdtemp(prefix=f"{active.host}.{pid}.{processes.start_mark(os.getpid())}.", dir=parent))
+
+
+def xplane_name(active: ActiveRun, process_index: int, process_count: int) -> str:
+    """Returns what this process's file is called in each session, without `.xplane.pb`.
+
+    It is the host's name. Of several processes on one host, which would overwrite each other, one has it; the others
+    add their index. Whoever asks first is that one, until it ends.
+    """
+    if process_count <= 1:
+        return active.host
+    try:
+        is_first = _claim(active.folder / "hosts" / active.host)
+    except OSError:  # No locks on this file system.
+        is_first = False
+    return active.host if is_first else f"{active.host}-{process_index}"
+
+
+def _claim(path: Path) -> bool:
+    """Whether a file is this process's, or becomes it because whose it was has ended."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = open_lock_file(path)
+    try:
+        wait_for_lock(descriptor, _LOCK_SECONDS)
+        holder, _, started = os.read(descriptor, 100).decode().partition(" ")
+        if holder.isdigit() and int(holder) != os.getpid() and _lives(int(holder), started):
+            return False
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {processes.start_mark(os.getpid())}".encode(), 0)
+        return True
+    finally:
+        unlock(descriptor)
+        os.close(descriptor)
+
+
+def _lives(pid: int, started: str) -> bool:
+    return processes.start_mark(pid) == started if started else processes.exists(pid)

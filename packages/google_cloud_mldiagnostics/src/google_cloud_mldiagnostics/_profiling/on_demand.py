@@ -1,0 +1,285 @@
+"""Profiles that somebody outside asks for, while the job runs: the profiler's server in this process.
+
+The server is the framework's own. It listens on all interfaces and asks nobody who they are, which is how JAX and
+PyTorch/XLA build it: keep its port inside the job's network.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger, warn_once
+from ml_diagnostics_common.process_hooks import at_exit_from_now
+from ml_diagnostics_common.xplane import read_xplane
+
+from google_cloud_mldiagnostics import _entries as entries
+from google_cloud_mldiagnostics._agreement import jax_processes
+from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process
+from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
+from google_cloud_mldiagnostics._profiling.engines import Engine, engine_for
+from google_cloud_mldiagnostics._profiling.locations import Place, Way, file_of, place_of, xplane_name
+from google_cloud_mldiagnostics._profiling.sessions import FAILED, SUCCEEDED, Session
+from google_cloud_mldiagnostics._profiling.uploads import Upload
+from google_cloud_mldiagnostics._profiling.verification import HostsCheck, problem_of
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run
+from google_cloud_mldiagnostics.exceptions import ProfilingError
+from google_cloud_mldiagnostics.mlrun_types import Framework
+
+__all__ = ["DEFAULT_PORT", "address_of_this_host", "start_on_demand_xprof", "stop_on_demand_xprof"]
+
+logger = job_logger("google_cloud_mldiagnostics.profiling")
+
+DEFAULT_PORT: Final = 9999
+_READY_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 2.0
+
+
+def start_on_demand_xprof(port: int = DEFAULT_PORT) -> None:
+    """Lets others profile this process, from now until the end of the run.
+
+    Returns at once: the server starts, in a thread, as soon as the job has initialised its devices, which this does not
+    do. Where the port is taken, one WARNING names the one that is used instead, which the run's readers know.
+
+    Args:
+        port: Where it listens; 0 is any.
+
+    Raises:
+        ProfilingError: The port is no port.
+    """
+    if not (isinstance(port, int) and 0 <= port < 65536):
+        raise ProfilingError(f"{port!r} is no port: give a number from 0 to 65535")
+    _start(port)
+
+
+@guarded_as("start the server for profiles on demand")
+def _start(port: int) -> None:
+    global _server_of_this_process
+    if _server_of_this_process is not None and _server_of_this_process.pid == os.getpid():
+        logger.warning("The server for profiles on demand runs already; nothing is done.")
+        return
+    _server_of_this_process = _Server(active_run(), port)
+    at_exit_from_now(stop_on_demand_xprof)
+    deliveries_of_this_process().add(_server_of_this_process.start_when_ready, is_awaited=False)
+
+
+@guarded_as("stop the server for profiles on demand")
+def stop_on_demand_xprof() -> None:
+    """Ends the server, if there is one."""
+    global _server_of_this_process
+    server, _server_of_this_process = _server_of_this_process, None
+    if server is not None and server.pid == os.getpid():
+        server.stop()
+
+
+class _Server:
+    """The server of this process, and what it has to do with the run."""
+
+    def __init__(self, active: ActiveRun | None, port: int) -> None:
+        self.pid = os.getpid()
+        self._active = active
+        self._port = port
+        self._engine: Engine = engine_for(active.run.framework if active else Framework.JAX)
+        self._is_serving = False
+        self._is_stopped = False
+        self._lock = threading.Lock()  # A stop while it starts waits for that: milliseconds.
+
+    def start_when_ready(self) -> float | None:
+        """A job for the thread of deliveries: see `deliveries.Job`."""
+        with self._lock:
+            if self._is_stopped:
+                return None
+            # The program may import its framework after machinelearning_run, and torch_xla instead of JAX.
+            self._engine = engine_for(self._active.run.framework if self._active else Framework.JAX)
+            if not self._engine.can_serve():
+                return _READY_SECONDS
+            if not self._start():
+                return None
+            self._is_serving = True
+        if self._active is not None:
+            self._register(self._active)
+        return None
+
+    def _start(self) -> bool:
+        wanted = self._port
+        try:
+            self._port = _free_port(wanted)
+            self._engine.start_server(self._port)
+        except Exception as error:
+            LOSSES.add(f"on-demand server: {type(error).__name__}")
+            warn_once(
+                "on-demand server",
+                "The server for profiles on demand could not be started on port %d (%s: %s); the job goes on without.",
+                wanted,
+                type(error).__name__,
+                error,
+            )
+            return False
+        if wanted and self._port != wanted:
+            logger.warning(
+                "Port %d is taken by another process: profiles on demand are at port %d.", wanted, self._port
+            )
+        logger.debug("Profiles on demand: port %d.", self._port)
+        return True
+
+    def _register(self, active: ActiveRun) -> None:
+        """Tells where this process can be profiled, and begins to look for what others have taken."""
+        place: Place | None
+        try:
+            place = place_of(active)
+        except ProfilingError:
+            place = None  # The server works; who asks must say where to.
+        index, count = jax_processes() or (active.process_index, active.process_count)
+        name = xplane_name(active, index, count)
+        if place is not None:
+            watch = CaptureWatch(active, place, name, index, lambda: self._is_stopped)
+            deliveries_of_this_process().add(watch, is_awaited=False, delay_seconds=_LOOK_SECONDS)
+        active.profiler_port = self._port
+        payload = entries.process_entry(
+            "ACTIVE",
+            attempt=active.run.attempt,
+            host=active.host,
+            process_index=index,
+            process_count=count,
+            pid=self.pid,
+            address=address_of_this_host(),
+            profiler_port=self._port,
+            capture_folder="" if place is None else str(place.captures),
+            capture_name=name,
+        )
+        active.log.write(entries.PROCESS, payload)
+
+    def stop(self) -> None:
+        """Ends it; what others have taken in the last seconds is looked at once more."""
+        with self._lock:
+            self._is_stopped = True
+            if self._is_serving:
+                self._is_serving = False
+                self._engine.stop_server()
+        if self._active is not None:
+            self._active.profiler_port = None
+
+
+@dataclass
+class CaptureWatch:
+    """Looks for profiles that others took of this process, tells of them, and brings them to where they belong.
+
+    Attributes:
+        active: The run.
+        place: Where its profiles go.
+        name: What this process's file is called.
+        process_index: Of this process.
+        is_stopped: Says when to look for the last time.
+    """
+
+    active: ActiveRun
+    place: Place
+    name: str
+    process_index: int
+    is_stopped: Callable[[], bool]
+    _known: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._known.update(session.name for session in self._unknown_sessions())
+
+    def __call__(self) -> float | None:
+        """A job for the thread of deliveries: see `deliveries.Job`."""
+        was_stopped = self.is_stopped()
+        for session in self._unknown_sessions():
+            self._look_at(session)
+        return None if was_stopped else _LOOK_SECONDS
+
+    def _unknown_sessions(self) -> list[Path]:
+        folder = self.place.captures
+        try:
+            with os.scandir(folder) as entries_there:
+                unknown = [entry.name for entry in entries_there if entry.name not in self._known and entry.is_dir()]
+        except OSError:  # There was no profile yet.
+            return []
+        return [folder / name for name in sorted(unknown)]
+
+    def _look_at(self, folder: Path) -> None:
+        file = folder / file_of(self.name)
+        try:
+            written = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.timezone.utc)
+            xplane = read_xplane(file)
+        except OSError:  # Not there: another process's profile, or it comes yet.
+            return
+        if not xplane.is_whole:
+            return  # It is being written.
+        self._known.add(folder.name)
+        if captures_of_this_process().has_taken(self.place.session(folder.name)):
+            return  # The program's own.
+        is_moved = self.place.way is Way.MOVED
+        session = Session(
+            active=self.active,
+            session_id=folder.name,
+            kind="on_demand",
+            folder=self.place.session(folder.name) if self.place.way is not Way.STAGED else str(folder),
+            name=self.name,
+            process_index=self.process_index,
+            expected_hosts=1,  # Who asked knows how many; each host adds itself.
+            speaks=True,
+            started=written,
+            size_bytes=xplane.size_bytes,
+            planes=xplane.planes,
+        )
+        problem = problem_of(xplane, has_accelerator=False)
+
+        def told(_: str = "") -> None:
+            session.tell(FAILED if problem else SUCCEEDED, problem)
+            logger.info("Profile %s was taken on demand: it is in %s.", session.session_id, session.folder)
+            deliveries_of_this_process().add(HostsCheck(session), is_awaited=False)
+
+        if is_moved or self.place.way is Way.STAGED:
+            told()
+        else:
+            upload = Upload(file, f"{session.folder}/{file.name}", told)
+            deliveries_of_this_process().add(upload, is_awaited=True)
+
+
+def address_of_this_host() -> str:
+    """Returns the address under which other hosts reach this one; asks the routing table, and sends nothing."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # An address for documentation: no datagram is sent.
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "localhost"
+
+
+def _free_port(wanted: int) -> int:
+    """Returns the port if nobody listens there, else one where nobody does.
+
+    The profiler's server would share a port with another process's without an error, and each would get some of the
+    requests.
+    """
+    for port in (wanted, 0):
+        try:
+            with _listening_socket() as probe:
+                probe.bind(("", port))
+                return int(probe.getsockname()[1])
+        except OSError:
+            if not port:
+                raise
+    raise AssertionError("port 0 is always free")
+
+
+def _listening_socket() -> socket.socket:
+    """A socket for all interfaces, as gRPC has."""
+    if socket.has_dualstack_ipv6():
+        probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    else:
+        probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Closed connections of an earlier job are no clash.
+    return probe
+
+
+_server_of_this_process: _Server | None = None

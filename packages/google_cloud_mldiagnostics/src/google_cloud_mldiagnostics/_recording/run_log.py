@@ -1,0 +1,301 @@
+"""A run's entries, on their way to the journal and to Cloud Logging, and the averages of its metrics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.guard import LOSSES, Counters, guarded
+from ml_diagnostics_common.journal import Journal, JournalStatistics
+from ml_diagnostics_common.journal.layout import encode_own_fields
+
+from google_cloud_mldiagnostics._entries import LOG_ID, LOSSES_NAMESPACE, RESOURCE_TYPE, json_number
+from google_cloud_mldiagnostics._recording import device_values
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.cloud_logging import LoggingTransport
+    from ml_diagnostics_common.shipper import Shipper, ShipperStatistics
+__all__ = ["FOLD_AT", "Average", "Averages", "RunLog", "RunLogStatistics", "namespace_fields"]
+
+FOLD_AT = 512
+"""So many values wait to be folded in; whoever adds one more does it."""
+
+_MOST_NAMES = 10_000
+
+
+class Average:
+    """Mean, extremes and last value of one metric.
+
+    `add` is called while recording, from any thread and in signal handlers: it takes no lock, since all it does is to
+    append to a queue. Who brings the queue to 512 values, or asks, folds them in.
+
+    Attributes:
+        pending: The queue: a hot path appends to it, and calls `fold` when it has `FOLD_AT`.
+    """
+
+    __slots__ = ("_count", "_folding", "_last", "_maximum", "_mean", "_minimum", "_not_finite", "pending")
+
+    def __init__(self) -> None:
+        self.pending: list[float] = []
+        self._folding = Lock()
+        self._count = self._not_finite = 0
+        self._mean = 0.0
+        self._minimum, self._maximum = math.inf, -math.inf
+        self._last: float | None = None
+
+    def add(self, value: float) -> None:
+        """Takes a value."""
+        self.pending.append(value)
+        if len(self.pending) >= FOLD_AT:
+            self.fold()
+
+    def as_dict(self) -> dict[str, float | int | str]:
+        """Returns mean, min, max, last, count, and how many values were not finite, where some were.
+
+        Values that are not finite are counted and may be the last; they spoil neither mean nor extremes.
+        """
+        self.fold()
+        figures: dict[str, float | int | str] = {"count": self._count + self._not_finite}
+        if self._count:
+            figures |= {"mean": self._mean, "min": self._minimum, "max": self._maximum}
+        if self._last is not None:
+            figures["last"] = json_number(self._last)
+        if self._not_finite:
+            figures["not_finite"] = self._not_finite
+        return figures
+
+    def fold(self) -> None:
+        """Takes what is pending into the figures, unless somebody is at it."""
+        if not self._folding.acquire(blocking=False):
+            return  # Whoever is at it, perhaps below us on this very stack, takes ours too, or the next one does.
+        try:
+            while batch := self._take():
+                self._fold_batch(batch)
+        finally:
+            self._folding.release()
+
+    def _take(self) -> list[float]:
+        pending = self.pending
+        batch = pending[:FOLD_AT]
+        del pending[: len(batch)]  # What other threads have appended meanwhile is behind these.
+        return batch
+
+    def _fold_batch(self, batch: list[float]) -> None:
+        finite = [value for value in batch if math.isfinite(value)]
+        self._last = batch[-1]
+        self._not_finite += len(batch) - len(finite)
+        if not finite:
+            return
+        count = self._count + len(finite)
+        # Each divided before they are added, so that no sum is too large for a float.
+        shares = (value / count for value in finite)
+        self._mean = math.fsum(itertools.chain((self._mean * (self._count / count),), shares))
+        self._count = count
+        self._minimum = min(self._minimum, min(finite))
+        self._maximum = max(self._maximum, max(finite))
+
+
+class Averages:
+    """The averages of all metrics of a run, by name; of the first 10,000 names."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Average] = {}
+
+    def of(self, name: str) -> Average:
+        """The average of a metric, a new one at its first value; one that nobody sees where there are too many."""
+        known = self._by_name.get(name)
+        if known is None:
+            if len(self._by_name) >= _MOST_NAMES:
+                return Average()
+            known = self._by_name.setdefault(name, Average())
+        return known
+
+    def add(self, name: str, value: float) -> None:
+        """Takes a value of a metric: of one that has several, their mean."""
+        self.of(name).add(value)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """The figures of each metric: see `Average.as_dict`."""
+        return {name: average.as_dict() for name, average in list(self._by_name.items())}
+
+
+class RunLogStatistics(NamedTuple):
+    """What became of a run's entries in this process.
+
+    Attributes:
+        journal: Of the entries: accepted, written, held in memory, dropped.
+        shipper: What was sent; None where nothing is.
+        lost_values: Values that could not be made an entry, by reason.
+    """
+
+    journal: JournalStatistics
+    shipper: ShipperStatistics | None
+    lost_values: dict[str, int]
+
+
+def namespace_fields(namespace: str, severity: str | None = None) -> str:
+    """What stands behind an entry's payload in its line: see `RunLog.write_text`."""
+    return encode_own_fields(severity, {"namespace": namespace})
+
+
+class RunLog:
+    """The entries of one run that this process writes. No call raises, and none waits for a network.
+
+    Attributes:
+        run_id: The run's id.
+        averages: Of the metrics that this process has recorded.
+        lost_values: Counts values that could not be made an entry, by reason.
+        write_text: `write_text(now, text, timestamp=None)`, the hot path: `now` is `steady_clock.now_ns()` as digits;
+            `text` is the payload's JSON in one line, and `namespace_fields` behind it; `timestamp` is the entry's time
+            as digits, where that is another. It raises nothing because of the disk.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        location: str,
+        project: str,
+        labels: Mapping[str, str],
+        is_shipped: bool,
+        root: Path | None = None,
+        connect: Callable[[], LoggingTransport] | None = None,
+        grace_period_seconds: float = 5.0,
+    ) -> None:
+        """Opens nothing and waits for nothing; a thread looks for a cloud if entries are shipped.
+
+        Args:
+            run_id: The run's id, the same on all its hosts.
+            location: The region in which the run is kept.
+            project: The project that the entries belong to; empty for the one that is found.
+            labels: Of every entry: those of `identity().labels()`, and what else tells processes apart.
+            is_shipped: Whether the entries go to Cloud Logging where there is one.
+            root: The diagnostics folder; None for the usual one.
+            connect: Finds a cloud, in the shipper's thread; None for the usual way.
+            grace_period_seconds: How long the end of the process waits for Cloud Logging.
+        """
+        root = root or diagnostics_directory()
+        self.run_id = run_id
+        self.averages = Averages()
+        self.lost_values = Counters()
+        resource_labels = {"location": location, "namespace": LOSSES_NAMESPACE, "node_id": run_id}
+        if project:
+            resource_labels["project_id"] = project
+        self._labels = dict(labels)
+        self._told_losses: dict[str, int] = {}
+        self._journal = Journal(
+            LOG_ID,
+            root=root,
+            labels=labels,
+            resource={"type": RESOURCE_TYPE, "labels": resource_labels},
+            shippable=is_shipped,
+            project=project,
+        )
+        self.write_text = self._journal.append_text
+        self._shipper: Shipper | None = None
+        if is_shipped:
+            self._shipper = _started_shipper(root, connect or _connect_to(project), grace_period_seconds)
+
+    @guarded
+    def write(
+        self,
+        namespace: str,
+        payload: Mapping[str, Any],
+        *,
+        severity: str | None = None,
+        timestamp_ns: int | None = None,
+    ) -> None:
+        """Writes an entry.
+
+        Args:
+            namespace: What the entry is: a metric's name, or one of `entries`.
+            payload: Anything; what JSON does not have is written as text.
+            severity: Of Cloud Logging; None is INFO.
+            timestamp_ns: Its time in ns since 1970; None is now.
+        """
+        self._journal.append(
+            payload, severity=severity, resource_labels={"namespace": namespace}, timestamp_ns=timestamp_ns
+        )
+
+    def lose(self, reason: str) -> None:
+        """Counts a value that could not be made an entry; the log itself is told when it is flushed."""
+        self.lost_values.add(reason)
+        LOSSES.add(f"metrics: {reason}")
+
+    def look(self) -> None:
+        """Has the next entry look first whether the journal's file is still there: before one that must not be lost."""
+        self._journal.look()
+
+    def sync(self, timeout_seconds: float = 0.0) -> bool:
+        """Has the disk itself keep what was written, against a loss of power: `Journal.sync`."""
+        return self._journal.sync(timeout_seconds)
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Waits until all that was recorded so far has arrived; what has not by then is shipped later.
+
+        Args:
+            timeout_seconds: The longest to wait.
+
+        Returns:
+            Whether everything is where it shall be: in Cloud Logging, or on this disk where nothing is shipped.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        is_complete = self._write_what_is_pending(timeout_seconds)
+        if self._shipper is None:
+            return is_complete
+        return self._shipper.flush(max(0.0, deadline - time.monotonic())) and is_complete
+
+    def close(self, timeout_seconds: float) -> bool:
+        """As `flush`, and ends the thread that ships. What is written afterwards goes to the journal alone."""
+        deadline = time.monotonic() + timeout_seconds
+        is_complete = self._write_what_is_pending(timeout_seconds)
+        if self._shipper is None:
+            return is_complete
+        return self._shipper.close(max(0.0, deadline - time.monotonic())) and is_complete
+
+    def statistics(self) -> RunLogStatistics:
+        """What became of the entries so far."""
+        shipper = self._shipper.statistics() if self._shipper is not None else None
+        return RunLogStatistics(self._journal.statistics(), shipper, self.lost_values.as_dict())
+
+    def _write_what_is_pending(self, timeout_seconds: float) -> bool:
+        deadline = time.monotonic() + timeout_seconds
+        is_complete = device_values.drain(timeout_seconds)
+        self._tell_losses()
+        return self._journal.flush(max(0.0, deadline - time.monotonic())) and is_complete
+
+    def _tell_losses(self) -> None:
+        """Says in the log itself what is missing from it."""
+        lost = self.lost_values.as_dict()
+        new = {reason: count - self._told_losses.get(reason, 0) for reason, count in lost.items()}
+        new = {reason: count for reason, count in new.items() if count > 0}
+        if new:
+            self._told_losses = lost
+            host = {"hostname": self._labels.get("host", ""), "process_index": self._labels.get("process_index", "")}
+            self.write(LOSSES_NAMESPACE, {"lost_values": new, **host})
+
+
+def _started_shipper(root: Path, connect: Callable[[], LoggingTransport], grace_period_seconds: float) -> Shipper:
+    from ml_diagnostics_common.shipper import Shipper
+
+    # machinelearning_run logs the path of the run's folder.
+    shipper = Shipper(
+        LOG_ID, root=root, connect=connect, grace_period_seconds=grace_period_seconds, announces_path=False
+    )
+    shipper.start()
+    return shipper
+
+
+def _connect_to(project: str) -> Callable[[], LoggingTransport]:
+    def connect() -> LoggingTransport:
+        from ml_diagnostics_common.cloud_logging import connect  # In the shipper's thread: it loads google's clients.
+
+        return connect(project or None)
+
+    return connect

@@ -1,0 +1,158 @@
+"""What may be recorded as a metric's value, as the numbers of an entry. Nothing here waits for a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple, SupportsFloat, SupportsIndex, cast
+
+from google_cloud_mldiagnostics._entries import mean_of_finite, not_finite_text
+from google_cloud_mldiagnostics.exceptions import RecordingError
+
+__all__ = [
+    "LARGEST_STEP",
+    "MOST_VALUES",
+    "Numbers",
+    "check_shape",
+    "exact_step",
+    "host_numbers",
+    "shown_type",
+]
+
+MOST_VALUES = 10_000
+"""Of one entry: with more, it would be larger than Cloud Logging takes."""
+
+LARGEST_STEP = 2**63
+"""Steps are smaller, and larger than its negative."""
+
+_LONGEST_STEP = 100  # As text.
+_TOO_LARGE = "a step beyond 64 bits"
+_NOT_NUMBERS = frozenset("cSUMm")
+"""Kinds of numpy's dtypes: complex, bytes, text, moments, durations."""
+
+
+class Numbers(NamedTuple):
+    """The value of an entry.
+
+    Attributes:
+        json: The numbers as a JSON array. What JSON has no number for is the text NaN, Infinity or -Infinity.
+        mean: Of those that are finite; of none, the last.
+        is_finite: Whether all are.
+    """
+
+    json: str
+    mean: float
+    is_finite: bool
+
+
+def host_numbers(value: Any) -> Numbers:
+    """The numbers of a value that is in this host's memory.
+
+    Args:
+        value: A number of Python, numpy or anybody else's, an array of no dimension, or a list, tuple or array of
+            one with a number a chip.
+
+    Raises:
+        RecordingError: It is none of these; the message says what it is.
+    """
+    numbers = [_number(item) for item in _items(value)]
+    if not numbers:
+        raise RecordingError("expected at least one value, got an empty list")
+    return Numbers(f"[{','.join(map(_json, numbers))}]", mean_of_finite(numbers), all(map(math.isfinite, numbers)))
+
+
+def exact_step(step: Any) -> int:
+    """A step as an integer.
+
+    Args:
+        step: Anything that `int` takes without changing it.
+
+    Raises:
+        RecordingError: It is something else.
+    """
+    try:
+        # Before `int`, which takes minutes for Decimal("1E+999999").
+        if len(step) > _LONGEST_STEP if isinstance(step, str) else step >= LARGEST_STEP or step <= -LARGEST_STEP:
+            raise RecordingError(_TOO_LARGE)
+        number = int(step)
+        is_exact = isinstance(step, str) or bool(number == step)
+    except RecordingError:
+        raise
+    except Exception as error:
+        given = "text that is not a number" if isinstance(step, str) else shown_type(step)
+        raise RecordingError(f"step must be a whole number, got {given}") from error
+    if not is_exact:
+        raise RecordingError("step must be a whole number, got a number with a fraction")
+    if not -LARGEST_STEP < number < LARGEST_STEP:
+        raise RecordingError(_TOO_LARGE)
+    return number
+
+
+def shown_type(value: object) -> str:
+    """The name of a value's type, as people import it."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """The values in a list or an array of one dimension, one at most of each chip; else the value alone."""
+    if isinstance(value, (list, tuple)):
+        check_shape(1, len(value))
+        return value
+    dimensions = getattr(value, "ndim", None)
+    if not isinstance(dimensions, int) or not hasattr(value, "dtype"):
+        return (value,)
+    if getattr(value.dtype, "kind", "") in _NOT_NUMBERS:
+        raise RecordingError(f"a {shown_type(value)} of {value.dtype} is no number")
+    _refuse_masked(value)
+    if dimensions == 0:
+        return (value.item(),)
+    check_shape(dimensions, len(value))
+    return cast("Iterable[Any]", value.tolist())
+
+
+def check_shape(dimensions: int, count: int) -> None:
+    """Refuses what is no list of values, one a chip.
+
+    Raises:
+        RecordingError: It has more than one dimension, or too many values.
+    """
+    if dimensions > 1:
+        raise RecordingError(f"an array of {dimensions} dimensions is no list of values")
+    if count > MOST_VALUES:
+        raise RecordingError(f"a list of more than {MOST_VALUES:,} values")
+
+
+def _number(value: Any) -> float:
+    if type(value) is float:
+        return value
+    # A datetime64 is a duration or a moment to float, and an array of one element its element.
+    is_number = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
+    if not is_number or getattr(getattr(value, "dtype", None), "kind", "") in _NOT_NUMBERS or _is_array(value):
+        raise RecordingError(f"a {shown_type(value)} is no number")
+    _refuse_masked(value)
+    try:
+        # The method of float itself, since that of a subclass may say anything.
+        return float.__float__(float(cast("SupportsFloat | SupportsIndex", value)))
+    except Exception as error:
+        raise RecordingError(f"a {shown_type(value)} that float does not take") from error
+
+
+def _refuse_masked(value: Any) -> None:
+    """Refuse a masked value of numpy, which `item` and `float` would make a number of.
+
+    Raises:
+        RecordingError: It is masked; an array, if one of its elements is.
+    """
+    mask: Any = getattr(value, "mask", None)
+    if hasattr(mask, "any") and bool(mask.any()):
+        raise RecordingError("a value that is masked (numpy.ma)")
+
+
+def _is_array(value: Any) -> bool:
+    dimensions = getattr(value, "ndim", 0)
+    return isinstance(dimensions, int) and dimensions > 0
+
+
+def _json(number: float) -> str:
+    return repr(number) if math.isfinite(number) else f'"{not_finite_text(number)}"'

@@ -1,0 +1,389 @@
+"""One call of machinelearning_run: the parts of a run are made, and begin."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ml_diagnostics_common.client_imports import import_undisturbed
+from ml_diagnostics_common.credentials import known_project
+from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
+from ml_diagnostics_common.entry import COMPANION_LOG_ID, ProcessEndings, format_timestamp, parse_timestamp
+from ml_diagnostics_common.environment import Backend, announce_run, diagnostics_directory
+from ml_diagnostics_common.environment import identity as identity_of_process
+from ml_diagnostics_common.guard import job_logger, report_loss, warn_once
+from ml_diagnostics_common.worker import start
+
+from google_cloud_mldiagnostics._agreement import has_coordinator, hear, jax_processes, tell
+from google_cloud_mldiagnostics._configs.system_configs import collect_hardware, collect_host, collect_software
+from google_cloud_mldiagnostics._configs.user_configs import to_wire
+from google_cloud_mldiagnostics._identity import (
+    RunIdentity,
+    Workload,
+    identify,
+    process_position,
+    with_instance,
+    workload_of,
+)
+from google_cloud_mldiagnostics._recording.run_log import RunLog
+from google_cloud_mldiagnostics._run.arguments import DEFAULT_REGION, RunArguments, resource_of
+from google_cloud_mldiagnostics._run.lifecycle import Lifecycle, warn_folder_failed
+from google_cloud_mldiagnostics._run_state import attempts
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics._run_state.connections import find_google, find_self_hosted
+from google_cloud_mldiagnostics._run_state.process_life import is_alive, own_mark
+from google_cloud_mldiagnostics._run_state.registration import Registration
+from google_cloud_mldiagnostics._runtimes import computes_with_pytorch
+from google_cloud_mldiagnostics._system_metrics.sampler import SystemMetrics
+from google_cloud_mldiagnostics.control_plane import Keeper
+from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError
+from google_cloud_mldiagnostics.mlrun_types import ConfigDict, Framework, MLRun, Orchestrator
+
+__all__ = ["Beginning", "details_logger"]
+
+logger = job_logger("google_cloud_mldiagnostics")
+# The name under which the documented record of the run's details is looked for.
+details_logger = job_logger("google_cloud_mldiagnostics.core.global_manager")
+
+# Enough where the clients are loaded and the network is near. Whatever takes longer goes on without the job.
+_WAIT_SECONDS: Final = 0.15
+_STRICT_SECONDS: Final = 120.0
+_PROJECT_SECONDS: Final = 0.8
+_INSTANCE_SECONDS: Final = 1.0
+
+# State of the process: how often it has begun a run of a name.
+_occasions_of_this_process: dict[str, int] = {}
+
+
+class Beginning:
+    """What is known so far of the run that begins.
+
+    Args:
+        arguments: Those of `machinelearning_run`.
+        backend: Where entries go besides the journal.
+    """
+
+    def __init__(self, arguments: RunArguments, backend: Backend) -> None:
+        self.arguments = arguments
+        self.backend = backend
+        self.workload = workload_of(arguments.run_workload_id)
+        self.index, self.count = process_position()
+        self.identity = _identity(arguments, self.workload)
+        self._warn_if_split()
+        self.local = LocalControlPlane(diagnostics_directory())
+        self.user_configs = to_wire(arguments.configs)
+        self.location = arguments.region or _region_of_this_machine()
+        self._is_shared = False
+
+    def begin(self) -> MLRun:
+        """Begins the run; one that is strict, once the control plane has it."""
+        deadline = time.monotonic() + (_STRICT_SECONDS if self.arguments.strict else _WAIT_SECONDS)
+        process = identity_of_process()
+        member = attempts.Member(process.host, self.index, process.pid, own_mark())
+        self._run = run = self._new_run()
+        run.attempt = self._begin_here(member, _attempt_told(process.attempt))
+        self._active = active = self._new_active_run(member)
+        active.registration = self._registration = self._new_registration()
+        self._lifecycle = lifecycle = Lifecycle(
+            active, member, self.local, active.registration, collect=_collector(run)
+        )
+        set_active_run(active)
+        announce_run(run.name, run.display_name)
+        lifecycle.begin(self.user_configs, is_settled=self._is_attempt_settled())
+        active.registration.start()
+        self._agree_on_attempt()
+        lifecycle.complete()
+        self._start_measuring()
+        has_verdict = active.registration.wait_for_verdict(max(0.0, deadline - time.monotonic()))
+        if self.arguments.strict:
+            self._raise_what_failed(has_verdict=has_verdict)
+        return run
+
+    def _warn_if_split(self) -> None:
+        """Warn if each of the job's processes has started a run of its own. On GKE, identity has warned already."""
+        if self.count > 1 and not self.workload.id_parts and self.workload.wire != "GKE" and not has_coordinator():
+            warn_once(
+                "too early",
+                "The %d processes of this job have no way to agree on one run: this one's is %s, and the others have "
+                "their own. Set RUN_WORKLOAD_ID to the same text on all of them, or give torchrun an --rdzv-id, or "
+                "call machinelearning_run after jax.distributed.initialize or torch.distributed.init_process_group.",
+                self.count,
+                self.identity.run_id,
+            )
+
+    # --- The parts of a run ---------------------------------------------------------------------------
+
+    def _new_run(self) -> MLRun:
+        given = self.arguments
+        project = given.project or ""
+        if not project and self.backend is not Backend.LOCAL and given.base_url is None:
+            project = known_project(wait_seconds=_PROJECT_SECONDS)
+        return MLRun(
+            name=self.identity.run_id,
+            run_group=given.run_group,
+            configs=ConfigDict(given.configs),
+            gcs_path=given.gcs_path,
+            location=self.location,
+            project=project.strip(),
+            created_at=datetime.datetime.now(datetime.timezone.utc),
+            workload_details=self.workload.details,
+            orchestrator=self.workload.orchestrator,
+            display_name=given.name,
+            on_demand_xprof=given.on_demand_xprof,
+            environment=given.environment,
+            log_system_metrics=given.log_system_metrics,
+            metric_only_run=given.metric_only_run,
+            framework=given.framework,
+            serving_engine=given.serving_engine,
+            accelerator_orchestrator=given.accelerator_orchestrator,
+            application_framework=given.application_framework,
+            rl_orchestrator=given.rl_orchestrator,
+            control_plane_url=given.base_url,
+            cluster_id=given.cluster_id,
+            workload_id=self.workload.given_id or None,
+            namespace=((self.workload.details or {}).get("gke") or {}).get("namespace") or None,
+            metrics_exporter_config=given.metrics_exporter_config,
+            ml_run_id=self.identity.run_id,
+        )
+
+    def _begin_here(self, member: attempts.Member, number: int) -> int:
+        """Begins or joins an attempt in the run's folder; the number that it has."""
+        run_id, now = self.identity.run_id, format_timestamp(time.time_ns())
+        resource = resource_of(self.arguments, self.workload, self.user_configs)
+        token = self.identity.token
+        try:
+            try:
+                new = attempts.new_run(resource, member, token=token, number=number, now=now)
+                kept = self.local.create_run(run_id, new)
+            except RunExistsError:
+                begin = attempts.begin(resource, member, token=token, number=number, now=now, is_alive=is_alive)
+                kept = self.local.update_run(run_id, begin)
+        except ControlPlaneError as error:
+            warn_folder_failed(run_id, error)
+            return number
+        except Exception as error:
+            report_loss("machinelearning_run", error, f"keep the run {run_id} in its folder")
+            return number
+        self._is_shared = attempts.is_shared(kept, member)
+        self._run.created_at = _moment(kept.get("createTime")) or self._run.created_at
+        unexplained = attempts.ended_without_a_word(kept)
+        if unexplained is not None and self.index == 0:
+            start(lambda: self._explain(unexplained), "mldiagnostics-attempts")
+        last = attempts.last_attempt(kept)
+        return int(last["number"]) if last is not None else number
+
+    def _explain(self, attempt: Mapping[str, Any]) -> None:
+        """Record the outcome of an earlier attempt, by what companions wrote. Reads all of their log: in a thread."""
+        import_undisturbed("ml_diagnostics_common.log_source")  # In a thread: the job may fork meanwhile.
+        from ml_diagnostics_common.log_source import LogSource
+
+        endings = ProcessEndings()
+        for entries in LogSource(COMPANION_LOG_ID).read_new():
+            endings.add(entries)
+        outcome = _outcome_of(attempt, endings)
+        if outcome is not None:
+            self.local.update_run(self.identity.run_id, attempts.explain(int(attempt["number"]), *outcome))
+
+    def _new_active_run(self, member: attempts.Member) -> ActiveRun:
+        run = self._run
+        labels = {
+            **identity_of_process().labels(job=run.display_name),
+            "run": run.name,
+            "attempt": str(run.attempt),
+            "process_index": str(self.index),
+        }
+        is_shipped = self.backend is not Backend.LOCAL and self.arguments.base_url is None
+        return ActiveRun(
+            run=run,
+            log=RunLog(run.name, location=run.location, project=run.project, labels=labels, is_shipped=is_shipped),
+            folder=self.local.folder(run.name),
+            host=member.host,
+            process_index=self.index,
+            process_count=self.count,
+            pid=member.pid,
+            is_local=self.backend is not Backend.CLOUD or self.arguments.base_url is not None,
+        )
+
+    def _new_registration(self) -> Registration:
+        run, is_owner = self._run, self.index == 0
+        connect: Callable[[], Keeper] | None = None
+        if self.arguments.base_url is not None:
+            connect = find_self_hosted(self.arguments.base_url, run, self.workload, is_owner=is_owner)
+        elif self.backend is not Backend.LOCAL:
+            connect = find_google(self.arguments.project, run.location, run.environment)
+        return Registration(
+            run.name,
+            self.local,
+            connect,
+            is_owner=is_owner,
+            is_shared=self._is_shared,
+            on_found=self._found,
+            on_attempt=self._attempt_is,
+            on_verdict=self._tell_people,
+        )
+
+    def _found(self, keeper: Keeper) -> None:
+        """In the registration's thread: there is a cloud."""
+        if keeper.project:
+            self._run.project = keeper.project
+            self._active.is_local = False
+            if self.workload.orchestrator is Orchestrator.CUSTOM and self.index == 0:
+                self._add_instance()
+
+    def _add_instance(self) -> None:
+        """In the registration's thread, before it creates the run: this is a VM of Google's, which has an id."""
+        status, instance_id = metadata_value("instance/id", timeout_seconds=_INSTANCE_SECONDS)
+        metadata = instance_metadata()
+        if status == 200 and instance_id.isdigit():
+            details = with_instance(self.workload.details or {}, instance_id, metadata.zone if metadata else "")
+            self._run.workload_details = details
+            self.local.update_run(self.identity.run_id, lambda kept: {**kept, "workloadDetails": details})
+
+    # --- The attempt's number, which process 0 tells the others ---------------------------------------
+
+    def _attempt_is(self, number: int) -> None:
+        """In the registration's thread of process 0: the number is settled."""
+        self._lifecycle.attempt_is(number)
+        tell(self._attempt_key, str(number))
+
+    def _is_attempt_settled(self) -> bool:
+        """Whether nobody knows better which attempt this is."""
+        if not self.workload.id_parts:
+            return True  # The run's id is of this very start.
+        return not self._registration.is_looking if self.index == 0 else jax_processes() is None
+
+    def _agree_on_attempt(self) -> None:
+        if self.index != 0:
+            hear(self._attempt_key, lambda text: self._lifecycle.attempt_is(int(text)))
+        elif not self._registration.is_looking:
+            tell(self._attempt_key, str(self._run.attempt))
+
+    @property
+    def _attempt_key(self) -> str:
+        return f"attempt/{self.identity.run_id}"
+
+    # --- Around it ------------------------------------------------------------------------------------
+
+    def _start_measuring(self) -> None:
+        given = self.arguments
+        if given.log_system_metrics:
+            metrics = SystemMetrics(self._active, given.interval_seconds)
+            metrics.start()
+            self._lifecycle.at_end(metrics.stop)
+        if given.on_demand_xprof:
+            from google_cloud_mldiagnostics._profiling.on_demand import start_on_demand_xprof, stop_on_demand_xprof
+
+            start_on_demand_xprof(given.on_demand_xprof_port)
+            self._lifecycle.at_end(stop_on_demand_xprof)
+
+    def _raise_what_failed(self, *, has_verdict: bool) -> None:
+        registration = self._registration
+        if has_verdict and registration.error is None:
+            return
+        self._lifecycle.finish("FAILED", "the control plane does not have the run, which is strict")
+        raise registration.error or ControlPlaneError(
+            f"the control plane did not take the run {self._run.name} within {_STRICT_SECONDS:g} s", is_temporary=True
+        )
+
+    def _tell_people(self) -> None:
+        """One INFO, as soon as it is known where the run is looked at."""
+        run = self._run
+        logger.info(
+            "The run %s%s: %s (or `mldiagnostics show %s`)",
+            run.name,
+            f", attempt {run.attempt}" if run.attempt > 1 else "",
+            self._registration.link,
+            run.name,
+        )
+        if details_logger.isEnabledFor(logging.DEBUG):
+            details_logger.debug("current run details: %s", _details(run))
+
+
+# --- Parts --------------------------------------------------------------------------------------------
+
+
+def _identity(arguments: RunArguments, workload: Workload) -> RunIdentity:
+    occasion = _occasions_of_this_process.get(arguments.name, 0) + 1
+    _occasions_of_this_process[arguments.name] = occasion
+    return identify(arguments.name, workload, occasion=occasion)
+
+
+def _region_of_this_machine() -> str:
+    metadata = instance_metadata()
+    return (metadata.zone.rpartition("-")[0] if metadata else "") or DEFAULT_REGION
+
+
+def _attempt_told(text: str) -> int:
+    """The attempt that the scheduler tells: it counts restarts."""
+    return int(text) + 1 if text.isascii() and text.isdigit() and len(text) < 9 else 1
+
+
+def _collector(run: MLRun) -> Callable[[], tuple[dict[str, dict[str, str]], bool]]:
+    """Return what collects software and hardware, and returns whether that is all: for a thread of its own."""
+    software: dict[bool, dict[str, str]] = {}
+    given = run.framework
+
+    def collect() -> tuple[dict[str, dict[str, str]], bool]:
+        hardware = collect_hardware()
+        is_pytorch = computes_with_pytorch()
+        if is_pytorch not in software:
+            import_undisturbed("importlib.metadata", "importlib.metadata._adapters", "email.parser", "subprocess")
+            software[is_pytorch] = collect_software(given)
+        if hardware is not None:  # Before, the program may import another framework yet.
+            run.framework = Framework(software[is_pytorch]["framework"])
+        known = collect_host() if hardware is None else hardware
+        return {"softwareConfigs": dict(software[is_pytorch]), "hardwareConfigs": known}, hardware is not None
+
+    return collect
+
+
+def _moment(text: object) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.fromtimestamp(parse_timestamp(str(text)) / 1e9, datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _details(run: MLRun) -> dict[str, Any]:
+    place = f"projects/{run.project}/locations/{run.location}/mlRuns/" if run.project else ""
+    return {
+        "name": place + run.name,
+        "gcs_path": run.gcs_path,
+        "display_name": run.display_name,
+        "run_group": run.run_group,
+        "attempt": run.attempt,
+        "run_phase": run.run_phase.value,
+        "orchestrator": run.orchestrator.value if run.orchestrator else None,
+        "workload_details": run.workload_details,
+        "on_demand_xprof": run.on_demand_xprof,
+        "environment": run.environment,
+        "configs": to_wire(run.configs),
+    }
+
+
+def _outcome_of(attempt: Mapping[str, Any], endings: ProcessEndings) -> tuple[str, str] | None:
+    """Return the phase and the reason of an attempt, by what companions recorded of its processes.
+
+    Returns:
+        COMPLETED if all of these ended well; None if nothing was recorded.
+    """
+    found = [
+        entry
+        for process in attempt.get("processes") or ()
+        for entry in endings.after(str(process.get("hostname")), str(process.get("pid")), _started_ns(process))
+    ]
+    for entry in sorted(found, key=lambda entry: entry.timestamp_ns):
+        if entry.payload.get("how") != "clean":
+            return "FAILED", str(entry.payload.get("message") or entry.payload.get("how") or "")
+    return ("COMPLETED", "") if found else None
+
+
+def _started_ns(process: Mapping[str, Any]) -> int:
+    try:
+        return parse_timestamp(str(process.get("startTime")))
+    except ValueError:
+        return 0

@@ -1,0 +1,424 @@
+"""A run's life in this process: its start, a heartbeat, changes of its configs, and its end, however that comes.
+
+All of it is written by one thread, to the run's log and its folder; it never waits for a network. Who ends the run,
+which may be a signal handler, hands the end over by a queue that takes no lock, and waits a bounded time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.exit_hooks import ExitHooks
+from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
+from ml_diagnostics_common.program_end import exit_deadline
+from ml_diagnostics_common.raised_exception import RaisedException
+from ml_diagnostics_common.worker import Task, Worker, start, wait_until
+
+from google_cloud_mldiagnostics import _entries as entries
+from google_cloud_mldiagnostics._agreement import jax_processes
+from google_cloud_mldiagnostics._configs.user_configs import to_wire
+from google_cloud_mldiagnostics._recording import device_values
+from google_cloud_mldiagnostics._run.termination import Termination
+from google_cloud_mldiagnostics._run_state import attempts
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run, set_active_run
+from google_cloud_mldiagnostics._run_state.registration import Registration
+from google_cloud_mldiagnostics.control_plane import Change, Resource
+from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError
+from google_cloud_mldiagnostics.mlrun_types import RunPhase
+
+__all__ = ["COLLECTED", "Lifecycle", "warn_folder_failed"]
+
+COLLECTED: Final = ("softwareConfigs", "hardwareConfigs")
+"""The sections of a run's configs that are not the user's."""
+
+_HEARTBEAT_SECONDS = 60.0
+_HARDWARE_SECONDS = 5.0  # At first; then ever less often, up to once a minute.
+_MOST_HARDWARE_SECONDS = 60.0
+_DEBOUNCE_SECONDS = 1.0
+_END_SECONDS = 5.0  # How long the end of the process waits for the network.
+_GRACE_SECONDS = 0.2
+_FIRST_ENTRY_SECONDS = 1.0
+_LAST_COLLECT_SECONDS = 1.0
+_SYNC_SECONDS = 0.2
+_PROFILES_SHARE = 0.6  # Of the seconds in which a process ends: for a profile that runs.
+
+
+def warn_folder_failed(run_id: str, error: ControlPlaneError) -> None:
+    """Count, and warn once of each run, that its folder cannot be read or written."""
+    LOSSES.add(f"run.json: {type(error).__name__}")
+    warn_once(
+        ("run.json", run_id),
+        "The run %s could not be updated in its folder: %s. Its entries are in the journal.",
+        run_id,
+        error,
+    )
+
+
+class _End(NamedTuple):
+    phase: str
+    reason: str
+    deadline: float
+    awaits_profiles: bool
+    raised: Sequence[RaisedException] = ()
+
+
+class Lifecycle:
+    """What this process tells of its run.
+
+    Args:
+        active: The run.
+        member: This process, as the run's folder has it.
+        local: The folder's keeper.
+        registration: Reports the run to the control plane.
+        collect: Returns sections of configs, as far as they are known by now, and whether that is all; called in a
+            thread of its own, since it may wait for the devices.
+    """
+
+    def __init__(
+        self,
+        active: ActiveRun,
+        member: attempts.Member,
+        local: LocalControlPlane,
+        registration: Registration,
+        *,
+        collect: Callable[[], tuple[Mapping[str, Mapping[str, str]], bool]],
+    ) -> None:
+        self._active = active
+        self._member = member
+        self._local = local
+        self._registration = registration
+        self._collect = collect
+        self._pid = os.getpid()
+        self._worker = Worker("mldiagnostics-run", self._do_what_is_due)
+        self._hooks = ExitHooks(self._end_at_exit)
+        self._termination = Termination(
+            self._end_by_sigterm,
+            self._tell_signal,
+            self._hooks.is_watching,
+            {"run": active.run.name, "member": list(member), "root": str(active.folder.parents[1])},
+        )
+        self._is_ending = False
+        self._has_ended = False
+        self._profiles_until = math.inf
+        self._on_end: list[Callable[[], object]] = []
+        self._user_configs: dict[str, str] = {}
+        self._have_configs_changed = False
+        # Monotonic seconds at which something is due; None for never.
+        self._first_entry_at: float | None = None
+        self._configs_at: float | None = None
+        self._collect_at: float | None = None
+        self._collecting: Task | None = None
+        self._is_collected = False
+        self._collect_pause = _HARDWARE_SECONDS
+        self._beat_at = 0.0
+
+    def begin(self, user_configs: Mapping[str, str], *, is_settled: bool) -> None:
+        """Starts the thread, and looks from now on how the process ends.
+
+        Args:
+            user_configs: Those that the run's folder has already.
+            is_settled: Whether the attempt's number is; else the first entry waits a second for who knows it better.
+        """
+        self._user_configs = dict(user_configs)
+        now = time.monotonic()
+        if is_settled:
+            self._tell_start()
+        else:
+            self._first_entry_at = now + _FIRST_ENTRY_SECONDS
+        self._beat_at = now + _HEARTBEAT_SECONDS
+        self._collect_at = now
+        self._worker.start()
+        self._hooks.install()
+        self._termination.install()
+        if not threading.main_thread().is_alive():
+            warn_once(
+                "begun at exit",
+                "A run was begun while the interpreter is shutting down: its end is not seen. Call its finish().",
+            )
+        run = self._active.run
+        run.ends_with(self.finish)
+        run.configs.on_change(self._configs_changed)
+
+    def complete(self) -> None:
+        """Wait a bounded time for the process that `begin` has started; from then on a death by SIGTERM is recorded."""
+        self._termination.complete()
+
+    def at_end(self, stop: Callable[[], object]) -> None:
+        """Has something stopped when the run ends, in the lifecycle's thread; it waits a bounded time."""
+        self._on_end.append(stop)
+
+    def attempt_is(self, number: int) -> None:
+        """Takes the number of this attempt from who knows it; from any thread."""
+        self._worker.put(lambda: self._set_attempt(number))
+
+    @guarded_as("end the run")
+    def finish(
+        self, phase: str, reason: str, wait_seconds: float | None = None, raised: Sequence[RaisedException] = ()
+    ) -> None:
+        """Ends the run while the process goes on: see `end`. Profiles that are on their way are awaited, too.
+
+        The process may end meanwhile, or an interrupt come: the hooks see that until all is told.
+        """
+        if os.getpid() != self._pid:
+            return
+        device_values.settle(may_compute=phase == "COMPLETED")
+        now = time.monotonic()
+        self._hand_over(_End(phase, reason, now + _END_SECONDS, wait_seconds is None, raised))
+        if active_run() is self._active:
+            set_active_run(None)
+        self._await_end(now + (2 * _END_SECONDS + _GRACE_SECONDS if wait_seconds is None else wait_seconds))
+        self._hooks.uninstall()
+        self._termination.uninstall()
+
+    @guarded_as("end the run")
+    def end(self, phase: str, reason: str, seconds: float | None = None) -> None:
+        """Ends the run with the process, and waits until that is told, for a bounded time.
+
+        What is not told by then may be told later. A signal handler may call it, also while the same thread is in here:
+        nothing is locked, and the wait is a look now and then. The first end counts.
+
+        Args:
+            phase: COMPLETED or FAILED.
+            reason: Why.
+            seconds: How long it may take; None: as long as the end of a process may.
+        """
+        if os.getpid() != self._pid:
+            return
+        now = time.monotonic()
+        deadline = exit_deadline(_END_SECONDS) if seconds is None else now + seconds
+        seconds = deadline - now
+        self._profiles_until = min(self._profiles_until, now + _PROFILES_SHARE * seconds)
+        self._hand_over(_End(phase, reason, deadline, awaits_profiles=False))
+        self._await_end(deadline + _GRACE_SECONDS)
+        if not self._has_ended:
+            name = self._active.run.name
+            warn_once(
+                ("end not recorded", name),
+                "The process ends before all of the run %s was recorded, which may be shown as ACTIVE: the disk or the "
+                "machine was too slow. `mldiagnostics sync %s` sends what is missing.",
+                name,
+                name,
+            )
+
+    def _end_at_exit(self, has_failed: bool, reason: str) -> None:
+        self.end("FAILED" if has_failed else "COMPLETED", reason)
+
+    def _end_by_sigterm(self, seconds: float | None) -> None:
+        self.end("FAILED", self._hooks.failure or "SIGTERM", seconds)
+
+    def _hand_over(self, end: _End) -> None:
+        if not self._has_ended and not self._worker.put(lambda: self._do_end(end)) and not self._has_ended:
+            self._do_end(end)  # There can be no more threads.
+
+    def _await_end(self, wait_until: float) -> None:
+        if not self._has_ended:
+            self._worker.wait(wait_until - time.monotonic())
+
+    # --- The thread -----------------------------------------------------------------------------------
+
+    def _seconds_until_due(self) -> float:
+        moments = (self._first_entry_at, self._configs_at, self._collect_at, self._beat_at)
+        return max(0.0, min(moment for moment in moments if moment is not None) - time.monotonic())
+
+    def _do_what_is_due(self) -> float | None:
+        now = time.monotonic()
+        if self._first_entry_at is not None and self._first_entry_at <= now:
+            self._worker.attempt(self._tell_start)
+        if self._collect_at is not None and self._collect_at <= now:
+            self._collect_at = None
+            self._collecting = start(self._collect_configs, "mldiagnostics-configs")
+        if self._configs_at is not None and self._configs_at <= now:
+            self._worker.attempt(self._send_user_configs)
+        if self._beat_at <= now:
+            self._beat_at = now + _HEARTBEAT_SECONDS
+            self._worker.attempt(self._beat)
+        return self._seconds_until_due()
+
+    def _tell_start(self) -> None:
+        self._first_entry_at = None
+        self._tell_process("ACTIVE")
+        if self._user_configs:
+            self._active.log.write(entries.CONFIGS, {"userConfigs": self._user_configs})
+        self._active.log.sync()
+
+    def _tell_process(self, phase: str, reason: str = "", raised: Sequence[RaisedException] = ()) -> None:
+        active = self._active
+        payload = entries.process_entry(
+            phase,
+            attempt=active.run.attempt,
+            host=active.host,
+            process_index=active.process_index,
+            process_count=active.process_count,
+            pid=active.pid,
+            reason=reason,
+            profiler_port=active.profiler_port,
+            traceback=[exception.to_json() for exception in raised],
+        )
+        active.log.write(entries.PROCESS, payload, severity="ERROR" if phase == "FAILED" else None)
+
+    def _tell_signal(self, name: str) -> None:
+        """In a signal handler: one write."""
+        self._tell_process("ACTIVE", f"{name} has come, and does not end this process by itself")
+
+    def _set_attempt(self, number: int) -> None:
+        if number != self._active.run.attempt:
+            self._active.run.attempt = number
+            self._change(attempts.renumber(self._member, number))
+        if self._first_entry_at is not None:
+            self._tell_start()
+
+    def _beat(self) -> None:
+        self._tell_process("ACTIVE")
+        self._send_user_configs()  # A change inside of one of them tells nobody.
+        self._change(self._with_averages)
+
+    def _with_averages(self, kept: Resource) -> Resource:
+        averages = self._active.log.averages.as_dict() if self._active.process_index == 0 else {}
+        return {**kept, "metrics": averages} if averages else kept
+
+    # --- Configs --------------------------------------------------------------------------------------
+
+    def _configs_changed(self) -> None:
+        """In the user's thread, at each change."""
+        if not self._have_configs_changed and os.getpid() == self._pid:
+            self._have_configs_changed = True
+            self._worker.put(self._send_user_configs_soon)
+
+    def _send_user_configs_soon(self) -> None:
+        self._configs_at = time.monotonic() + _DEBOUNCE_SECONDS
+
+    def _send_user_configs(self) -> None:
+        self._configs_at = None
+        self._have_configs_changed = False
+        configs = dict(self._active.run.configs)
+        wire = to_wire({name: value for name, value in configs.items() if name not in COLLECTED})
+        if wire != self._user_configs:
+            self._user_configs = wire
+            self._send_section("userConfigs", wire)
+
+    def _collect_configs(self) -> None:
+        """In a thread of its own."""
+        sections, is_all = self._collect()
+        self._worker.put(lambda: self._take_collected(sections, is_all=is_all))
+
+    def _take_collected(self, sections: Mapping[str, Mapping[str, str]], *, is_all: bool) -> None:
+        self._is_collected = is_all
+        self._collect_at = None if is_all else time.monotonic() + self._collect_pause
+        self._collect_pause = min(2 * self._collect_pause, _MOST_HARDWARE_SECONDS)
+        configs = self._active.run.configs
+        for section, values in sections.items():
+            if values and configs.get(section) != values:
+                configs.set_quietly(section, dict(values))
+                if self._active.process_index == 0:  # The others' are like it.
+                    self._send_section(section, dict(values))
+        self._registration.configs_are_collected()
+        self._warn_if_begun_too_early()
+
+    def _warn_if_begun_too_early(self) -> None:
+        told = jax_processes()
+        if told is not None and told[1] > self._active.process_count:
+            warn_once(
+                "too early",
+                "machinelearning_run was called before jax.distributed.initialize: the %d processes of this job could "
+                "not agree on one run, and this one's is %s. Call it afterwards, or set RUN_WORKLOAD_ID.",
+                told[1],
+                self._active.run.name,
+            )
+
+    def _send_section(self, section: str, values: dict[str, str]) -> None:
+        self._active.log.write(entries.CONFIGS, {section: values})
+        labels = {"framework": values["framework"].lower()} if "framework" in values and section in COLLECTED else {}
+        self._change(
+            lambda kept: {
+                **kept,
+                "configs": {**(kept.get("configs") or {}), section: values},
+                "labels": {**(kept.get("labels") or {}), **labels},
+            }
+        )
+        self._registration.changed()
+
+    # --- The end --------------------------------------------------------------------------------------
+
+    def _do_end(self, end: _End) -> None:
+        if self._is_ending:  # The first end counts.
+            return
+        self._is_ending = True
+        try:
+            if self._first_entry_at is not None:
+                self._worker.attempt(self._tell_start)
+            self._worker.attempt(lambda: self._tell_end(end))
+            self._worker.attempt(self._send_user_configs)
+            deadline = end.deadline
+            if end.awaits_profiles:  # What is told of them is told of a run that goes on.
+                self._worker.attempt(lambda: self._end_profiles(_END_SECONDS))
+                deadline = time.monotonic() + _END_SECONDS
+            self._registration.end(end.phase, deadline)
+            if not end.awaits_profiles:
+                self._worker.attempt(lambda: self._end_profiles(_PROFILES_SHARE * _END_SECONDS))
+            self._worker.attempt(self._collect_at_the_end)
+            for stop in self._on_end:
+                self._worker.attempt(stop)
+            self._worker.attempt(lambda: self._active.log.close(max(0.0, deadline - time.monotonic())))
+            self._worker.attempt(lambda: self._active.log.sync(_SYNC_SECONDS))
+            self._worker.attempt(lambda: self._change(self._with_averages))  # With what devices still owed.
+            self._registration.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            self._has_ended = True
+            self._worker.stop()
+
+    def _collect_at_the_end(self) -> None:
+        """A run may be over before anything was collected, or before its devices were known: it has that now."""
+        for _ in range(2):  # What was begun before may have come too early.
+            if self._is_collected:
+                return
+            task = self._collecting or start(self._collect_configs, "mldiagnostics-configs")
+            self._collecting = None
+            if task is None:  # Python 3.12 starts no thread once the program has ended (gh-104690).
+                self._collect_configs()
+            elif not task.wait(_LAST_COLLECT_SECONDS):
+                return
+            self._worker.run_waiting()
+
+    def _end_profiles(self, most_seconds: float) -> None:
+        """Ends the profile that runs, and waits for those on their way; not as long if the process is about to end."""
+        if "google_cloud_mldiagnostics._profiling.deliveries" not in sys.modules:
+            return  # There never was one.
+        from google_cloud_mldiagnostics._profiling.captures import end_profiles_of
+
+        until = time.monotonic() + most_seconds
+
+        def seconds_left() -> float:
+            return min(until, self._profiles_until) - time.monotonic()
+
+        # Beside us: the thread that a signal has interrupted may have the lock of a profiler, or of deliveries.
+        task = start(lambda: end_profiles_of(self._active, seconds_left), "mldiagnostics-profiles")
+        if task is None:  # The interpreter ends.
+            end_profiles_of(self._active, seconds_left)
+        else:
+            wait_until(lambda: task.wait(0), lambda: seconds_left() + _GRACE_SECONDS)
+
+    def _tell_end(self, end: _End) -> None:
+        self._active.run.run_phase = RunPhase(end.phase)
+        self._active.log.look()
+        raised = end.raised or (self._hooks.raised if end.phase == "FAILED" else ())
+        self._tell_process(end.phase, end.reason, raised)
+        now = format_timestamp(time.time_ns())
+        ended = attempts.end(self._member, end.phase, end.reason, now=now)
+        self._change(lambda kept: ended(self._with_averages(kept)))
+
+    # --- What may fail --------------------------------------------------------------------------------
+
+    def _change(self, change: Change) -> None:
+        """Changes what the run's folder has; where that cannot be, the journal has it all the same."""
+        try:
+            self._local.update_run(self._active.run.name, change)
+        except ControlPlaneError as error:
+            warn_folder_failed(self._active.run.name, error)

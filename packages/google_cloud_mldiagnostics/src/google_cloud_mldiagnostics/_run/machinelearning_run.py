@@ -1,0 +1,164 @@
+"""machinelearning_run: begins a run, or another attempt of one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, Final
+
+from ml_diagnostics_common.environment import Backend, configured_backend
+from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.guard import log_once, report_loss
+from ml_diagnostics_common.texts import readable_id
+
+from google_cloud_mldiagnostics._run.arguments import DEFAULT_REGION, RunArguments
+from google_cloud_mldiagnostics._run.begin import Beginning
+from google_cloud_mldiagnostics._run_state.active_run import active_run
+from google_cloud_mldiagnostics.mlrun_types import (
+    AcceleratorOrchestrator,
+    ApplicationFramework,
+    ConfigDict,
+    Framework,
+    MLRun,
+    RlOrchestrator,
+    ServingEngine,
+)
+
+__all__ = ["machinelearning_run"]
+
+_WAIT_FOR_PREVIOUS_SECONDS: Final = 0.5
+
+
+def machinelearning_run(
+    name: str,
+    run_group: str = "",
+    configs: Mapping[str, Any] | Any | None = None,
+    gcs_path: str | os.PathLike[str] | None = None,
+    project: str | None = None,
+    region: str | None = DEFAULT_REGION,
+    metrics_record_interval_sec: float = 10.0,
+    on_demand_xprof: bool = False,
+    environment: str = "prod",
+    *,
+    base_url: str | None = None,
+    cluster_id: str | None = None,
+    log_system_metrics: bool = True,
+    framework: Framework | str = Framework.JAX,
+    serving_engine: ServingEngine | str = ServingEngine.NONE,
+    run_workload_id: str | None = None,
+    metric_only_run: bool = False,
+    metrics_exporter_config: Any = None,
+    accelerator_orchestrator: AcceleratorOrchestrator | str = AcceleratorOrchestrator.NONE,
+    application_framework: ApplicationFramework | str = ApplicationFramework.NONE,
+    rl_orchestrator: RlOrchestrator | str = RlOrchestrator.NONE,
+    on_demand_xprof_port: int = 9999,
+    strict: bool = False,
+) -> MLRun:
+    """Begins a run on this process, to which all belongs that is recorded from now on; call it on every process.
+
+    The run is kept on this machine and, where Google Cloud is found and ML_DIAGNOSTICS_BACKEND allows it, there too.
+    The call hardly waits for that. What keeps the cloud from it is logged once, and the job goes on.
+    A run that this process has begun before ends as COMPLETED.
+
+    Args:
+        name: What the run is called. Its id is made of it.
+        run_group: What it belongs to, such as a sweep.
+        configs: The user's configs: a mapping, nested or not, or a dataclass. Secrets are redacted.
+        gcs_path: Where profiles go: `gs://bucket/folder`, or a folder on a disk.
+        project: The Google Cloud project; None for the one that is found.
+        region: The region in which the run is kept; None for the one that this machine is in.
+        metrics_record_interval_sec: Seconds between two measurements of the system.
+        on_demand_xprof: Whether others may profile this process while it runs.
+        environment: Of Google's control plane: prod, staging or autopush.
+        base_url: Of a control plane on a cluster of your own, in Google's place; None reads DIAGON_BASE_URL.
+        cluster_id: The cluster's id at that control plane.
+        log_system_metrics: Whether host and accelerators are measured.
+        framework: What the job computes with.
+        serving_engine: What serves a model, in a job that does.
+        run_workload_id: What names the workload in all its processes and attempts; None reads RUN_WORKLOAD_ID.
+        metric_only_run: Says that the run has nothing but metrics.
+        metrics_exporter_config: Not used; here for programs that give it.
+        accelerator_orchestrator: What stands between the job and its accelerators.
+        application_framework: The trainer that the job is written with.
+        rl_orchestrator: What conducts reinforcement learning.
+        on_demand_xprof_port: Where others reach the profiler; 0 is any port.
+        strict: Whether to wait until the control plane has the run, and to raise what keeps it from it.
+
+    Returns:
+        The run. It ends with the process, with `finish()`, or as a context manager.
+
+    Raises:
+        MLRunConfigurationError: An argument cannot be used; nothing was created.
+        ConfigurationError: ML_DIAGNOSTICS_BACKEND has a value that it cannot have.
+        CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud`, or the run is strict, and no cloud is found.
+        ControlPlaneError: The run is strict, and the control plane does not have it.
+    """
+    arguments = RunArguments.checked(
+        name=name,
+        run_group=run_group,
+        configs=configs,
+        gcs_path=gcs_path,
+        project=project,
+        region=region,
+        metrics_record_interval_sec=metrics_record_interval_sec,
+        on_demand_xprof=on_demand_xprof,
+        environment=environment,
+        base_url=base_url,
+        cluster_id=cluster_id,
+        log_system_metrics=log_system_metrics,
+        framework=framework,
+        serving_engine=serving_engine,
+        run_workload_id=run_workload_id,
+        metric_only_run=metric_only_run,
+        metrics_exporter_config=metrics_exporter_config,
+        accelerator_orchestrator=accelerator_orchestrator,
+        application_framework=application_framework,
+        rl_orchestrator=rl_orchestrator,
+        on_demand_xprof_port=on_demand_xprof_port,
+        strict=strict,
+    )
+    if _is_imported_by_a_worker():
+        log_once(
+            logging.INFO,
+            "worker",
+            "This worker of multiprocessing imports the script that began the run %s: it begins none of its own.",
+            arguments.name,
+        )
+        return _without_a_run(arguments)
+    backend = configured_backend()
+    if backend is Backend.CLOUD and arguments.base_url is None:
+        from ml_diagnostics_common.credentials import find_cloud
+
+        find_cloud(arguments.project)  # Raises what the user has to know now; our thread looks for itself.
+    previous = active_run()
+    if previous is not None and previous.pid == os.getpid():
+        previous.run.end("COMPLETED", "", wait_seconds=_WAIT_FOR_PREVIOUS_SECONDS)
+    try:
+        return Beginning(arguments, backend).begin()
+    except DiagnosticsError:
+        raise  # A strict run's.
+    except Exception as error:
+        # A bug of ours costs the run, or a part of it, and never the job.
+        report_loss("machinelearning_run", error, "begin the run")
+        begun = active_run()
+        if begun is not None and begun.pid == os.getpid():
+            return begun.run
+        return _without_a_run(arguments)
+
+
+def _is_imported_by_a_worker() -> bool:
+    """Whether a worker that multiprocessing has spawned imports the script anew, under a name that is for that."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _without_a_run(arguments: RunArguments) -> MLRun:
+    """What a program holds that goes on without a run."""
+    return MLRun(name=readable_id(arguments.name), display_name=arguments.name, configs=ConfigDict(arguments.configs))

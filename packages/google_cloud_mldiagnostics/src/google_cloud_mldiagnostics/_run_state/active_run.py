@@ -1,0 +1,65 @@
+"""The run of this process: what is recorded belongs to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from google_cloud_mldiagnostics.mlrun_types import MLRun
+
+if TYPE_CHECKING:
+    from google_cloud_mldiagnostics._recording.run_log import RunLog
+    from google_cloud_mldiagnostics._run_state.registration import Registration
+
+__all__ = ["ActiveRun", "active_run", "set_active_run"]
+
+
+@dataclass
+class ActiveRun:
+    """What recording, measuring and profiling need to know of the run.
+
+    Attributes:
+        run: What the user holds.
+        log: Where entries go.
+        folder: The run's own on this machine.
+        host: This host's name.
+        process_index: Of this process among all of the run.
+        process_count: How many the run has.
+        pid: Of the process that began it; a forked child is not the run's.
+        is_local: Whether profiles without a place of their own go to the run's folder: there is no cloud. Where one is
+            looked for, so as long as none is found.
+        registration: Who tells the control planes, without ever being waited for.
+        profiler_port: Of this process's profiler server; None while there is none.
+        known_metrics: What `metrics.record` knows of the metrics that this process records without
+            `record_on_all_hosts`: by name, and by the `MetricType` of that name.
+    """
+
+    run: MLRun
+    log: RunLog
+    folder: Path
+    host: str
+    process_index: int
+    process_count: int
+    pid: int
+    is_local: bool
+    registration: Registration | None = None
+    profiler_port: int | None = None
+    known_metrics: dict[Any, Any] = field(default_factory=dict)
+
+
+_active_run_of_this_process: ActiveRun | None = None
+_known_metrics: dict[Any, Any] | None = None
+"""The active run's; None if there is none, or another process records its metrics."""
+
+
+def active_run() -> ActiveRun | None:
+    """Returns the run that `machinelearning_run` began last and that has not ended."""
+    return _active_run_of_this_process
+
+
+def set_active_run(run: ActiveRun | None) -> None:
+    """Begin another run, or none."""
+    global _active_run_of_this_process, _known_metrics
+    _active_run_of_this_process = run
+    _known_metrics = None if run is None or run.process_index else run.known_metrics

@@ -1,0 +1,471 @@
+"""The thread that keeps a run at a control plane as it is in its folder on this machine.
+
+The folder is always first, and nothing waits for the control plane: if it is slow, refuses or cannot be reached, that
+costs one WARNING, and requests are repeated until the run has ended. What is not reported by then is reported by
+`mldiagnostics sync`, or by the next process that registers a run there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.exceptions import CredentialsError
+from ml_diagnostics_common.guard import LOSSES, warn_once
+from ml_diagnostics_common.worker import Worker, start
+
+from google_cloud_mldiagnostics._run_state.mirroring import (
+    as_cloud_run,
+    attempt_of,
+    failed,
+    failed_elsewhere,
+    is_told_of,
+    mirrored,
+    numbered,
+)
+from google_cloud_mldiagnostics._run_state.unreported_runs import UnreportedRuns
+from google_cloud_mldiagnostics.control_plane import Change, DistantControlPlane, Keeper, Resource
+from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.exceptions import (
+    ControlPlaneClientNotInitializedError,
+    ControlPlaneError,
+    RunExistsError,
+    RunNotFoundError,
+)
+
+__all__ = ["Registration"]
+
+_MOST_SESSIONS: Final = 1000
+_CONFIGS_SECONDS = 0.5
+_DEBOUNCE_SECONDS = 0.2
+_LOOK_EVERY_SECONDS = 60.0
+_LOOK_FOR_SECONDS = 600.0
+_LEAST_CALL_SECONDS = 0.5
+_FIRST_ACCESS_SECONDS = 60.0
+_DEAF_SECONDS = 0.5
+
+
+class _End(NamedTuple):
+    phase: str
+    deadline: float
+
+
+class Registration:
+    """Reports a run to a control plane in the cloud.
+
+    Args:
+        run_id: The run's id.
+        local: The runs of this machine.
+        connect: Finds the control plane; called in the thread. It raises if there is none. None: report to none.
+        is_owner: True if this process reports the run, like process 0. Others report profiles and their own failure.
+        is_shared: True if another process that continues reports it too, so that this is not another attempt.
+        on_found: Called in the thread with the result of `connect`.
+        on_attempt: Called in the thread with the number that the control plane gives this attempt.
+        on_verdict: Called in the thread once it is known if there is a control plane and if it has the run; at the
+            start if it is reported to none.
+        backoff: The waits after failures that pass without a change.
+        access_backoff: The waits after failures that a person has to fix.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        local: LocalControlPlane,
+        connect: Callable[[], Keeper] | None,
+        *,
+        is_owner: bool,
+        is_shared: bool = False,
+        on_found: Callable[[Keeper], object] = lambda _: None,
+        on_attempt: Callable[[int], object] = lambda _: None,
+        on_verdict: Callable[[], object] = lambda: None,
+        backoff: Backoff | None = None,
+        access_backoff: Backoff | None = None,
+    ) -> None:
+        self._run_id = run_id
+        self._local = local
+        self._connect = connect
+        self._is_owner = is_owner
+        self._is_shared = is_shared
+        self._on_found = on_found
+        self._on_attempt = on_attempt
+        self._on_verdict = on_verdict
+        self._backoff = backoff or Backoff(1.0, 60.0)
+        self._access_backoff = access_backoff or Backoff(_FIRST_ACCESS_SECONDS, 600.0)
+        self._pid = os.getpid()
+        self._worker = Worker("mldiagnostics-registration", self._do_what_is_due, idle_seconds=0.0)
+        self._search_at = self._search_until = 0.0
+        self._configs_collected = threading.Event()
+        self._has_verdict = threading.Event()
+        self._done = threading.Event()
+        self._keeper: Keeper | None = None
+        self._unreported: UnreportedRuns | None = None
+        self._is_marked = False
+        self._reports_others = False
+        self._attempt: int | None = None
+        self._is_behind = is_owner
+        self._due_at = 0.0
+        self._sessions: dict[str, Resource] = {}
+        self._end: _End | None = None
+        self._asked_end: _End | None = None
+        self._is_all = False
+        self._is_explained = False
+        self.error: Exception | None = None
+        """Why the control plane does not have the run in its present state; None if it does, or is not used."""
+
+    # --- For other threads: nothing waits, unless documented --------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._search_until = time.monotonic() + _LOOK_FOR_SECONDS
+        if self._connect is None or not self._worker.start():
+            self._finish()
+
+    def changed(self) -> None:
+        """Report the run again, in the state of its folder."""
+        self._put(self._note_change)
+
+    def configs_are_collected(self) -> None:
+        """Create the run with its configs, unless it was created before."""
+        self._configs_collected.set()
+
+    def put_session(self, session_id: str, session: Resource) -> None:
+        """Store a profiler session, in the run's folder and at the control plane."""
+        self._put(lambda: self._note_session(session_id, session))
+
+    def end(self, phase: str, deadline: float) -> None:
+        """Report the end of the run, which its folder has already; sessions may follow until `wait`.
+
+        Args:
+            phase: COMPLETED or FAILED.
+            deadline: When to stop trying, in monotonic seconds.
+        """
+        end = self._asked_end = _End(phase, deadline)
+        self._mark_unreported()
+        self._put(lambda: self._note_end(end))
+        if self._keeper is not None:
+            # What was sent before is not waited for, unless it creates the run.
+            self._keeper.plane.hurry(deadline - time.monotonic())
+
+    def wait_for_verdict(self, timeout_seconds: float) -> bool:
+        """Wait until the control plane has or has refused the run, or there is none; False if that takes longer."""
+        return self._has_verdict.wait(timeout_seconds)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until the end is reported; nothing may follow.
+
+        Returns:
+            False if that takes longer, or fails, after one WARNING.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        self._put(self._note_all)
+        is_done = self._done.wait(min(_DEAF_SECONDS, timeout_seconds))
+        is_deaf = not is_done and not self._is_ending()
+        is_done = (
+            is_done or (is_deaf and self._report_beside()) or self._done.wait(max(0.0, deadline - time.monotonic()))
+        )
+        if is_done:
+            self._worker.drain(max(0.0, deadline - time.monotonic()))  # Sessions that arrived too late to be sent.
+        is_sent = self._is_ending() and not self._is_behind and not self._sessions
+        if (is_done or is_sent) and self.error is None:
+            return True
+        self._warn_end_not_reported()
+        return False
+
+    @property
+    def link(self) -> str:
+        """The run's page at the control plane if that has the run, else its folder."""
+        keeper = self._keeper
+        is_there = keeper is not None and self._attempt is not None
+        return keeper.plane.link(self._run_id) if keeper and is_there else self._local.link(self._run_id)
+
+    @property
+    def is_looking(self) -> bool:
+        """True if there may be a control plane."""
+        return self._connect is not None
+
+    # --- The thread -----------------------------------------------------------------------------------
+
+    def _put(self, function: Callable[[], object]) -> None:
+        if not self._worker.put(function):  # There can be no more threads.
+            self._worker.attempt(function)
+
+    def _do_what_is_due(self) -> float | None:
+        if self._done.is_set() or os.getpid() != self._pid:
+            return None
+        try:
+            seconds = self._connect_or_report()
+        except Exception as error:  # A bug of ours costs the registration, never the job.
+            self.error = error
+            LOSSES.add(f"registration: {type(error).__name__}")
+            self._explain(error)
+            seconds = None
+        if seconds is None:
+            self._finish()
+        return seconds
+
+    def _connect_or_report(self) -> float | None:
+        """Connect, then report what is due; return the seconds until more is due, None if nothing will be."""
+        if self._keeper is None and (self._search_at > time.monotonic() or not self._try_to_connect()):
+            is_over = self._is_ending() or self._search_at > self._search_until
+            return None if is_over else self._search_at - time.monotonic()
+        self._worker.run_waiting()  # One request reports them together.
+        if not self._is_over() and self._due_at <= time.monotonic():
+            self._report()
+        return None if self._is_over() else max(0.0, self._seconds_until_due())
+
+    def _try_to_connect(self) -> bool:
+        """Connect, at once and then every minute for ten; return False if there is no control plane yet."""
+        self._search_at = time.monotonic() + _LOOK_EVERY_SECONDS
+        try:
+            self._keeper = None if self._connect is None else self._connect()
+        except Exception as error:
+            self.error = error
+            if not isinstance(error, CredentialsError):  # The shipper of the run's entries reports that.
+                self._explain(error)
+            self._give_verdict()
+            return False
+        self.error = None
+        if self._keeper is None:
+            self._search_at = math.inf
+            return False
+        if self._is_owner and self._keeper.address:
+            self._unreported = UnreportedRuns(self._local, self._keeper.address)
+        self._on_found(self._keeper)
+        if self._is_owner:
+            self._configs_collected.wait(_CONFIGS_SECONDS)
+        else:
+            self._give_verdict()
+        return True
+
+    def _finish(self) -> None:
+        """End; sessions that arrive from now on are kept in the run's folder alone."""
+        self._give_verdict()
+        self._worker.run_waiting()
+        self._done.set()
+        if self._keeper is not None:
+            self._keeper.plane.close()
+
+    def _give_verdict(self) -> None:
+        if not self._has_verdict.is_set():
+            try:
+                self._on_verdict()
+            except Exception as error:
+                LOSSES.add(f"registration: {type(error).__name__}")
+            self._has_verdict.set()
+
+    def _seconds_until_due(self) -> float:
+        if not self._is_behind and not self._sessions:
+            return _LOOK_EVERY_SECONDS if self._end is None else self._end.deadline - time.monotonic()
+        return self._due_at - time.monotonic()
+
+    def _note_change(self) -> None:
+        if self._is_owner and not self._is_behind:
+            self._is_behind = True
+            self._due_at = time.monotonic() + _DEBOUNCE_SECONDS
+
+    def _note_session(self, session_id: str, session: Resource) -> None:
+        if len(self._sessions) >= _MOST_SESSIONS and session_id not in self._sessions:
+            LOSSES.add("session_not_reported")
+            return
+        self._put_here(session_id, session)
+        if is_told_of(session) and (self._keeper is not None or self._connect is not None):
+            self._sessions[session_id] = session
+            if self.error is None:
+                self._due_at = time.monotonic()
+
+    def _note_end(self, end: _End) -> None:
+        self._end = end
+        self._mark_unreported()  # In case the control plane was found after `end`.
+        self._is_behind = self._is_owner or end.phase == "FAILED"
+        self._due_at = time.monotonic()  # Once more, whatever failed before.
+
+    def _note_all(self) -> None:
+        self._is_all = True
+
+    def _is_ending(self) -> bool:
+        return self._end is not None
+
+    def _is_over(self) -> bool:
+        if self._end is None:
+            return False
+        is_reported = self._is_all and not self._is_behind and not self._sessions
+        return is_reported or time.monotonic() + _LEAST_CALL_SECONDS >= self._end.deadline or self._due_at == math.inf
+
+    def _report(self) -> None:
+        """Report what is new; after a failure, set the time of the next attempt."""
+        try:
+            self._allow_seconds()
+            if self._is_behind:
+                self._report_run()
+                self._is_behind = False
+                if self._end is not None:
+                    self._unmark()
+            self._report_sessions()
+        except Exception as error:
+            self._failed(error)
+            return
+        self.error = None
+        self._is_explained = False
+        self._backoff.succeeded()
+        self._access_backoff.succeeded()
+        self._give_verdict()
+        self._due_at = time.monotonic()
+        self._report_other_runs()
+
+    def _mark_unreported(self) -> None:
+        """Leave a mark until the end is confirmed: the process may end before that."""
+        if self._unreported is not None and not self._is_marked:
+            self._is_marked = True
+            self._unreported.add(self._run_id)
+
+    def _unmark(self) -> None:
+        if self._unreported is not None:
+            self._unreported.remove(self._run_id)
+
+    def _report_other_runs(self) -> None:
+        """Once this run is registered, report the ends of earlier runs of this machine, in another thread."""
+        unreported = self._unreported
+        if unreported is None or self._attempt is None or self._reports_others or self._is_end_asked():
+            return
+        self._reports_others = True
+        plane = self._plane
+        # At the end, `hurry` interrupts its waits as well, and the process does not wait for the thread.
+        start(lambda: unreported.report(plane, self._is_end_asked), "mldiagnostics-unreported")
+
+    def _is_end_asked(self) -> bool:
+        return self._asked_end is not None
+
+    def _allow_seconds(self) -> None:
+        """Limit a call to the time that the end of the process leaves."""
+        if self._asked_end is not None:
+            left = max(_LEAST_CALL_SECONDS, self._asked_end.deadline - time.monotonic())
+            self._plane.call_seconds = min(self._plane.call_seconds, left)
+
+    def _failed(self, error: Exception) -> None:
+        self.error = error
+        is_temporary = getattr(error, "is_temporary", False)
+        if not (is_temporary and self._asked_end is not None):  # Hurried requests fail, and the end reports the same.
+            self._explain(error)
+        self._give_verdict()
+        wait = (self._backoff if is_temporary else self._access_backoff).failed()
+        self._due_at = math.inf if self._end is not None and not is_temporary else time.monotonic() + wait
+
+    def _explain(self, error: Exception) -> None:
+        self._is_explained = True
+        known = isinstance(error, ControlPlaneError)
+        warn_once(
+            ("registration", self._run_id, type(error), getattr(error, "code", None)),
+            "Run %s is recorded in %s, but could not be reported to the control plane: %s. The job continues, and "
+            "the report is repeated until the run ends. To send it later, run: mldiagnostics sync %s",
+            self._run_id,
+            self._local.link(self._run_id),
+            str(error).rstrip(".") if known else f"{type(error).__name__}: {error}",
+            self._run_id,
+        )
+
+    def _warn_end_not_reported(self) -> None:
+        if self._asked_end is not None and self._keeper is not None and not self._is_explained:
+            warn_once(
+                ("end not reported", self._run_id),
+                "Run %s ended as %s, but the control plane may still show ACTIVE (%s).%s",
+                self._run_id,
+                self._asked_end.phase,
+                str(self.error).rstrip(".") if self.error is not None else "no answer in time",
+                f" Run: mldiagnostics sync {self._run_id}" if self._keeper.address else "",
+            )
+
+    # --- Reports ---------------------------------------------------------------------------------
+
+    @property
+    def _plane(self) -> DistantControlPlane:
+        if self._keeper is None:
+            raise ControlPlaneClientNotInitializedError("the control plane was called before it was found")
+        return self._keeper.plane
+
+    def _report_run(self) -> None:
+        run = self._local.get_run(self._run_id)
+        if not self._is_owner:
+            if self._end is not None and self._end.phase == "FAILED":
+                self._plane.update_run(self._run_id, failed(attempt_of(run)))
+            return
+        if self._attempt is None:
+            self._register(run)
+            return
+        try:
+            kept = self._plane.update_run(self._run_id, self._as_it_is_here(self._attempt))
+        except RunNotFoundError:  # A user has deleted it.
+            self._register(run)
+            return
+        if self._end is not None and self._end.phase == "COMPLETED" and kept.get("runPhase") == "FAILED":
+            self._local.update_run(self._run_id, failed_elsewhere)
+
+    def _report_beside(self) -> bool:
+        """Report the end in the thread that waits for it: ours is in a request without an answer."""
+        end = self._asked_end
+        if self._keeper is None or end is None or (self._is_owner and self._attempt is None):
+            return False
+        try:
+            self._allow_seconds()
+            if self._is_owner:
+                self._plane.update_run(self._run_id, self._as_it_is_here(self._attempt or 1))
+            elif end.phase == "FAILED":
+                self._plane.update_run(self._run_id, failed(attempt_of(self._local.get_run(self._run_id))))
+        except Exception as error:
+            self.error = error
+            return False
+        self.error = None
+        if self._is_owner:
+            self._unmark()
+        return True
+
+    def _register(self, run: Resource) -> None:
+        """Create the run, or start another attempt of an existing one."""
+        try:
+            number = attempt_of(self._plane.get_run(self._run_id)) + (0 if self._is_shared else 1)
+        except RunNotFoundError:
+            try:
+                self._plane.create_run(self._run_id, {**as_cloud_run(run), "runPhase": "ACTIVE"})
+                self._note_attempt(attempt_of(run))
+                if run.get("runPhase") != "ACTIVE":  # The API creates active runs; this one has ended meanwhile.
+                    self._plane.update_run(self._run_id, self._as_it_is_here(attempt_of(run)))
+                return
+            except RunExistsError:  # By another process, since we asked.
+                number = attempt_of(run)
+        # It is counted there: a machine's folder may be as new as the machine.
+        number = max(number, attempt_of(run))
+        self._plane.update_run(self._run_id, self._as_it_is_here(number))
+        self._note_attempt(number)
+
+    def _as_it_is_here(self, attempt: int) -> Change:
+        """Return the change to what the folder has when the change is made, which may be after a conflict.
+
+        An older state would take back what `_report_beside` has sent meanwhile: that the run has ended.
+        """
+        return lambda kept: mirrored(numbered(self._local.get_run(self._run_id), attempt))(kept)
+
+    def _note_attempt(self, number: int) -> None:
+        self._attempt = number
+        self._on_attempt(number)
+
+    def _report_sessions(self) -> None:
+        for session_id, session in list(self._sessions.items()):
+            self._plane.put_session(self._run_id, session_id, session)
+            del self._sessions[session_id]
+
+    def _put_here(self, session_id: str, session: Resource) -> None:
+        try:
+            self._local.put_session(self._run_id, session_id, session)
+        except ControlPlaneError as error:
+            LOSSES.add("session_not_kept")
+            warn_once(
+                ("session not kept", self._run_id),
+                "A profile of the run %s could not be written down in its folder: %s. `mldiagnostics show` reads it "
+                "from the journal.",
+                self._run_id,
+                str(error).rstrip("."),
+            )

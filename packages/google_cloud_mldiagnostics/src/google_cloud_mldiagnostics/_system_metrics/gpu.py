@@ -1,0 +1,186 @@
+"""What this host's NVIDIA GPUs do, as NVML tells; nothing where there is no driver, or no pynvml to ask it with."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ml_diagnostics_common.client_imports import import_undisturbed
+
+from google_cloud_mldiagnostics._system_metrics.readings import Reading
+from google_cloud_mldiagnostics.metric_types import AcceleratorType
+
+__all__ = ["GpuMeter", "is_visible", "may_have_gpu"]
+
+_Answer = TypeVar("_Answer")
+_PERCENT_METRICS: Final = ("gpu_duty_cycle", "gpu_utilization", "gpu_tensorcore_utilization")
+
+
+def may_have_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether NVIDIA's driver, or that of Windows in WSL, is loaded; pynvml is large, and is not loaded in vain.
+
+    Args:
+        devices: Where the driver's file is.
+    """
+    return (devices / "nvidiactl").exists() or (devices / "dxg").exists()
+
+
+class GpuMeter:
+    """Measures the GPUs that this process may use.
+
+    Args:
+        is_ours: Whether this process measures a GPU, given its UUID: others of the run may see the same ones.
+        environ: The environment variables: CUDA_VISIBLE_DEVICES counts.
+    """
+
+    def __init__(self, is_ours: Callable[[str], bool], environ: Mapping[str, str] = os.environ) -> None:
+        self._is_ours = is_ours
+        self._visible = environ.get("CUDA_VISIBLE_DEVICES")
+        self._nvml: Any = None
+        self._gpus: list[_Gpu] | None = None
+
+    def collect(self) -> list[Reading]:
+        """Duty cycle, utilisation, tensor cores and memory, of each GPU; what one does not tell, it is missing from."""
+        if self._gpus is None:
+            self._gpus = self._found()
+        ours = [gpu for gpu in self._gpus if self._is_ours(gpu.uuid)]
+        readings = [_of_gpus(name, {gpu: getattr(gpu, name)() for gpu in ours}) for name in _PERCENT_METRICS]
+        readings.append(_memory({gpu: gpu.memory() for gpu in ours}))
+        return [reading for reading in readings if reading is not None]
+
+    def _found(self) -> list[_Gpu]:
+        import_undisturbed("pynvml")
+        nvml: Any = sys.modules.get("pynvml")
+        if nvml is None:
+            return []
+        try:
+            nvml.nvmlInit()
+            count = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError:  # No driver.
+            return []
+        gpus = [gpu for index in range(count) if (gpu := _Gpu.at(nvml, index)) is not None]
+        return [gpu for gpu in gpus if is_visible(gpu.index, gpu.uuid, self._visible)]
+
+
+def is_visible(index: int, uuid: str, visible: str | None) -> bool:
+    """Whether CUDA shows a GPU to this process.
+
+    Args:
+        index: Its index for NVML.
+        uuid: As NVML has it: GPU-8b2c...
+        visible: CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs, up to the first that is neither; None if unset.
+    """
+    if visible is None:
+        return True
+    for item in visible.split(","):
+        name = item.strip()
+        if name.isdigit():
+            if int(name) == index:
+                return True
+        elif name.startswith("GPU-"):
+            if uuid.startswith(name):
+                return True
+        else:
+            return False
+    return False
+
+
+class _Gpu:
+    """One GPU, and where its counters were the last time."""
+
+    def __init__(self, nvml: Any, index: int, handle: Any, uuid: str) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self.index = index
+        self.uuid = uuid
+        self._last_sample_us = 0
+        self._gpm_before: Any = None
+        self._has_gpm = self._ask(lambda: bool(nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)) or False
+
+    @classmethod
+    def at(cls, nvml: Any, index: int) -> _Gpu | None:
+        """The GPU of an index; None if it does not answer, or is not given to this container."""
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+        except nvml.NVMLError:
+            return None
+        return cls(nvml, index, handle, uuid.decode() if isinstance(uuid, bytes) else uuid)
+
+    def gpu_duty_cycle(self) -> float | None:
+        """The share of the time since the last collection in which a kernel ran; % of it."""
+        samples = self._ask(self._utilization_samples)
+        return sum(samples) / len(samples) if samples else self.gpu_utilization()
+
+    def gpu_utilization(self) -> float | None:
+        """The same of the last moment alone, as nvidia-smi shows it; %."""
+        return self._ask(lambda: float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu))
+
+    def gpu_tensorcore_utilization(self) -> float | None:
+        """The share of the time since the last collection in which the tensor cores worked; %, from Hopper on."""
+        return self._ask(self._tensor_utilization) if self._has_gpm else None
+
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes used and in all."""
+        return self._ask(self._memory_bytes)
+
+    def _ask(self, question: Callable[[], _Answer]) -> _Answer | None:
+        try:
+            return question()
+        except (self._nvml.NVMLError, AttributeError):  # This GPU, its driver, MIG or an old pynvml has no answer.
+            return None
+
+    def _memory_bytes(self) -> tuple[int, int] | None:
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        return (int(memory.used), int(memory.total)) if memory.total else None
+
+    def _utilization_samples(self) -> list[int]:
+        """The driver keeps some a second, for longer than an interval."""
+        kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
+        _, samples = self._nvml.nvmlDeviceGetSamples(self._handle, kind, self._last_sample_us)
+        self._last_sample_us = max((sample.timeStamp for sample in samples), default=self._last_sample_us)
+        return [int(sample.sampleValue.uiVal) for sample in samples]
+
+    def _tensor_utilization(self) -> float | None:
+        """Of the GPM counters: NVML's group "GPM Functions"."""
+        nvml = self._nvml
+        now = nvml.nvmlGpmSampleAlloc()
+        try:
+            nvml.nvmlGpmSampleGet(self._handle, now)
+        except nvml.NVMLError:
+            nvml.nvmlGpmSampleFree(now)
+            raise
+        before, self._gpm_before = self._gpm_before, now
+        if before is None:
+            return None
+        try:
+            question = nvml.c_nvmlGpmMetricsGet_t()
+            question.version = nvml.NVML_GPM_METRICS_GET_VERSION
+            question.numMetrics = 1
+            question.sample1, question.sample2 = before, now
+            question.metrics[0].metricId = nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
+            answer = nvml.nvmlGpmMetricsGet(question).metrics[0]
+            return float(answer.value) if answer.nvmlReturn == nvml.NVML_SUCCESS else None
+        finally:
+            nvml.nvmlGpmSampleFree(before)
+
+
+def _of_gpus(name: str, values: Mapping[_Gpu, float | None], **beside: Any) -> Reading | None:
+    known = {gpu: value for gpu, value in values.items() if value is not None}
+    if not known:
+        return None
+    chips = [f"gpu{gpu.index}" for gpu in known]
+    return Reading(name, "%", list(known.values()), chips, AcceleratorType.GPU, beside)
+
+
+def _memory(values: Mapping[_Gpu, tuple[int, int] | None]) -> Reading | None:
+    known = {gpu: value for gpu, value in values.items() if value is not None}
+    return _of_gpus(
+        "vram_utilization",
+        {gpu: 100 * used / total for gpu, (used, total) in known.items()},
+        used_bytes=[used for used, _ in known.values()],
+        total_bytes=[total for _, total in known.values()],
+    )

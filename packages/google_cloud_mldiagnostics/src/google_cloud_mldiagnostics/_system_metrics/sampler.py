@@ -1,0 +1,171 @@
+"""The thread that measures this host for a run: every few seconds, for as long as the run lasts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from ml_diagnostics_common.clock import now_ns
+from ml_diagnostics_common.guard import LOSSES, guarded_as, report_loss, warn_once
+from ml_diagnostics_common.worker import Interval, Task, Worker, start
+
+from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
+from google_cloud_mldiagnostics._system_metrics import gpu, tpu
+from google_cloud_mldiagnostics._system_metrics.claims import Claims
+from google_cloud_mldiagnostics._system_metrics.host import HostMeter, ProcessMeter
+from google_cloud_mldiagnostics._system_metrics.readings import Collect, Reading, payload_of
+
+__all__ = ["Bounded", "SystemMetrics"]
+
+_SHORTEST_INTERVAL_SECONDS: Final = 0.1
+_LONGEST_INTERVAL_SECONDS: Final = 86_400.0
+_SHORTEST_LAST_SECONDS: Final = 1.0
+"""A shorter last interval at the end of a run is not representative."""
+
+
+class SystemMetrics:
+    """Measures the host that this process is on, and its chips, and writes the readings to the run's log.
+
+    A source that fails or hangs costs its own metrics, and no other's.
+
+    Args:
+        run: The run whose log receives the readings.
+        interval_seconds: From one collection to the next, however long they take.
+        host: Sources that are read once more at the end; by default of this process and the host.
+        chips: Sources that are read as long as the run lasts; by default of TPU chips and GPUs.
+    """
+
+    def __init__(
+        self,
+        run: ActiveRun,
+        interval_seconds: float = 10.0,
+        *,
+        host: Sequence[Collect] | None = None,
+        chips: Sequence[Collect] | None = None,
+    ) -> None:
+        self._run = run
+        self._interval_seconds = min(max(interval_seconds, _SHORTEST_INTERVAL_SECONDS), _LONGEST_INTERVAL_SECONDS)
+        self._claims = Claims(run.folder / "locks", run.host)
+        self._host = self._host_sources() if host is None else host
+        self._chips = self._chip_sources() if chips is None else chips
+        self._worker = Worker("mldiagnostics-system-metrics", self._measure)
+        self._interval: Interval | None = None
+        self._measured = 0.0
+        self._is_started = False
+
+    @guarded_as("measure the host")
+    def start(self) -> None:
+        """Start the thread; in a forked child, and when it was started already, do nothing."""
+        if os.getpid() == self._run.pid and not self._is_started:
+            self._is_started = self._worker.start()
+
+    @guarded_as("stop measuring the host")
+    def stop(self, timeout_seconds: float = 1.0) -> bool:
+        """End the thread, which measures the host once more, so that a run of any length has its metrics.
+
+        Args:
+            timeout_seconds: How long to wait for it.
+
+        Returns:
+            True if it has ended by then. If not, a source hangs, and it ends with that or with the process.
+        """
+        if not self._is_started or os.getpid() != self._run.pid:
+            return True
+        self._worker.put(self._finish)
+        return self._worker.wait(timeout_seconds)
+
+    def _measure(self) -> float | None:
+        """Collect if it is due; return in how many seconds it is due again."""
+        now = time.monotonic()
+        if self._interval is None:
+            self._interval = Interval(self._interval_seconds, now)
+        if now >= self._interval.due:
+            self._collect([*self._host, *self._chips])
+            self._measured = time.monotonic()
+            self._interval.advance(self._measured)
+        return self._interval.due - time.monotonic()
+
+    def _finish(self) -> None:
+        if time.monotonic() - self._measured > min(_SHORTEST_LAST_SECONDS, self._interval_seconds):
+            self._collect(self._host)  # Not the chips: their runtime may be shutting down.
+        self._claims.release()
+        self._worker.stop()
+
+    def _host_sources(self) -> list[Collect]:
+        host = HostMeter()
+        return [ProcessMeter().collect, lambda: host.collect() if self._claims.hold("host") else []]
+
+    def _chip_sources(self) -> list[Collect]:
+        sources = []
+        if gpu.may_have_gpu():
+            sources.append(Bounded("the NVIDIA driver", gpu.GpuMeter(self._claims.hold).collect).collect)
+        if tpu.may_have_tpu():
+            sources.append(Bounded("libtpu", self._collect_tpu).collect)
+        return sources
+
+    def _collect_tpu(self) -> list[Reading]:
+        return tpu.collect_tpu() if tpu.runtime_is_up() and self._claims.hold("tpu") else []
+
+    def _collect(self, sources: Sequence[Collect]) -> None:
+        """One collection: all entries bear the same time."""
+        moment_ns = now_ns()
+        readings: list[Reading] = []
+        for source in sources:
+            try:
+                readings += source()
+            except Exception as error:
+                report_loss("SystemMetrics", error, "measure the host")
+        for reading in readings:
+            payload = payload_of(reading, self._run.host, self._run.process_index)
+            self._run.log.write(reading.name, payload, timestamp_ns=moment_ns)
+            self._run.log.averages.add(reading.name, reading.mean)
+
+
+class Bounded:
+    """Calls a collector in a thread, and returns nothing if it does not answer in time.
+
+    Until it has answered it is not called again: a driver or a library that hangs costs one thread that waits.
+
+    Args:
+        source: The name of the source, for the log: libtpu.
+        collect: Reads it.
+        timeout_seconds: How long one collection waits for it.
+    """
+
+    def __init__(self, source: str, collect: Collect, timeout_seconds: float = 2.0) -> None:
+        self._source = source
+        self._ask = collect
+        self._timeout_seconds = timeout_seconds
+        self._task: Task | None = None
+
+    def collect(self) -> list[Reading]:
+        """Return the collector's readings; none while it hangs. An Exception of the collector is raised here."""
+        if self._task is not None and not self._task.wait(0):
+            LOSSES.add(f"system_metrics: {self._source} does not answer")
+            return []
+        answers: list[list[Reading] | Exception] = []
+
+        def ask() -> None:
+            try:
+                answers.append(self._ask())
+            except Exception as error:
+                answers.append(error)
+
+        self._task = start(ask, "mldiagnostics-system-metrics")
+        if self._task is None:
+            return []
+        if not self._task.wait(self._timeout_seconds):
+            LOSSES.add(f"system_metrics: {self._source} does not answer")
+            warn_once(
+                ("system metrics hang", self._source),
+                "%s has not answered for %g s: its metrics are missing from the run until it does. The job goes on.",
+                self._source,
+                self._timeout_seconds,
+            )
+            return []
+        [answer] = answers
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

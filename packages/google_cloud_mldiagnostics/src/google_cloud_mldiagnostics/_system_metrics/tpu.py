@@ -1,0 +1,118 @@
+"""What this host's TPU chips do, as `libtpu.sdk.tpumonitoring` tells.
+
+Without a TPU libtpu asks the metadata server for one, for minutes. So it is asked only where there are chips, or where
+TPU_SKIP_MDS_QUERY=1 keeps it from that; once the job itself has started its TPU runtime; and never in a thread that
+somebody waits for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ml_diagnostics_common.client_imports import import_undisturbed
+
+from google_cloud_mldiagnostics._runtimes import jax_is_initialised, torch_xla_is_initialised
+from google_cloud_mldiagnostics._system_metrics.readings import Reading
+from google_cloud_mldiagnostics.metric_types import AcceleratorType
+
+__all__ = ["collect_tpu", "may_have_tpu", "runtime_is_up"]
+
+_MODULES: Final = ("libtpu.sdk.tpumonitoring", "libtpu.sdk.monitoring")
+"""The latter is what older releases have."""
+
+
+def may_have_tpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
+    """Whether libtpu can be asked without that it looks for a TPU in vain.
+
+    Args:
+        environ: The environment variables. MLRUN_SKIP_LIBTPU=1 says no.
+        devices: Where the chips' files are.
+    """
+    if environ.get("MLRUN_SKIP_LIBTPU", "").lower() in ("1", "true", "yes"):
+        return False
+    if environ.get("TPU_SKIP_MDS_QUERY") in ("1", "true"):
+        return True
+    return any(devices.glob("accel[0-9]*")) or any((devices / "vfio").glob("[0-9]*"))
+
+
+def runtime_is_up() -> bool:
+    """Whether the job has started its TPU runtime: before that, there is nothing that libtpu could tell."""
+    return jax_is_initialised() or torch_xla_is_initialised()
+
+
+def collect_tpu() -> list[Reading]:
+    """Duty cycle, TensorCore utilisation and HBM of each chip; nothing where libtpu is not installed or has no data."""
+    monitoring = _monitoring()
+    if monitoring is None:
+        return []
+    supported = set(monitoring.list_supported_metrics())  # It gives no error for a name that it does not know.
+    duty_cycle, cores, used, total = (
+        _data(monitoring, supported, name)
+        for name in ("duty_cycle_pct", "tensorcore_util", "hbm_capacity_usage", "hbm_capacity_total")
+    )
+    readings = [
+        _reading("tpu_duty_cycle", _by_chip(duty_cycle)),
+        _reading("tpu_tensorcore_utilization", _by_chip(_chips_of_cores(cores, len(duty_cycle) or len(total)))),
+        _hbm(used, total),
+    ]
+    return [reading for reading in readings if reading is not None]
+
+
+def _monitoring() -> Any:
+    for name in _MODULES:
+        import_undisturbed(name)
+        if sys.modules.get(name):
+            return sys.modules[name]
+    return None
+
+
+def _data(monitoring: Any, supported: set[str], name: str) -> list[float | None]:
+    """One value a chip or core; None where it is no number."""
+    return [_number(text) for text in monitoring.get_metric(name).data()] if name in supported else []
+
+
+def _number(text: object) -> float | None:
+    try:
+        value = float(str(text))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _chips_of_cores(cores: list[float | None], chips: int) -> list[float | None]:
+    """The mean over the cores of each chip: some generations have two, and libtpu tells of each."""
+    if not chips or len(cores) % chips:
+        return cores
+    each = len(cores) // chips
+    return [_mean(cores[first : first + each]) for first in range(0, len(cores), each)] if each else []
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _by_chip(values: list[float | None]) -> dict[str, float]:
+    return {f"tpu{chip}": value for chip, value in enumerate(values) if value is not None}
+
+
+def _hbm(used: list[float | None], total: list[float | None]) -> Reading | None:
+    used_by_chip, total_by_chip = _by_chip(used), _by_chip(total)
+    chips = [chip for chip in used_by_chip if total_by_chip.get(chip, 0) > 0]
+    return _reading(
+        "hbm_utilization",
+        {chip: 100 * used_by_chip[chip] / total_by_chip[chip] for chip in chips},
+        used_bytes=[int(used_by_chip[chip]) for chip in chips],
+        total_bytes=[int(total_by_chip[chip]) for chip in chips],
+    )
+
+
+def _reading(name: str, values: dict[str, float], **beside: list[int]) -> Reading | None:
+    if not values:
+        return None
+    return Reading(name, "%", list(values.values()), list(values), AcceleratorType.TPU, beside)
