@@ -54,7 +54,7 @@ def configuration(*, collect: bool = True, cloud: bool = False, interval: float 
 
 def write_traces_to(folder: Path) -> None:
     """Replace /tmp/debugging by a folder; in our library, since the reference has no setting for it."""
-    from cloud_tpu_diagnostics import trace_file
+    from cloud_tpu_diagnostics._collect import trace_file
 
     trace_file.FOLDER = folder
 
@@ -299,7 +299,7 @@ def _take(how: str, rounds: int, threads_dumped: list[float]) -> None:
     """Takes the stacks of all threads once a round, about in its middle."""
     import faulthandler
 
-    from cloud_tpu_diagnostics.snapshot import take_snapshot
+    from cloud_tpu_diagnostics._dumps.snapshot import take_snapshot
 
     time.sleep(_ROUND_SECONDS / 2)
     with tempfile.TemporaryFile() as file:

@@ -101,7 +101,7 @@ def test_a_trainer_that_records_loads_neither_the_calculator_nor_a_network_stack
 
 def test_a_job_that_may_collect_stack_traces_loads_next_to_nothing() -> None:
     statement = "from cloud_tpu_diagnostics import diagnostic"
-    unused = ["cloud_tpu_diagnostics.blocks", "json", "logging", "socket", "subprocess", "threading"]
+    unused = ["cloud_tpu_diagnostics._collect.blocks", "json", "logging", "socket", "subprocess", "threading"]
     assert heavy_ones(loaded_after(statement), HEAVY + HEAVY_FOR_A_TRAINER + unused) == []
 
 

@@ -16,7 +16,7 @@ from .diagnosed_jobs import WITHOUT_FORK_WARNING
 _HEAD = """
 import ctypes, faulthandler, os, signal, sys, threading, time
 from cloud_tpu_diagnostics._companion import CompanionSettings
-from cloud_tpu_diagnostics._companion.link import CompanionProcess
+from cloud_tpu_diagnostics._collect.companion import CompanionProcess
 
 path = sys.argv[1]
 trace = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -16,7 +16,8 @@ WITHOUT_FORK_WARNING = ("-W", "ignore:This process:DeprecationWarning")
 
 _HEAD = """
 import ctypes, faulthandler, logging, os, pathlib, signal, sys, threading, time
-from cloud_tpu_diagnostics import diagnostic, trace_file
+from cloud_tpu_diagnostics import diagnostic
+from cloud_tpu_diagnostics._collect import trace_file
 from cloud_tpu_diagnostics.configuration import debug_configuration, diagnostic_configuration, stack_trace_configuration
 
 trace_file.FOLDER = pathlib.Path(sys.argv[1])
@@ -27,10 +28,10 @@ def config(interval=600, cloud=False):
     return diagnostic_configuration.DiagnosticConfig(debug_configuration.DebugConfig(traces))
 
 def without_companion():
-    sys.modules["cloud_tpu_diagnostics._companion.link"] = None
+    sys.modules["cloud_tpu_diagnostics._collect.companion"] = None
 
 def wait_for_helper():
-    from cloud_tpu_diagnostics import blocks
+    from cloud_tpu_diagnostics._collect import blocks
     while not (helper := blocks._current._helper) or not helper.sidecar or helper.thread_ident:
         time.sleep(0.01)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import jax
 import numpy
-from cloud_tpu_diagnostics import diagnostic, trace_file
+from cloud_tpu_diagnostics import diagnostic
+from cloud_tpu_diagnostics._collect import trace_file
 from cloud_tpu_diagnostics.configuration import (
     debug_configuration,
     diagnostic_configuration,

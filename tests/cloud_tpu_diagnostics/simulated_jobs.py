@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from cloud_tpu_diagnostics._companion.hang_watch import LOOK_EVERY_SECONDS, HangWatch
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, Verdict
-from cloud_tpu_diagnostics.hang.hang_watch import LOOK_EVERY_SECONDS, HangWatch
 from ml_diagnostics_common.progress import Progress
 
 

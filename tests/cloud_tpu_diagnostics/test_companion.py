@@ -15,8 +15,8 @@ from cloud_tpu_diagnostics._companion import CompanionSettings
 from cloud_tpu_diagnostics._companion import output as output_module
 from cloud_tpu_diagnostics._companion.main import LONGEST_END_SECONDS
 from cloud_tpu_diagnostics._companion.output import ConsoleOutput
+from cloud_tpu_diagnostics._dumps.parser import parse_dumps
 from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID, SNAPSHOT
-from cloud_tpu_diagnostics.traces import parse_dumps
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader
 

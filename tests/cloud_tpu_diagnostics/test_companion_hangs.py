@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cloud_tpu_diagnostics._companion.hangs import HangResponse
 from cloud_tpu_diagnostics._companion.job import Job as WatchedJob
+from cloud_tpu_diagnostics._dumps.parser import Frame
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, Verdict
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, SNAPSHOT
-from cloud_tpu_diagnostics.traces import Frame
 from ml_diagnostics_common.progress import Progress
 
 from ..waiting import wait_until

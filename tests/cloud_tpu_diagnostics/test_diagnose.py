@@ -11,7 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cloud_tpu_diagnostics import blocks, diagnostic, trace_file
+from cloud_tpu_diagnostics import diagnostic
+from cloud_tpu_diagnostics._collect import blocks, trace_file
 from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
@@ -44,7 +45,7 @@ _OFF = [
 def test_nothing_happens_where_nothing_is_collected(
     config: DiagnosticConfig, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cloud_tpu_diagnostics.blocks", None)  # To import it would raise.
+    monkeypatch.setitem(sys.modules, "cloud_tpu_diagnostics._collect.blocks", None)  # To import it would raise.
     with diagnostic.diagnose(config):
         pass
     assert not folder.exists()

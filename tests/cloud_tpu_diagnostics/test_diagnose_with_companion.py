@@ -15,7 +15,7 @@ from ..waiting import wait_until
 from .diagnosed_jobs import Job, run
 
 _COMPANION = """
-from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics._collect import blocks
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 
 def companion():

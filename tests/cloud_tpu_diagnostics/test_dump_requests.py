@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics._companion.job import StuckCheck
-from cloud_tpu_diagnostics.signals import SignalsAmidText
-from cloud_tpu_diagnostics.traces import Dump, Trigger, parse_dumps
+from cloud_tpu_diagnostics._dumps.parser import Dump, Trigger, parse_dumps
+from cloud_tpu_diagnostics._signals import SignalsAmidText
 
 from ..waiting import wait_until
 from .diagnosed_jobs import Job, run
@@ -265,7 +265,7 @@ output(signal.set_wakeup_fd(-1))
 """,
         tmp_path / "d",
     )
-    assert (code, out) == (0, "received around\nheard\nheard\n-1\n"), err
+    assert (code, out) == (0, "received around\nreceived\nreceived\n-1\n"), err
     assert err.count("Current thread") == 4
 
 
@@ -383,7 +383,7 @@ os.waitpid(child, 0)
 def test_a_helper_keeps_no_file_of_the_job_open(tmp_path: Path) -> None:
     job = Job(
         """
-from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics._collect import blocks
 os.dup2(os.open("/dev/null", os.O_RDWR), 77, inheritable=True)  # As C libraries open files.
 with diagnostic.diagnose(config()):
     wait_for_helper()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cloud_tpu_diagnostics._dumps.parser import Trigger, parse_dumps
+from cloud_tpu_diagnostics._dumps.text import exception_text
 from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID
-from cloud_tpu_diagnostics.exception_dump import exception_dump
-from cloud_tpu_diagnostics.traces import Trigger, parse_dumps
 from ml_diagnostics_common.reader import JournalReader
 
 from ..waiting import wait_until
@@ -116,7 +116,7 @@ try:
     with diagnostic.diagnose(config(cloud=True)):
         raise KeyboardInterrupt
 except KeyboardInterrupt:
-    describing = "cloud_tpu_diagnostics.exception_dump", "ml_diagnostics_common.redaction"
+    describing = "ml_diagnostics_common.raised_exception", "ml_diagnostics_common.redaction"
     output([name in sys.modules for name in describing])
 """
     assert run(program, tmp_path)[1].strip() == "[False, False]"
@@ -132,8 +132,8 @@ for error in (AssertionError(), ValueError("batch 12 is empty")):
             raise error
     except Exception:
         output([f"{package}.{name}" in sys.modules for package, name in (
-            ("cloud_tpu_diagnostics", "exception_dump"),
-            ("cloud_tpu_diagnostics", "traces"),
+            ("ml_diagnostics_common", "raised_exception"),
+            ("cloud_tpu_diagnostics", "_dumps.parser"),
             ("ml_diagnostics_common", "redaction"),
         )])
 """
@@ -155,7 +155,7 @@ def test_a_deep_recursion_is_cut_in_the_middle_and_read_again() -> None:
     def descend(depth: int) -> None:
         descend(depth + 1)
 
-    text = exception_dump(_raised(lambda: descend(0)), 4)
+    text = exception_text(_raised(lambda: descend(0)), 4)
     assert len(text) < 40_000
     (dump,) = parse_dumps(text)
     assert dump.trigger is Trigger.EXCEPTION
@@ -181,7 +181,7 @@ def test_the_members_of_a_group_and_the_context_are_shown_with_their_locations()
         except OSError:
             raise ExceptionGroup("two loaders failed", [_raised(first), KeyError("x")])  # type: ignore[name-defined] # noqa: B904, F821
 
-    (dump,) = parse_dumps(exception_dump(_raised(second), None))
+    (dump,) = parse_dumps(exception_text(_raised(second), None))
     assert dump.step is None
     assert dump.headline.endswith("ExceptionGroup: two loaders failed (2 sub-exceptions)")
     assert [stack.thread for stack in dump.threads] == [
@@ -199,7 +199,7 @@ def test_an_exception_between_other_dumps_is_read_in_pieces_of_any_size() -> Non
         raise RuntimeError("line one\nThread 0x1 (most recent call first):\nFatal Python error: none")
 
     timer = f'{HEADER} 60 seconds.\nTimeout (0:01:00)!\nThread 0x1 (most recent call first):\n  File "a", line 1 in f\n'
-    text = timer + exception_dump(_raised(fail), None) + timer
+    text = timer + exception_text(_raised(fail), None) + timer
     dumps = parse_dumps(text)
     assert [dump.trigger for dump in dumps] == [Trigger.TIMER, Trigger.EXCEPTION, Trigger.TIMER]
     assert dumps[1].threads[0].frames[0].function == "fail"

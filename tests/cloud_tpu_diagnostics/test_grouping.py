@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 import pytest
-from cloud_tpu_diagnostics.activity import activity_of
-from cloud_tpu_diagnostics.grouping import (
+from cloud_tpu_diagnostics._dumps.grouping import (
     ProcessDump,
     ThreadGroup,
+    activity_of,
     describe,
     group_processes,
     group_threads,
     main_thread,
     name_processes,
 )
-from cloud_tpu_diagnostics.traces import Frame, ThreadStack
+from cloud_tpu_diagnostics._dumps.parser import Frame, ThreadStack
 
 STD = "/usr/lib/python3.11"
 MODULE = Frame("/job/train.py", 90, "<module>")
@@ -117,7 +117,7 @@ def test_the_main_thread_of_a_cut_dump_is_the_one_that_stands_alone() -> None:
             [(f"{STD}/site-packages/jax/_src/api.py", "block_until_ready"), ("/job/train.py", "step")],
             "waits in block_until_ready (jax/_src/api.py:1), called from step (train.py:1)",
         ),
-        ([(f"{STD}/site-packages/cloud_tpu_diagnostics/rounds.py", "_run"), BOOT], "the diagnostics' own"),
+        ([(f"{STD}/site-packages/cloud_tpu_diagnostics/_collect/timer.py", "_run"), BOOT], "the diagnostics' own"),
         ([("/job/queue.py", "get")], "is in get (queue.py:1)"),
         (
             [("/lib/libc.so.6", "0x7f"), (f"{STD}/threading.py", "Event.wait"), ("/job/a.py", "f")],

@@ -4,9 +4,8 @@ import math
 import random
 
 import pytest
+from cloud_tpu_diagnostics._companion.hang_watch import HangWatch, LearnedTimeouts, RecentSteps
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
-from cloud_tpu_diagnostics.hang.hang_watch import HangWatch
-from cloud_tpu_diagnostics.hang.learned_timeouts import LearnedTimeouts, RecentSteps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.progress import Progress

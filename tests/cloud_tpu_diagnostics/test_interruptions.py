@@ -15,7 +15,7 @@ def test_a_keyboard_interrupt_amid_enter_or_leave_leaves_nothing_on(tmp_path: Pa
     code, out, err = run(
         """
 import gc
-from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics._collect import blocks
 
 class Interrupting:
     def __init__(self, at):
@@ -112,7 +112,7 @@ with diagnostic.diagnose(config()):
 
 _NOTHING_IS_ON = """
 import gc
-from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics._collect import blocks
 held = [each for each in gc.get_referents(faulthandler) if getattr(each, "_number", 2**30) != 2**30]
 assert (faulthandler.is_enabled(), blocks._current, list(blocks._entered), held) == (False, None, [], [])
 output("nothing is on")

@@ -12,7 +12,7 @@ from .diagnosed_jobs import run
 
 _STALLED = f"""
 import contextlib
-from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics._collect import blocks
 
 {inspect.getsource(fill_pipe)}
 read, write = os.pipe()
@@ -70,7 +70,7 @@ def test_a_job_leaves_its_block_and_ends_though_nothing_reads_its_stderr(tmp_pat
     ids=["the companion ends", "the timer is taken"],
 )
 def test_what_could_not_be_logged_is_logged_once_stderr_is_read_again(tmp_path: Path, program: str, words: str) -> None:
-    code, out, _ = run(_STALLED + program + f"read_until({words.encode()!r})\nsay('logged')", tmp_path / "d")
+    code, out, _ = run(_STALLED + program + f"read_until({words.encode()!r})\noutput('logged')", tmp_path / "d")
     assert (code, out) == (0, "left\nlogged\n")
 
 
@@ -80,7 +80,7 @@ def test_a_block_logs_what_it_finds_when_it_is_entered_in_the_thread_that_enters
 class Handler(logging.Handler):
     def emit(self, record):
         print(record.threadName, blocks._lock._is_owned(), record.getMessage().split(":")[0])
-from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics._collect import blocks
 logging.basicConfig(level=logging.INFO, handlers=[Handler()])
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 with diagnostic.diagnose(config()):

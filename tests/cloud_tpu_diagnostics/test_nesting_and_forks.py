@@ -122,7 +122,7 @@ def test_a_fork_while_another_thread_enters_its_first_block_leaves_the_child_abl
         """
 class SlowImport:
     def find_spec(self, name, path=None, target=None):
-        if name == "cloud_tpu_diagnostics.plan":
+        if name == "cloud_tpu_diagnostics._config":
             started.set()
             time.sleep(0.5)
 
@@ -177,8 +177,8 @@ def test_a_fork_meets_no_deadlock_with_a_block_that_the_collection_of_garbage_fi
     code, out, err = run(
         """
 import gc
-from cloud_tpu_diagnostics import blocks
-from cloud_tpu_diagnostics.watchdog import Timer
+from cloud_tpu_diagnostics._collect import blocks
+from cloud_tpu_diagnostics._collect.timer import Timer
 def enter_and_lose():
     block = diagnostic.diagnose(config(0.6))
     block.__enter__()
@@ -213,7 +213,7 @@ output(blocks._current, faulthandler.is_enabled())
 def test_a_fork_does_not_wait_for_a_stuck_thread(tmp_path: Path, lock: str) -> None:
     code, out, err = run(
         f"""
-from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics._collect import blocks
 diagnostic._FORK_WAITS_SECONDS = 0.3
 def hold():
     with {lock}:

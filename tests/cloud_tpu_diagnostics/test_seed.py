@@ -60,7 +60,7 @@ _IS_ASKED = "import os, signal, time\ndef run_job(_): time.sleep(0.2); os.kill(o
 
 def run(scenario: str, job: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs the documented program with a job, and a folder instead of /tmp/debugging."""
-    elsewhere = "from pathlib import Path; from cloud_tpu_diagnostics import trace_file; "
+    elsewhere = "from pathlib import Path; from cloud_tpu_diagnostics._collect import trace_file; "
     elsewhere += f"trace_file.FOLDER = Path({str(folder)!r})\n"
     return subprocess.run(
         [sys.executable, "-c", elsewhere + job + IMPORTS + scenario + DIAGNOSE],

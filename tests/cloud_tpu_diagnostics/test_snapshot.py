@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cloud_tpu_diagnostics.grouping import ThreadGroup
-from cloud_tpu_diagnostics.snapshot import Snapshot, SnapshotHistory, Unchanged, describe, take_snapshot
-from cloud_tpu_diagnostics.traces import Frame
+from cloud_tpu_diagnostics._dumps.grouping import ThreadGroup
+from cloud_tpu_diagnostics._dumps.parser import Frame
+from cloud_tpu_diagnostics._dumps.snapshot import Snapshot, SnapshotHistory, Unchanged, describe, take_snapshot
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics import trace_file
+from cloud_tpu_diagnostics._collect import trace_file
 from cloud_tpu_diagnostics.stacks import live
 from cloud_tpu_diagnostics.stacks.local_processes import LocalProcess, choose_signal, find_processes, signal_number
 
@@ -187,8 +187,8 @@ def test_a_job_that_takes_the_signal_for_itself_is_asked_by_the_one_that_diagnos
     folder: Path, run: Run, when: str
 ) -> None:
     program = f"""
-from cloud_tpu_diagnostics import rounds
-rounds._LOOK_SECONDS = 0.2
+from cloud_tpu_diagnostics._collect import timer
+timer._LOOK_SECONDS = 0.2
 
 def psum():
     with diagnostic.diagnose(config(cloud=True)):

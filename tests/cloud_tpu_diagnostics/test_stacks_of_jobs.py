@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics import trace_file
+from cloud_tpu_diagnostics._collect import trace_file
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, entry
 from cloud_tpu_diagnostics.stacks.log_entries import _Latest, dumps_of
 from ml_diagnostics_common.entry import EntryContext, LogEntry, format_timestamp
@@ -33,7 +33,7 @@ Show = Callable[..., tuple[int, str, str]]
 HOST = socket.gethostname()
 
 COMPANION = """
-from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics._collect import blocks
 
 def companion():
     while blocks._current._companion._process.pid is None:

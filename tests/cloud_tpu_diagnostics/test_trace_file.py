@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics import trace_file
+from cloud_tpu_diagnostics._collect import trace_file
 
 from ..waiting import wait_until
 from .diagnosed_jobs import Job, run
@@ -148,7 +148,7 @@ def test_a_foreign_folder_of_our_name_is_not_used(tmp_path: Path, planted: str) 
     assert not list(tmp_path.rglob("stack_trace_*"))
 
 
-_AS_NOBODY = "import fcntl, socket, ssl, cloud_tpu_diagnostics.blocks\nos.setgid(65534)\nos.setuid(65534)\n"
+_AS_NOBODY = "import fcntl, socket, ssl, cloud_tpu_diagnostics._collect.blocks\nos.setgid(65534)\nos.setuid(65534)\n"
 """That user may not be able to read our modules."""
 
 
@@ -207,7 +207,7 @@ def test_an_unwritable_folder_is_not_a_failure(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir(mode=0o755)
     # That user may not be able to read our modules.
-    code, _, err = run("import fcntl, cloud_tpu_diagnostics.blocks\nos.seteuid(12345)\n" + _BLOCK, folder)
+    code, _, err = run("import fcntl, cloud_tpu_diagnostics._collect.blocks\nos.seteuid(12345)\n" + _BLOCK, folder)
     assert code == 0, err
     assert "No stack traces can be written in" in err
     assert "Current thread" in err

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from cloud_tpu_diagnostics.headlines import HEADER_START
-from cloud_tpu_diagnostics.traces import Dump, DumpParser, Frame, ThreadStack, Trigger, parse_dumps
+from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, Frame, ThreadStack, Trigger, parse_dumps
+from cloud_tpu_diagnostics._dumps.text import HEADER_START
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

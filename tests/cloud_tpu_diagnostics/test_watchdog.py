@@ -14,7 +14,7 @@ from .diagnosed_jobs import Job, run
 
 def test_a_late_signal_after_the_block_ends_nothing(tmp_path: Path) -> None:
     """A user was advised to send it for a stack trace."""
-    job = Job("with diagnostic.diagnose(config()): pass\nsay('left')\ninput()\nsay('alive')", tmp_path / "d")
+    job = Job("with diagnostic.diagnose(config()): pass\noutput('left')\ninput()\noutput('alive')", tmp_path / "d")
     assert job.line() == "left"
     for _ in range(3):
         job.process.send_signal(signal.SIGUSR1)
@@ -274,7 +274,7 @@ def deep(levels):
         time.sleep(100)
 for _ in range(99):
     threading.Thread(target=deep, args=(90,), daemon=True).start()
-from cloud_tpu_diagnostics.watchdog import Timer
+from cloud_tpu_diagnostics._collect.timer import Timer
 dumps, leaves = [], []
 with open(sys.argv[2], "w") as file:
     for _ in range(7):
@@ -301,7 +301,7 @@ def test_counting_the_threads_reads_no_frames(tmp_path: Path) -> None:
     """On Python 3.11 that takes care, and it is done every few seconds."""
     code, out, err = run(
         """
-from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics._collect import blocks
 without_companion()
 end = threading.Event()
 with diagnostic.diagnose(config()):

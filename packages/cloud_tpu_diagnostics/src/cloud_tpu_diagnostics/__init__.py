@@ -1,15 +1,16 @@
-"""Stack traces of training jobs that crash or hang, told even after a crash.
+"""Stack traces of training jobs that crash or hang, recorded even after a crash.
 
-diagnostic        what a job calls: `diagnose`, `heartbeat`
-collection        one block of `diagnose`: what it turns on, and off again
-watchdog          faults, a signal and a timer, all from C: they work where Python is stuck
-trace_file        the file that is written to, beside those of other processes
-snapshot          the threads of this process, grouped, while Python can run
-companion         the process that outlives the job: it ships the traces, sees hangs, and says how the job ended
-hang              when a job that makes no progress is taken for stuck
-traces, grouping  what was dumped, read again: equal stacks together
-stacks            the command `tpu-stacks`
-run               the command `python -m cloud_tpu_diagnostics run -- CMD`
+diagnostic      the functions that a job calls: `diagnose`, `heartbeat`
+configuration   the arguments of `diagnose`
+entries         the keys of what is written to the log
+exceptions      the errors
+src             second names, which programs for the public package import
+_config         the checked configuration of a block
+_collect        a block of `diagnose` in the job's process
+_companion      the process that outlives the job: it ships traces, detects hangs and records the exit reason
+_dumps          dumps of stacks: written, parsed, and grouped by equal stack
+stacks          the command `tpu-stacks`
+__main__        the command `python -m cloud_tpu_diagnostics run -- CMD`
 """
 
 from cloud_tpu_diagnostics._version import __version__

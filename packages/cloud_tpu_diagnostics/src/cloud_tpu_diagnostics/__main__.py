@@ -1,9 +1,172 @@
-"""`python -m cloud_tpu_diagnostics`: see `run`."""
+"""The command `python -m cloud_tpu_diagnostics run -- CMD`: a parent that records the exit reason of a job.
+
+It passes signals on and exits as the job does. As process 1 of a container it also reaps orphans, and waits for the
+companions of the job, which would end with it.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import gc
+import os
+import signal
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
-from cloud_tpu_diagnostics.run import main
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.program import Program
+from ml_diagnostics_common.processes import read_system_file
+from ml_diagnostics_common.sidecar import IN_SIDECAR
 
-sys.exit(main())
+from cloud_tpu_diagnostics._companion import RUN_BY
+from cloud_tpu_diagnostics._companion.endings import How, Note, OutOfMemoryKills, judge
+from cloud_tpu_diagnostics._companion.log import EntryLog
+from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
+from cloud_tpu_diagnostics._version import __version__
+
+__all__ = ["main"]
+
+_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+"""The exit codes of shells."""
+_CHECK_SECONDS = 10.0
+_FROM_THE_KERNEL = 128
+"""SI_KERNEL: for instance a terminal's Ctrl-C, which the job receives as well."""
+_FIRST_PROCESS = 1
+_PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the job's exit code or signal becomes that of this process.
+
+    Args:
+        arguments: The arguments of the command; None takes those of this process.
+    """
+    description = "Exit reasons of training jobs, recorded even after a crash."
+    return Program("python -m cloud_tpu_diagnostics", description, __version__, lambda: [RunCommand()]).main(arguments)
+
+
+class RunCommand:
+    """Runs a job."""
+
+    name = "run"
+    summary = "run a job, and record its exit reason where its stack traces are written"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.epilog = "exits as the job does; 127 if the program does not exist, 126 if it cannot be run"
+        parser.add_argument("--no-upload", action="store_true", help="write to the journal only")
+        parser.add_argument("job", nargs="+", metavar="CMD", help="the program and its arguments, after `--`")
+
+    def run(self, options: argparse.Namespace, console: Console) -> NoReturn:
+        """Run the job to its end, and exit as it did."""
+        gc.enable()  # Short commands do without; a job may run for months.
+        _end_like(_run(options.job, is_shipped=not options.no_upload))
+
+
+def _run(job: Sequence[str], *, is_shipped: bool) -> int:
+    """Run a job to its end, and record its exit reason; return its wait status."""
+    from ml_diagnostics_common.environment import identity
+
+    signals = {getattr(signal, name) for name in _PASSED_ON} | {signal.SIGCHLD}
+    # Blocked rather than handled, so that none is missed between two checks; the job gets our original mask.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        pid = os.posix_spawnp(
+            job[0],
+            list(job),
+            {**os.environ, RUN_BY: str(os.getpid())},
+            setsigmask=before,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them, and so would the job.
+        )
+    except (OSError, ValueError) as error:  # ValueError: the name is empty.
+        is_not_found = isinstance(error, (FileNotFoundError, ValueError))
+        print(f"cannot run {job[0]!a}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+        raise SystemExit(_NOT_FOUND if is_not_found else _NOT_EXECUTABLE) from None
+    kills = OutOfMemoryKills(pid)
+    status = _wait(pid, signals, kills)
+    kills.check(time.monotonic())
+    ending = judge(status, Note("clean"), fault=None, is_out_of_memory=kills.is_recent(time.monotonic()))
+    log = EntryLog({**identity().labels(), "pid": str(pid)}, is_shipped=is_shipped)
+    try:
+        log.write(ending.payload(), severity=None if ending.how is How.CLEAN else "ERROR")
+        if os.getpid() == _FIRST_PROCESS:
+            _wait_for_companions()
+        log.close(END_SECONDS)
+    except Exception as error:
+        print(f"cannot record the exit reason of the job ({type(error).__name__}: {error})", file=sys.stderr)
+    return status
+
+
+def _wait(pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills) -> int:
+    """Pass signals on until the job has ended; return its wait status."""
+    while (status := _reap(pid)) is None:
+        kills.check(time.monotonic())
+        number, is_for_all = _next_signal(signals)
+        if number not in (None, signal.SIGCHLD) and not is_for_all:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    return status
+
+
+def _next_signal(signals: set[signal.Signals]) -> tuple[int | None, bool]:
+    """Wait some time for a signal; return it, and True if the kernel sent it to the whole foreground group."""
+    if not hasattr(signal, "sigtimedwait"):  # macOS: signals from a terminal are then passed on once more.
+        return signal.sigwait(signals), False
+    info = signal.sigtimedwait(signals, _CHECK_SECONDS)
+    return (None, False) if info is None else (info.si_signo, info.si_code == _FROM_THE_KERNEL)
+
+
+def _reap(pid: int) -> int | None:
+    """Reap all processes that have ended; return the wait status of the job if it is one of them."""
+    found = None
+    while True:
+        try:
+            reaped, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if reaped == pid:
+            found = status
+        if not reaped:
+            return found
+
+
+def _wait_for_companions() -> None:
+    """Wait, as process 1 whose exit ends all others, until the job's companions have written their entries."""
+    deadline = time.monotonic() + LONGEST_END_SECONDS
+    while any(_companions()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        _reap(0)
+
+
+def _companions() -> Iterator[int]:
+    variable = f"\0{IN_SIDECAR}={__package__}._companion.".encode()
+    for name in os.listdir("/proc"):  # noqa: PTH208 (numbers among them)
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if variable in b"\0" + read_system_file(f"/proc/{name}/environ"):
+                    yield int(name)
+
+
+def _end_like(status: int) -> NoReturn:
+    """Exit with the job's exit code, or by the signal that ended it; with 128 plus its number if that is impossible."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with contextlib.suppress(OSError, ValueError):
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # A core dump of this process would be useless.
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+            sys.stdout.flush()
+            os.kill(os.getpid(), number)  # Process 1 survives it.
+        os._exit(128 + number)
+    raise SystemExit(os.WEXITSTATUS(status))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

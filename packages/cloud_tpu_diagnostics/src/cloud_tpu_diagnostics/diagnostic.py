@@ -18,7 +18,7 @@ from cloud_tpu_diagnostics.configuration.diagnostic_configuration import Diagnos
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
-    from cloud_tpu_diagnostics.blocks import Block
+    from cloud_tpu_diagnostics._collect.blocks import Block
 
 __all__ = ["diagnose", "heartbeat"]
 
@@ -66,7 +66,7 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
         try:
             with _importing:
                 _register_fork_hooks()
-                from cloud_tpu_diagnostics.blocks import Block
+                from cloud_tpu_diagnostics._collect.blocks import Block
         except (ImportError, OSError) as error:  # Too many open files, for instance.
             _report(error)
             return
@@ -148,7 +148,7 @@ def _before_fork() -> None:
     _forking.hooks = None
     _forking.has_lock = _importing.acquire(timeout=_FORK_WAITS_SECONDS)
     if _forking.has_lock:
-        _forking.hooks = getattr(sys.modules.get("cloud_tpu_diagnostics.blocks"), "FORK_HOOKS", None)
+        _forking.hooks = getattr(sys.modules.get("cloud_tpu_diagnostics._collect.blocks"), "FORK_HOOKS", None)
     if _forking.hooks is not None:
         _forking.hooks.before(until)
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from ml_diagnostics_common.processes import read_system_file, stat_fields
 
+from cloud_tpu_diagnostics._signals import signal_name
 from cloud_tpu_diagnostics.entries import JOB_ENDED, entry
-from cloud_tpu_diagnostics.signals import signal_name
 
 __all__ = ["OUT_OF_MEMORY_SECONDS", "Ending", "How", "Note", "OutOfMemoryKills", "exit_status", "judge"]
 

@@ -16,17 +16,16 @@ from ml_diagnostics_common.sidecar_parent import WARNING, Parent
 
 from cloud_tpu_diagnostics._companion import CompanionSettings
 from cloud_tpu_diagnostics._companion.job import Job, StuckCheck
+from cloud_tpu_diagnostics._dumps.parser import Dump, Frame
 from cloud_tpu_diagnostics.entries import HANG_SUSPECTED, entry
-from cloud_tpu_diagnostics.traces import Dump, Frame
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.progress import Progress
 
+    from cloud_tpu_diagnostics._companion.hang_watch import HangWatch, Pauses
     from cloud_tpu_diagnostics._companion.log import EntryLog
+    from cloud_tpu_diagnostics._dumps.snapshot import Snapshot
     from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, Verdict
-    from cloud_tpu_diagnostics.hang.hang_watch import HangWatch
-    from cloud_tpu_diagnostics.hang.learned_timeouts import Pauses
-    from cloud_tpu_diagnostics.snapshot import Snapshot
 
 __all__ = ["HangResponse", "HangWatching"]
 
@@ -122,7 +121,7 @@ class HangWatching:
         """Use a dump: it may show the frame that a stuck job is in."""
         if self._response is None or dump.trigger.is_last or not dump.threads:
             return
-        from cloud_tpu_diagnostics.grouping import main_thread
+        from cloud_tpu_diagnostics._dumps.grouping import main_thread
 
         main = main_thread(dump.threads)
         if main is not None and main.frames:
@@ -135,7 +134,7 @@ class HangWatching:
                 self._add_frames(group.frames, by_python=True)
 
     def _add_frames(self, frames: tuple[Frame, ...], *, by_python: bool) -> None:
-        from cloud_tpu_diagnostics.activity import telling_frame
+        from cloud_tpu_diagnostics._dumps.grouping import telling_frame
 
         if self._response is not None:
             self._response.add_frame(telling_frame(frames), by_python=by_python)
@@ -208,8 +207,8 @@ def _watch(hang: Mapping[str, Any] | None, inherit: Callable[[], Pauses]) -> Han
     """Return the part that recognises hangs; it is not loaded if they are not watched for."""
     if not hang:
         return None
+    from cloud_tpu_diagnostics._companion.hang_watch import HangWatch
     from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
-    from cloud_tpu_diagnostics.hang.hang_watch import HangWatch
 
     return HangWatch(HangConfig(**hang), inherit)
 
@@ -340,7 +339,7 @@ class HangResponse:
         return 0.25
 
     def _entry(self) -> dict[str, Any]:
-        from cloud_tpu_diagnostics.activity import where
+        from cloud_tpu_diagnostics._dumps.grouping import where
 
         verdict = self._verdict
         step = "" if verdict.step is None else f" (step {verdict.step})"

@@ -20,7 +20,7 @@ from ml_diagnostics_common.files import open_lock_file, wait_for_lock
 from ml_diagnostics_common.journal.layout import log_folder_name, make_private_folder, read_state, write_state
 from ml_diagnostics_common.progress import PHASES
 
-from cloud_tpu_diagnostics.hang.learned_timeouts import Pauses, valid_seconds
+from cloud_tpu_diagnostics._companion.hang_watch import Pauses, valid_seconds
 
 __all__ = ["load_learned", "save_learned"]
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from cloud_tpu_diagnostics._dumps.parser import Dump
 from cloud_tpu_diagnostics.entries import DUMP, LOG_ID, entry
-from cloud_tpu_diagnostics.traces import Dump
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,8 @@ from cloud_tpu_diagnostics._companion.job import Job
 from cloud_tpu_diagnostics._companion.log import EntryLog, dump_entries
 from cloud_tpu_diagnostics._companion.output import ConsoleOutput, FileOutput, Headers, TraceOutput
 from cloud_tpu_diagnostics._companion.requests import UnansweredRequests
+from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, Trigger, parse_dumps
 from cloud_tpu_diagnostics.entries import SNAPSHOT, entry
-from cloud_tpu_diagnostics.traces import Dump, DumpParser, Trigger, parse_dumps
 
 __all__ = ["END_SECONDS", "LINGER_SECONDS", "LONGEST_END_SECONDS", "Companion", "main"]
 
@@ -224,7 +224,7 @@ class Companion:
             self._log.write(payload, severity=severity)
 
     def _take_snapshot(self, message: Mapping[str, Any]) -> None:
-        from cloud_tpu_diagnostics.snapshot import Snapshot, SnapshotHistory, describe
+        from cloud_tpu_diagnostics._dumps.snapshot import Snapshot, SnapshotHistory, describe
 
         self._fault = None  # It was a forked child's.
         snapshot = Snapshot.from_json(message)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ml_diagnostics_common.worker import Worker
 
-from cloud_tpu_diagnostics.headlines import HEADER_START
+from cloud_tpu_diagnostics._dumps.text import header
 
 __all__ = ["ConsoleOutput", "FileOutput", "Headers", "TraceOutput"]
 
@@ -32,7 +32,7 @@ class Headers:
     """
 
     def __init__(self, interval_seconds: float) -> None:
-        self._header = f"{HEADER_START}{interval_seconds} seconds.\n".encode()
+        self._header = header(interval_seconds).encode()
         self._held = b""
 
     def add(self, data: bytes) -> bytes:

@@ -16,7 +16,7 @@ from ml_diagnostics_common.processes import wait_readable
 from ml_diagnostics_common.sidecar_parent import Parent, ignore_signals, lower_priority
 
 from cloud_tpu_diagnostics._companion.job import Job, StuckCheck
-from cloud_tpu_diagnostics.signals import FAULTHANDLER_DUMP
+from cloud_tpu_diagnostics._signals import FAULTHANDLER_DUMP
 
 __all__ = ["UnansweredRequests", "main"]
 

@@ -7,10 +7,10 @@ import threading
 
 from ml_diagnostics_common.processes import handled_signals
 
+from cloud_tpu_diagnostics._config import checked_interval
 from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
 from cloud_tpu_diagnostics.diagnostic import diagnose
-from cloud_tpu_diagnostics.plan import checked_interval
 from cloud_tpu_diagnostics.src.stack_trace import disable_stack_trace_dumping, enable_stack_trace_dumping
 
 __all__ = [

@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
-from typing import IO, Any, Final
+from typing import IO, Any
 
+from cloud_tpu_diagnostics._config import LONGEST_INTERVAL_SECONDS
+from cloud_tpu_diagnostics._dumps.text import header
 from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
 from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
 from cloud_tpu_diagnostics.diagnostic import diagnose
-from cloud_tpu_diagnostics.plan import LONGEST_INTERVAL_SECONDS
 
 __all__ = [
     "StackTraceConfig",
@@ -21,8 +22,6 @@ __all__ = [
     "enable_stack_trace_dumping",
     "user_signal_handler_wrapper",
 ]
-
-_HEADER: Final = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every {} seconds.\n"
 
 # State of the process: the blocks that calls have entered, of which each call that disables leaves one.
 _enabled: list[diagnose] = []
@@ -72,7 +71,7 @@ def user_signal_handler_wrapper(
             number = file_descriptor if isinstance(file_descriptor, int) else file_descriptor.fileno()
             if not isinstance(file_descriptor, int):
                 file_descriptor.flush()
-            os.write(number, _HEADER.format(interval).encode())
+            os.write(number, header(interval).encode())
             faulthandler.dump_traceback(number, all_threads=False)
         except (OSError, ValueError):
             pass  # The file is closed: no reason to raise in the middle of the program.

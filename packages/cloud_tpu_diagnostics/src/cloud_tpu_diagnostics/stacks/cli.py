@@ -17,7 +17,7 @@ from cloud_tpu_diagnostics._version import __version__
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
-    from cloud_tpu_diagnostics.grouping import ProcessDump
+    from cloud_tpu_diagnostics._dumps.grouping import ProcessDump
 
 __all__ = ["main"]
 
@@ -127,7 +127,7 @@ def _job_name(text: str) -> str:
 def _recorded_dumps(options: argparse.Namespace, notes: list[str]) -> list[ProcessDump]:
     from ml_diagnostics_common.texts import format_count
 
-    from cloud_tpu_diagnostics.grouping import name_processes
+    from cloud_tpu_diagnostics._dumps.grouping import name_processes
 
     if options.job is not None:
         from cloud_tpu_diagnostics.stacks.log_entries import read_job
@@ -164,7 +164,7 @@ def _without_clean_exits(dumps: list[ProcessDump], notes: list[str]) -> list[Pro
 def _print(dumps: list[ProcessDump], options: argparse.Namespace, console: Console) -> None:
     from ml_diagnostics_common.command.formats import format_data
 
-    from cloud_tpu_diagnostics.grouping import group_processes
+    from cloud_tpu_diagnostics._dumps.grouping import group_processes
     from cloud_tpu_diagnostics.stacks.output import PROCESS_FIELDS, as_dict, format_collapsed, format_text, processes
 
     if options.format == "collapsed":

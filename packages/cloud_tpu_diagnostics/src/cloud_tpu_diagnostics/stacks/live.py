@@ -15,7 +15,8 @@ from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.exceptions import DiagnosticsError, MissingExtraError
 from ml_diagnostics_common.worker import results_in_parallel
 
-from cloud_tpu_diagnostics.grouping import MAIN_THREAD, ProcessDump, main_thread, name_processes
+from cloud_tpu_diagnostics._dumps.grouping import MAIN_THREAD, ProcessDump, main_thread, name_processes
+from cloud_tpu_diagnostics._dumps.parser import Frame, ThreadStack
 from cloud_tpu_diagnostics.stacks.local_processes import (
     DumpError,
     LocalProcess,
@@ -25,7 +26,6 @@ from cloud_tpu_diagnostics.stacks.local_processes import (
     find_processes,
     signal_number,
 )
-from cloud_tpu_diagnostics.traces import Frame, ThreadStack
 
 __all__ = ["dump_processes"]
 

@@ -15,10 +15,10 @@ from typing import BinaryIO, Final, NamedTuple
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
 from ml_diagnostics_common.processes import handled_signals
 
-from cloud_tpu_diagnostics import trace_file
-from cloud_tpu_diagnostics.signals import signal_name
+from cloud_tpu_diagnostics._collect import trace_file
+from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, ThreadStack
+from cloud_tpu_diagnostics._signals import signal_name
 from cloud_tpu_diagnostics.stacks.trace_files import newest_of, parse_name
-from cloud_tpu_diagnostics.traces import Dump, DumpParser, ThreadStack
 
 __all__ = ["DumpError", "LocalProcess", "Question", "ask", "choose_signal", "find_processes", "signal_number"]
 

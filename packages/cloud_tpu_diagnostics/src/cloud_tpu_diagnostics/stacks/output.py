@@ -9,9 +9,16 @@ from typing import Any
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import format_clock, format_count, format_duration
 
-from cloud_tpu_diagnostics.activity import activity_of, plural
-from cloud_tpu_diagnostics.grouping import JobPicture, ProcessDump, describe, group_threads, main_thread
-from cloud_tpu_diagnostics.traces import Frame
+from cloud_tpu_diagnostics._dumps.grouping import (
+    JobPicture,
+    ProcessDump,
+    activity_of,
+    describe,
+    group_threads,
+    main_thread,
+    plural,
+)
+from cloud_tpu_diagnostics._dumps.parser import Frame
 
 __all__ = ["PROCESS_FIELDS", "as_dict", "format_collapsed", "format_text", "processes"]
 

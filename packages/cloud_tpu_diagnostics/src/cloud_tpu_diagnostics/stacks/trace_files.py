@@ -19,11 +19,11 @@ from ml_diagnostics_common.files import in_bucket, try_lock, unlock
 from ml_diagnostics_common.log_source import LogSource, notes_of
 from ml_diagnostics_common.processes import process_started_ns
 
-from cloud_tpu_diagnostics import trace_file
+from cloud_tpu_diagnostics._collect import trace_file
+from cloud_tpu_diagnostics._dumps.grouping import ProcessDump, main_thread
+from cloud_tpu_diagnostics._dumps.parser import Dump, parse_dumps
+from cloud_tpu_diagnostics._dumps.text import HEADER_START
 from cloud_tpu_diagnostics.entries import LOG_ID
-from cloud_tpu_diagnostics.grouping import ProcessDump, main_thread
-from cloud_tpu_diagnostics.headlines import HEADER_START
-from cloud_tpu_diagnostics.traces import Dump, parse_dumps
 
 __all__ = ["TraceFileName", "interval_seconds", "newest_of", "parse_name", "read_trace_files", "with_endings"]
 

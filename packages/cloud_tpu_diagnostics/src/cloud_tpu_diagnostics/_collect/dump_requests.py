@@ -29,17 +29,16 @@ from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.signal_wakeups import SignalWakeups, in_main_thread, subscribe, unsubscribe
 
-from cloud_tpu_diagnostics.dump import signal_dump_text, write_at_once, write_in_parts
-from cloud_tpu_diagnostics.log_queue import guarded_as, warn_once
-from cloud_tpu_diagnostics.signals import (
+from cloud_tpu_diagnostics._collect.log_queue import guarded_as, warn_once
+from cloud_tpu_diagnostics._collect.watchdog import Output, is_left_harmless, make_harmless, undo_all
+from cloud_tpu_diagnostics._dumps.text import signal_dump_text, write_at_once, write_in_parts
+from cloud_tpu_diagnostics._signals import (
     FAULTHANDLER_DUMP,
     SignalsAmidText,
     handled_signals_or_none,
     real_time_signals,
     signal_name,
 )
-from cloud_tpu_diagnostics.undoing import undo_all
-from cloud_tpu_diagnostics.watchdog import Output, is_left_harmless, make_harmless
 
 __all__ = ["DumpRequests"]
 

@@ -8,10 +8,27 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Final
 
 from ml_diagnostics_common.thread_frames import current_frames
 
-__all__ = ["dump_text", "signal_dump_text", "write_at_once", "write_in_parts"]
+if TYPE_CHECKING:
+    from ml_diagnostics_common.raised_exception import CodeLocation
+
+__all__ = [
+    "EXCEPTION_START",
+    "HEADER_START",
+    "dump_text",
+    "exception_text",
+    "header",
+    "signal_dump_text",
+    "write_at_once",
+    "write_in_parts",
+]
+
+HEADER_START: Final = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every "
+EXCEPTION_START: Final = "Exception left diagnose()"
+
 
 _DEEPEST = 100
 """Frames of a thread; faulthandler's limit too."""
@@ -62,6 +79,37 @@ def signal_dump_text(handler: CodeType, leave_out: Collection[int] = ()) -> str:
         if ident not in leave_out
     ]
     return "\n".join(threads)
+
+
+def header(interval_seconds: float) -> str:
+    """Return the line that precedes a periodic dump."""
+    return f"{HEADER_START}{interval_seconds} seconds.\n"
+
+
+def exception_text(error: BaseException, step: int | None) -> str:
+    """Return lines with an exception, where it was raised, and the exceptions that it is linked to; never raise.
+
+    Args:
+        error: The exception with which the block was left.
+        step: The step in which it was raised, if the job published one.
+    """
+    from ml_diagnostics_common.raised_exception import describe_exception  # Few blocks fail.
+
+    lines = []
+    for raised in describe_exception(error):
+        if raised.relation:
+            lines.append(f"{raised.relation.capitalize()} {raised.title}")
+        else:
+            lines.append(f"{EXCEPTION_START}{'' if step is None else f' at step {step}'}: {raised.title}")
+        lines.append("Stack (most recent call first):")
+        lines += [_exception_line(frame) for frame in raised.frames]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _exception_line(frame: CodeLocation) -> str:
+    if not frame.file:
+        return f"  <{frame.function.strip('. ')}>"
+    return f'  File "{frame.file}", line {frame.line or "???"} in {frame.function}'
 
 
 def write_in_parts(number: int, text: str, goes_on: Callable[[], bool], *, is_patient: bool = True) -> None:

@@ -4,7 +4,7 @@ The format is that of `Python/traceback.c` and `Modules/faulthandler.c` of CPyth
 `Timeout (0:10:00)!` (the timer) or `Fatal Python error: ...` (a fault); one that a signal asked for begins at once with
 a thread. Its threads come newest first, an empty line between two of them, and at most 100: then `...` ends it.
 
-The format of an exception is ours (`exception_dump`), in the same lines of frames:
+The format of an exception is ours (`exception_text`), in the same lines of frames:
 
     Exception left diagnose() at step 12: ValueError: batch 12 is empty
     Stack (most recent call first):
@@ -23,7 +23,7 @@ import sys
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from cloud_tpu_diagnostics.headlines import EXCEPTION_START, HEADER_START
+from cloud_tpu_diagnostics._dumps.text import EXCEPTION_START, HEADER_START
 
 __all__ = [
     "Dump",

@@ -13,12 +13,12 @@ from typing import Any, Final
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.worker import start
 
-from cloud_tpu_diagnostics import log_queue
-from cloud_tpu_diagnostics.collection import Collection
+from cloud_tpu_diagnostics._collect import log_queue
+from cloud_tpu_diagnostics._collect.collection import Collection
+from cloud_tpu_diagnostics._collect.timer import TimerPause
+from cloud_tpu_diagnostics._config import Plan, plan_of
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
-from cloud_tpu_diagnostics.plan import Plan, plan_of
-from cloud_tpu_diagnostics.watchdog import TimerPause
 
 __all__ = ["FORK_HOOKS", "Block"]
 

@@ -15,29 +15,22 @@ import gc
 import logging
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 
-from cloud_tpu_diagnostics.log_queue import log_once, warn_once
-from cloud_tpu_diagnostics.signals import handled_signals_or_none, real_time_signals
-from cloud_tpu_diagnostics.undoing import undo_all
+from cloud_tpu_diagnostics._collect.log_queue import log_once, warn_once
+from cloud_tpu_diagnostics._signals import handled_signals_or_none, real_time_signals
 
-__all__ = ["Output", "Timer", "TimerPause", "Watchdog", "is_left_harmless", "make_harmless"]
+__all__ = ["Output", "Watchdog", "is_left_harmless", "make_harmless", "undo_all"]
 
 _NO_DESCRIPTOR = 2**30
 """A number that no file can have: what is written there is lost."""
 
 _MOST_THREADS = 100
 """Of a dump: the newest (MAX_NTHREADS in CPython's Python/traceback.c)."""
-
-_MOST_GRACE_SECONDS = 1.0
-_LEAST_GRACE_SECONDS = 0.5
-"""A hundred busy threads of Python may let ours wait for the GIL for so long."""
 
 
 class Output:
@@ -240,144 +233,28 @@ def make_harmless(number: int, output: Output, *, handler: object = signal.SIG_D
     faulthandler.register(number, file=_left_harmless[number], all_threads=False)
 
 
-class TimerPause(NamedTuple):
-    """How a fork turned the timer off."""
+def undo_all(steps: list[Callable[[], object] | None]) -> None:
+    """Takes steps from the end of a list, each off it once it is done: after an interruption the rest can be done.
 
-    has_lock: bool
-    """Whether the thread that forks has the lock: whether no other thread arms the timer meanwhile."""
-    output: Output | None
-    """What the timer wrote to; None if it was not on."""
-
-
-class Timer:
-    """faulthandler's timer, of which a process has one: it dumps all stacks once per period until it is armed again.
-
-    It reads the stacks of threads without the GIL. That is safe while they do not execute, as in a hang, and ends a
-    running program with a segmentation fault once in some hundred dumps. So a thread of Python writes the dumps, and
-    arms the timer again `grace_seconds` before it would fire: it fires only if Python has not run for so long.
-
-    A fork copies the timer's locks, but not the thread that releases them: a child that then ends, or sets a timer,
-    waits for ever. So the timer is off during a fork.
+    An ExitStack forgets the step that a KeyboardInterrupt breaks off.
 
     Args:
-        interval_seconds: From one dump to the next.
-        clock: Seconds, monotonic.
+        steps: Each may be taken twice; None is no step.
+
+    Raises:
+        RecursionError: The rest is still to be done.
+        Exception: The first of what the steps have raised, after all of them.
     """
-
-    def __init__(self, interval_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.grace_seconds = min(_MOST_GRACE_SECONDS, max(_LEAST_GRACE_SECONDS, 0.08 * interval_seconds))
-        """How late Python may be before it fires."""
-        self.period_seconds = max(interval_seconds, min(interval_seconds, self.grace_seconds) + self.grace_seconds)
-        """From arming to firing, and between two dumps of a hang: longer than the interval only below a second."""
-        self._clock = clock
-        self.lock = threading.RLock()
-        """Held while it is armed or cancelled."""
-        self._output: Output | None = None
-        self._descriptor: Descriptor | None = None
-        self.due = 0.0
-        """When it fires first if it is not armed again, by the clock."""
-
-    def arm(self, number: int) -> None:
-        """Starts it, from now on.
-
-        Args:
-            number: The descriptor to write to, of which it takes a copy. One that waits for its reader would stop the
-                whole process.
-        """
-        with self.lock:
-            before, self._descriptor = self._descriptor, Descriptor(with_high_number(os.dup(number)))
-            self._start()
-            if before is not None:
-                before.close()
-
-    def arm_again(self, number: int | None = None) -> bool:
-        """Starts it from now on, if it is still on; False if it was cancelled, or if the job uses it by now.
-
-        Args:
-            number: The descriptor to write to from now on; None: the same.
-        """
-        with self.lock:
-            if self._output is None:
-                return False
-            if not self._output.is_in_use():
-                self.cancel()
-                warn_once(
-                    "timer taken",
-                    "The program has set or cancelled faulthandler's timer within diagnose(): "
-                    "there are no more periodic stack traces.",
-                )
-                return False
-            if number is not None:
-                self.arm(number)
-                return True
-            return self._start()
-
-    def copy_of_descriptor(self) -> int | None:
-        """Opens what it writes to once more, for who writes in its place; None if it is off."""
-        with self.lock:
-            number = self._descriptor.number() if self._descriptor is not None else None
-            return None if number is None or self._output is None else with_high_number(os.dup(number))
-
-    def cancel(self) -> None:
-        """Stops it; nothing is written any more."""
-        with self.lock:
-            if self._output is not None and self._output.is_in_use():
-                self._cut_short()
-                faulthandler.cancel_dump_traceback_later()
-            self._output = None
-            if self._descriptor is not None:
-                self._descriptor.close()
-                self._descriptor = None
-
-    def _start(self) -> bool:
-        """Starts it, unless its descriptor was closed by the job."""
-        number = self._descriptor.number() if self._descriptor is not None else None
-        if number is None:
-            self.cancel()
-            return False
-        self._output = Output(number)
-        self._schedule(self._output)
-        self._output.hand_over()
-        return True
-
-    def _schedule(self, output: Output) -> None:
-        self.due = self._clock() + self.period_seconds
-        faulthandler.dump_traceback_later(self.period_seconds, repeat=True, file=output)
-
-    def _cut_short(self) -> None:
-        """Has a dump that is being written fail from now on: to cancel the timer waits for its end, and nobody else."""
-        number = self._descriptor.number() if self._descriptor is not None else None
+    failure: Exception | None = None
+    while steps:
         try:
-            if number is not None:
-                unwritable = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-                os.dup2(unwritable, number, inheritable=False)
-                os.close(unwritable)
-                self._descriptor = Descriptor(number)
-        except OSError:
-            pass  # Then it takes as long as it takes.
-
-    def before_fork(self, until: float) -> TimerPause:
-        """Turn it off, and keep other threads from arming it.
-
-        Args:
-            until: When to go on without the lock, by the monotonic clock.
-        """
-        has_lock = self.lock.acquire(timeout=max(0.0, until - time.monotonic()))
-        output = self._output
-        if output is None or not output.is_in_use():
-            return TimerPause(has_lock, None)
-        faulthandler.cancel_dump_traceback_later()
-        return TimerPause(has_lock, output)
-
-    def after_fork(self, pause: TimerPause) -> None:
-        """Turn it on again, in the parent: for a whole period, as Python runs now.
-
-        Args:
-            pause: What `before_fork` returned.
-        """
-        try:
-            if pause.output is not None and pause.output is self._output:
-                self._schedule(pause.output)
-        finally:
-            if pause.has_lock:
-                self.lock.release()
+            step = steps[-1]
+            if step is not None:
+                step()
+        except RecursionError:
+            raise  # The caller is too deep; further up it can be done.
+        except Exception as error:
+            failure = failure or error
+        steps.pop()
+    if failure is not None:
+        raise failure

@@ -12,30 +12,27 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.guard import LOSSES, job_logger
 from ml_diagnostics_common.worker import start
 
-from cloud_tpu_diagnostics.console import Console
-from cloud_tpu_diagnostics.dump import dump_text, write_in_parts
-from cloud_tpu_diagnostics.dump_requests import DumpRequests
-from cloud_tpu_diagnostics.log_queue import flush_in_background, guarded_as, log, warn_once
-from cloud_tpu_diagnostics.plan import Plan
-from cloud_tpu_diagnostics.rounds import Rounds
-from cloud_tpu_diagnostics.undoing import undo_all
-from cloud_tpu_diagnostics.watchdog import Timer, TimerPause, Watchdog
+from cloud_tpu_diagnostics._collect.console import Console
+from cloud_tpu_diagnostics._collect.dump_requests import DumpRequests
+from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, guarded_as, log, warn_once
+from cloud_tpu_diagnostics._collect.timer import Rounds, Timer, TimerPause
+from cloud_tpu_diagnostics._collect.watchdog import Watchdog, undo_all
+from cloud_tpu_diagnostics._config import Plan
+from cloud_tpu_diagnostics._dumps.text import dump_text, exception_text, header, write_in_parts
 
 if TYPE_CHECKING:
-    from cloud_tpu_diagnostics._companion.helper import Helper
-    from cloud_tpu_diagnostics._companion.link import CompanionLink
-    from cloud_tpu_diagnostics.trace_file import TraceFile
+    from cloud_tpu_diagnostics._collect.companion import CompanionLink
+    from cloud_tpu_diagnostics._collect.helper import Helper
+    from cloud_tpu_diagnostics._collect.trace_file import TraceFile
 
-__all__ = ["HEADER", "Collection"]
+__all__ = ["Collection"]
 
 _log = job_logger("ml_diagnostics.diagnose")
-
-HEADER: Final = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every {interval} seconds.\n"
 
 
 class Collection:
@@ -113,10 +110,8 @@ class Collection:
 
         Not to the console: the interpreter prints it there.
         """
-        from cloud_tpu_diagnostics.exception_dump import exception_dump
-
         companion, place = self._companion, self._place
-        text = exception_dump(error, companion.step() if companion is not None else None)
+        text = exception_text(error, companion.step() if companion is not None else None)
         if place is not None and place.path is not None and place.is_open():
             try:
                 os.write(place.number, text.encode("utf-8", "backslashreplace"))
@@ -165,8 +160,8 @@ class Collection:
         from ml_diagnostics_common.client_imports import import_undisturbed
 
         # Not before now, and not within our lock: a thread that forks waits for the import, and may be waited for.
-        import_undisturbed("cloud_tpu_diagnostics._companion.helper")
-        from cloud_tpu_diagnostics._companion.helper import Helper
+        import_undisturbed("cloud_tpu_diagnostics._collect.helper")
+        from cloud_tpu_diagnostics._collect.helper import Helper
 
         with self._changing:
             requests, watchdog, place = self._requests, self._watchdog, self._place
@@ -186,7 +181,7 @@ class Collection:
         if not (self.plan.to_cloud or self.plan.hangs is not None or (place is not None and place.patient is None)):
             return
         try:
-            from cloud_tpu_diagnostics._companion.link import CompanionLink
+            from cloud_tpu_diagnostics._collect.companion import CompanionLink
 
             self._companion = CompanionLink(
                 self.plan,
@@ -248,7 +243,7 @@ class Collection:
     def _prune(self) -> None:
         place = self._place
         if place is not None and place.path is not None:
-            from cloud_tpu_diagnostics.trace_file import prune
+            from cloud_tpu_diagnostics._collect.trace_file import prune
 
             prune(Path(place.path).parent)
 
@@ -278,7 +273,7 @@ class Collection:
             self._look()
             companion = self._companion
         if is_in_time:
-            self._dump("" if companion is not None else HEADER.format(interval=self.plan.interval_seconds))
+            self._dump("" if companion is not None else header(self.plan.interval_seconds))
         if companion is not None:
             self._send_snapshot(companion)
         return True
@@ -337,7 +332,9 @@ class Collection:
 def _open_place(plan: Plan) -> TraceFile | Console | None:
     """Open the file, or find stderr, and log which; return None if there is neither."""
     if plan.to_cloud:
-        from cloud_tpu_diagnostics.trace_file import open_trace_file  # Here, as most blocks write to the console.
+        from cloud_tpu_diagnostics._collect.trace_file import (
+            open_trace_file,  # Here, as most blocks write to the console.
+        )
 
         file = open_trace_file()
         if file is not None:

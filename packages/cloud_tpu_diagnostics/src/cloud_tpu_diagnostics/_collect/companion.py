@@ -14,11 +14,11 @@ from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.worker import start
 
+from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, guarded_as, log, log_once, warn_once
+from cloud_tpu_diagnostics._collect.trace_file import MOST_FILE_BYTES
 from cloud_tpu_diagnostics._companion import RUN_BY, CompanionSettings
+from cloud_tpu_diagnostics._config import Plan
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
-from cloud_tpu_diagnostics.log_queue import flush_in_background, guarded_as, log, log_once, warn_once
-from cloud_tpu_diagnostics.plan import Plan
-from cloud_tpu_diagnostics.trace_file import MOST_FILE_BYTES
 
 __all__ = ["CompanionLink", "CompanionProcess"]
 
@@ -221,7 +221,7 @@ class CompanionLink:
 
     def send_snapshot(self) -> None:
         """Take a snapshot of this process's threads, for the companion to record."""
-        from cloud_tpu_diagnostics.snapshot import take_snapshot
+        from cloud_tpu_diagnostics._dumps.snapshot import take_snapshot
 
         self._our_threads |= {threading.get_ident(), self._process.thread_ident}
         snapshot = take_snapshot(leave_out=self._our_threads.union(self._our_other_threads()))
@@ -244,7 +244,7 @@ class CompanionLink:
         """Send the stack of the exception that leaves the block, for the companion to record.
 
         Args:
-            text: As `exception_dump` returns it.
+            text: As `exception_text` returns it.
         """
         self._process.send({"kind": "exception", "text": text})
 

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 from ml_diagnostics_common.thread_frames import current_frames
 from ml_diagnostics_common.worker import thread_names
 
-from cloud_tpu_diagnostics.grouping import ThreadGroup
-from cloud_tpu_diagnostics.traces import Frame
+from cloud_tpu_diagnostics._dumps.grouping import ThreadGroup
+from cloud_tpu_diagnostics._dumps.parser import Frame
 
 __all__ = ["Snapshot", "SnapshotHistory", "Unchanged", "describe", "take_snapshot"]
 
@@ -185,7 +185,10 @@ def describe(snapshot: Snapshot, unchanged: Sequence[Unchanged] = ()) -> str:
         snapshot: What was taken.
         unchanged: What `SnapshotHistory.seen` said of it, if anybody asked.
     """
-    from cloud_tpu_diagnostics.activity import activity_of, plural  # The companion describes; the job only takes.
+    from cloud_tpu_diagnostics._dumps.grouping import (  # The companion describes; the job only takes.
+        activity_of,
+        plural,
+    )
 
     many = len(snapshot.groups)
     lines = [f"{_count(snapshot.thread_count, 'thread')} in {_count(many, 'group')} of equal stacks"]

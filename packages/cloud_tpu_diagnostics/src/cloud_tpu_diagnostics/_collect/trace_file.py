@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from ml_diagnostics_common.descriptors import Descriptor, identity, with_high_number
 from ml_diagnostics_common.files import try_lock
 
-from cloud_tpu_diagnostics.log_queue import warn_once
+from cloud_tpu_diagnostics._collect.log_queue import warn_once
 
 __all__ = ["FOLDER", "MOST_FILE_BYTES", "TraceFile", "folders", "host_in_names", "open_trace_file", "prune"]
 

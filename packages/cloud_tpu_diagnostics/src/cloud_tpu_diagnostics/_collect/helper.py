@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.worker import start
 
-from cloud_tpu_diagnostics.dump_requests import DumpRequests
-from cloud_tpu_diagnostics.log_queue import flush_in_background, guarded_as, warn_once
+from cloud_tpu_diagnostics._collect.dump_requests import DumpRequests
+from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, guarded_as, warn_once
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.sidecar import Sidecar

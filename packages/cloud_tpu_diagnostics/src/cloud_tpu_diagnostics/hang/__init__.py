@@ -1,1 +1,0 @@
-"""Progress in, verdicts out: pure, with the time given."""
