@@ -51,7 +51,8 @@ def _ask(calculator: Any) -> float:
 def write_attempts(count: int) -> int:
     """Writes a job of many attempts, each by a process of its own, to the journal; returns how many entries it has."""
     # Not above: `query` runs in the environment of the public package, too.
-    from ml_diagnostics_common.journal.layout import Header, encode_header, log_directory, segment_name
+    from ml_diagnostics_common.journal import Header, log_directory
+    from ml_diagnostics_common.journal._layout import encode_header, segment_name
 
     folder = log_directory(Path(os.environ["ML_DIAGNOSTICS_DIR"]), LOG)
     folder.mkdir(parents=True)

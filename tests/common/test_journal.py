@@ -11,16 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ml_diagnostics_common.journal import Journal
-from ml_diagnostics_common.journal.layout import (
-    Header,
-    decode_header,
-    encode_header,
-    list_segments,
-    log_directory,
-    read_state,
-    write_state,
-)
+from ml_diagnostics_common.files import read_state, write_state
+from ml_diagnostics_common.journal import Header, Journal, list_segments, log_directory
+from ml_diagnostics_common.journal._layout import decode_header, encode_header
 from ml_diagnostics_common.reader import JournalReader
 
 from .journals import LOG, Clock, assert_adds_up, new_journal, numbers, read_all

@@ -7,8 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.journal import JournalCap
-from ml_diagnostics_common.journal.layout import Segment, list_segments, log_directory, shipped_offset_path, write_state
+from ml_diagnostics_common.files import write_state
+from ml_diagnostics_common.journal import JournalCap, Segment, list_segments, log_directory
+from ml_diagnostics_common.journal._layout import shipped_offset_path
 from ml_diagnostics_common.reader import JournalReader
 
 from .journals import LOG, Clock, new_journal, numbers, read_all, reported_losses

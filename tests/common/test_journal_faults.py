@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common import worker
-from ml_diagnostics_common.journal import Journal, JournalCap, segment_file
-from ml_diagnostics_common.journal import journal as journal_module
-from ml_diagnostics_common.journal.layout import list_segments, log_directory, segment_name
+from ml_diagnostics_common.journal import Journal, JournalCap, list_segments, log_directory
+from ml_diagnostics_common.journal import _journal as journal_module
+from ml_diagnostics_common.journal import _segment_file as segment_file
+from ml_diagnostics_common.journal._layout import segment_name
 from ml_diagnostics_common.reader import JournalReader
 
 from ..waiting import wait_until

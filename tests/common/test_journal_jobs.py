@@ -6,9 +6,19 @@ import os
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.journal import Journal, jobs_by_log, log_directory, newest_job, processes_of_job
-from ml_diagnostics_common.journal.layout import Header, decode_header
-from ml_diagnostics_common.journal.newest import is_open, last_payloads, newest_writers, writer_start_ns
+from ml_diagnostics_common.journal import (
+    Header,
+    Journal,
+    is_open,
+    jobs_by_log,
+    last_payloads,
+    log_directory,
+    newest_job,
+    newest_writers,
+    processes_of_job,
+    writer_start_ns,
+)
+from ml_diagnostics_common.journal._layout import decode_header
 
 
 def record(root: Path, log_id: str, job: str, entries: int = 1) -> Journal:
@@ -46,7 +56,7 @@ def test_one_header_a_writer_is_read_however_many_segments_it_has(
         decoded.append(line)
         return decode_header(line)
 
-    monkeypatch.setattr("ml_diagnostics_common.journal.layout.decode_header", decode_and_count)
+    monkeypatch.setattr("ml_diagnostics_common.journal._layout.decode_header", decode_and_count)
     assert jobs_by_log(tmp_path) == {"log": {"job"}}
     assert len(decoded) == 2
 

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.journal.layout import list_segments, log_directory
+from ml_diagnostics_common.journal import list_segments, log_directory
 from ml_diagnostics_common.reader import JournalReader
 
 from .journals import LOG, new_journal, numbers, read_all, run_python

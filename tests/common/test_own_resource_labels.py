@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, PageReader, connect
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.guard import Counters
-from ml_diagnostics_common.journal import Journal
-from ml_diagnostics_common.journal.layout import encode_own_fields
+from ml_diagnostics_common.journal import Journal, encode_own_fields
 from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
-from ml_diagnostics_common.shipper.delivery import Delivery
+from ml_diagnostics_common.shipper._delivery import Delivery
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 
 LOG = "metrics"

@@ -12,18 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ml_diagnostics_common import files
 from ml_diagnostics_common import reader as reader_module
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.exceptions import StorageError
-from ml_diagnostics_common.journal import Journal, layout
-from ml_diagnostics_common.journal.layout import (
-    Header,
-    encode_header,
-    list_segments,
-    log_directory,
-    reader_position_path,
-    segment_name,
-)
+from ml_diagnostics_common.journal import Header, Journal, list_segments, log_directory
+from ml_diagnostics_common.journal._layout import encode_header, reader_position_path, segment_name
 from ml_diagnostics_common.reader import JournalReader, UnionReader
 
 from .journals import LOG, Clock, new_journal, numbers, read_all, run_python
@@ -428,9 +422,9 @@ def test_what_a_reader_that_was_killed_while_it_saved_left_is_removed(tmp_path: 
     script = """
 import os, sys
 from pathlib import Path
-from ml_diagnostics_common.journal import layout
+from ml_diagnostics_common import files
 from ml_diagnostics_common.reader import JournalReader
-layout.json.dump = lambda *_: os.kill(os.getpid(), 9)
+files.json.dump = lambda *_: os.kill(os.getpid(), 9)
 reader = JournalReader(sys.argv[2], root=Path(sys.argv[1]))
 list(reader.read_new())
 reader.save_position("mine")
@@ -443,6 +437,6 @@ reader.save_position("mine")
     long_ago = left.stat().st_mtime - 120
     os.utime(left, (long_ago, long_ago))
     os.utime(young, (long_ago, long_ago))
-    layout._cleaned_in_this_process.clear()
+    files._cleaned_in_this_process.clear()
     JournalReader(LOG, root=tmp_path).save_position("mine")
     assert {path.name for path in folder.iterdir()} == {"mine.json", young.name}

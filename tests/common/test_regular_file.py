@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.files import open_regular, read_regular
-from ml_diagnostics_common.journal.layout import opened_segment, read_state, write_state
+from ml_diagnostics_common.files import open_regular, read_regular, read_state, write_state
+from ml_diagnostics_common.journal._layout import opened_segment
 
 
 def _plant(kind: str, path: Path) -> None:

@@ -16,14 +16,15 @@ from google.cloud.logging.handlers import CloudLoggingHandler
 from google.cloud.logging_v2.handlers.transports import SyncTransport
 from ml_diagnostics_common import guard
 from ml_diagnostics_common.backoff import Backoff
-from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, PageReader, connect
-from ml_diagnostics_common.cloud_logging.limits import CUT_KEY, cut_to_fit, payload_bytes
+from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, PageReader, connect, cut_to_fit
+from ml_diagnostics_common.cloud_logging._transport import CUT_KEY, payload_bytes
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import CredentialsError, NoCloudError
-from ml_diagnostics_common.journal import Journal, host_name
-from ml_diagnostics_common.journal.layout import list_segments, log_directory, read_state, shipped_offset_path
+from ml_diagnostics_common.files import read_state
+from ml_diagnostics_common.journal import Journal, host_name, list_segments, log_directory
+from ml_diagnostics_common.journal._layout import shipped_offset_path
 from ml_diagnostics_common.shipper import Shipper
-from ml_diagnostics_common.shipper.own_records import kept_from_cloud_logging
+from ml_diagnostics_common.shipper._own_records import kept_from_cloud_logging
 from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
@@ -713,7 +714,7 @@ def test_what_a_shipping_thread_logs_reaches_every_handler_but_those_of_cloud_lo
 def test_where_no_thread_can_start_the_next_process_ships(
     tmp_path: Path, start: Callable[..., Shipper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ml_diagnostics_common.shipper.shipper.start", lambda *_: None)
+    monkeypatch.setattr("ml_diagnostics_common.shipper.start", lambda *_: None)
     assert start().statistics().state == "stopped"
     assert guard.LOSSES["shipper_thread_refused"] == 1
 

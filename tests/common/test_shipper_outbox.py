@@ -12,16 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common import guard
 from ml_diagnostics_common.guard import Counters
-from ml_diagnostics_common.journal.layout import (
-    Header,
-    Segment,
-    encode_header,
-    list_segments,
-    log_directory,
-    segment_name,
-)
-from ml_diagnostics_common.shipper import outbox as module
-from ml_diagnostics_common.shipper.outbox import Outbox, OutboxLock
+from ml_diagnostics_common.journal import Header, Segment, list_segments, log_directory
+from ml_diagnostics_common.journal._layout import encode_header, segment_name
+from ml_diagnostics_common.shipper import _outbox as module
+from ml_diagnostics_common.shipper._outbox import Outbox, OutboxLock
 
 LOG, WRITER = "run", "host-1-2-0"
 
@@ -83,7 +77,7 @@ def test_every_whole_line_is_returned_once_between_any_damage(
             path = write(root, number, content)
         assert numbers(root, most_entries=most_entries, most_bytes=most_bytes) == list(range(count))
         assert numbers(root) == []
-        assert Outbox(root, LOG, WRITER, Counters()).place == (number, path.stat().st_size)
+        assert Outbox(root, LOG, WRITER, Counters()).position == (number, path.stat().st_size)
 
 
 def test_a_line_in_the_making_is_waited_for(tmp_path: Path) -> None:

@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 from ml_diagnostics_common.cloud_logging import connect
 from ml_diagnostics_common.cloud_logging._rest import RestTransport
+from ml_diagnostics_common.files import write_state
 from ml_diagnostics_common.guard import Counters
-from ml_diagnostics_common.journal import Journal, host_name, own_journals
-from ml_diagnostics_common.journal import journal as journal_module
-from ml_diagnostics_common.journal.layout import list_segments, log_directory, shipped_offset_path, write_state
+from ml_diagnostics_common.journal import Journal, host_name, list_segments, log_directory
+from ml_diagnostics_common.journal import _journal as journal_module
+from ml_diagnostics_common.journal import _own_journals as own_journals
+from ml_diagnostics_common.journal._layout import shipped_offset_path
 from ml_diagnostics_common.process_hooks import LiveObjects
-from ml_diagnostics_common.shipper import Shipper, writers
-from ml_diagnostics_common.shipper.delivery import Delivery
-from ml_diagnostics_common.shipper.outbox import Outbox, OutboxLock
-from ml_diagnostics_common.shipper.writers import Owner, owner
+from ml_diagnostics_common.shipper import Shipper
+from ml_diagnostics_common.shipper import _outbox as outbox_module
+from ml_diagnostics_common.shipper._delivery import Delivery
+from ml_diagnostics_common.shipper._outbox import Outbox, OutboxLock, Owner, owner
 from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Status
@@ -419,7 +421,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_importing_the_shipper_imports_nothing_heavy() -> None:
-    program = "import sys, ml_diagnostics_common.shipper.shipper; print(*sys.modules)"
+    program = "import sys, ml_diagnostics_common.shipper; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout.split()
     assert not {"msgspec", "google.auth", "grpc", "requests", "asyncio", "ssl", "http", "inspect"} & set(modules)
 
@@ -472,7 +474,7 @@ def test_our_own_writers_stay_ours_when_the_clock_is_set(
     """The kernel reports a process's start by today's clock; a writer is named by the clock of its time."""
     journal = Journal(LOG, root=tmp_path, labels={})
     journal.append({"step_count": 0})
-    monkeypatch.setattr(writers, "process_started_ns", lambda _: time.time_ns() + 3600 * 10**9)
+    monkeypatch.setattr(outbox_module, "process_started_ns", lambda _: time.time_ns() + 3600 * 10**9)
     assert owner(journal.writer) is Owner.US
     lock = OutboxLock.take(shipped_offset_path(tmp_path, LOG, journal.writer).with_suffix(".lock"))
     assert lock is not None
@@ -483,7 +485,7 @@ def test_our_own_writers_stay_ours_when_the_clock_is_set(
 
 def test_a_parents_writer_is_not_the_childs(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
     body = """
-from ml_diagnostics_common.shipper.writers import Owner, owner
+from ml_diagnostics_common.shipper._outbox import Owner, owner
 parents = journal.writer
 record(first, 1)
 assert owner(parents) is Owner.US
@@ -527,7 +529,7 @@ def test_what_a_journal_holds_at_the_end_is_written_in_time_to_be_shipped(
     """The disk was full until just now."""
     body = """
 import logging; logging.disable()
-from ml_diagnostics_common.journal import journal as module
+from ml_diagnostics_common.journal import _journal as module
 record(first, 1); shipper.start(); assert shipper.flush(20)
 write = module._write
 def full(*_): raise OSError(28, "No space left on device")

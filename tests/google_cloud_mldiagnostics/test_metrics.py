@@ -24,7 +24,7 @@ from google_cloud_mldiagnostics.metrics import record, record_metrics
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.guard import LOSSES
-from ml_diagnostics_common.journal import journal as journal_module
+from ml_diagnostics_common.journal import _journal as journal_module
 
 from .kept_entries import kept_entries
 from .recorded_runs import RUN, active, metrics_of

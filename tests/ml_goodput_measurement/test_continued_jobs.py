@@ -16,7 +16,8 @@ from .histories import History, MemoryLog
 
 ATTEMPT = """
 import sys
-from ml_goodput_measurement import goodput, recorder as recorders
+from ml_goodput_measurement import goodput
+from ml_goodput_measurement._record import recorder as recorders
 
 name, end = sys.argv[1:]
 start, tasks = recorders.start, []

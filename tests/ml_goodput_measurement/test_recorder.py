@@ -374,7 +374,7 @@ def test_the_signatures_are_those_of_the_contract() -> None:
 
 
 def test_cloud_without_credentials_raises_at_construction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("ml_diagnostics_common.shipper.shipper")
+    pytest.importorskip("ml_diagnostics_common.shipper")
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -417,7 +417,7 @@ recorder.record_job_start_time(); recorder.record_step_start_time(1); recorder.r
         "multiprocessing",
         "importlib.metadata",
         "urllib.request",
-        "ml_diagnostics_common.shipper.shipper",
+        "ml_diagnostics_common.shipper",
     }
     assert not heavy & loaded_by(program)
 

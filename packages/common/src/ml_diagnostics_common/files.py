@@ -1,4 +1,4 @@
-"""Files and paths: locks between processes, safe reads, network file systems, and buckets. Imports next to nothing.
+"""Files and paths: locks between processes, safe reads and writes, network file systems, and buckets.
 
 A lock is a flock on an open file: the kernel releases it whatever ends the process. A forked child has it, too, until
 both have closed the file, or one has released it by `unlock`.
@@ -9,12 +9,17 @@ would wait for its writer, and a read of a device or of a huge file would fill t
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import re
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from threading import get_ident
+from typing import Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 
@@ -22,17 +27,23 @@ __all__ = [
     "in_bucket",
     "is_held",
     "is_network_filesystem",
+    "make_private_folder",
     "native_path",
     "open_lock_file",
     "open_regular",
     "read_regular",
+    "read_state",
     "share_lock",
     "try_lock",
     "unlock",
     "wait_for_lock",
+    "write_state",
 ]
 
 _LOCK_POLL_SECONDS = 0.005
+_LONGEST_STATE_BYTES = 2**26
+_WRITTEN_SECONDS = 60.0
+_DAY_SECONDS = 86_400.0
 
 _NETWORK_TYPES = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"}
@@ -140,6 +151,68 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
     if size > most_bytes or len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))
     return data
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder, and missing folders above it, for this user only; it may exist already."""
+    if not folder.parent.is_dir():
+        make_private_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Replace a small JSON file: another process or thread sees the old state or the new one, never a part."""
+    make_private_folder(path.parent)
+    new = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(state, file)
+            file.flush()
+            os.fsync(file.fileno())  # Else a power cut may leave the new name with no content.
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    if path.parent not in _cleaned_in_this_process:
+        _cleaned_in_this_process.add(path.parent)
+        _remove_unfinished(path.parent)
+
+
+# State of the process: folders in which files of killed processes were searched for.
+_cleaned_in_this_process: set[Path] = set()
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove unfinished files of `write_state` in processes that were killed."""
+    for left in folder.glob(".*.new"):
+        pid = left.name.split(".")[-2].partition("-")[0]
+        with contextlib.suppress(OSError):
+            seconds = time.time() - left.stat().st_mtime
+            # On a shared folder the process may run on another host; none needs a minute for a small file.
+            if pid.isdecimal() and seconds > _WRITTEN_SECONDS and (seconds > _DAY_SECONDS or not _runs(int(pid))):
+                left.unlink()
+
+
+def _runs(pid: int) -> bool:
+    if pid == os.getpid():
+        return False  # Of a process before this one: in containers pids are reused.
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """Return what `write_state` wrote; None if there is no readable file."""
+    try:
+        state = json.loads(read_regular(path, _LONGEST_STATE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return state if isinstance(state, dict) else None
 
 
 def is_network_filesystem(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> bool:

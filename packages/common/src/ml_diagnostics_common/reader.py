@@ -12,15 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ml_diagnostics_common.entry import LogEntry, SeenSequences
-from ml_diagnostics_common.journal.layout import (
-    Segment,
-    list_segments,
-    log_directory,
-    read_state,
-    reader_position_path,
-    write_state,
-)
-from ml_diagnostics_common.journal.segment_reader import SegmentReader
+from ml_diagnostics_common.files import read_state, write_state
+from ml_diagnostics_common.journal._layout import Segment, list_segments, log_directory, reader_position_path
+from ml_diagnostics_common.journal._segment_reader import SegmentReader
 
 __all__ = ["EntryReader", "JournalReader", "UnionReader"]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.files import open_lock_file, wait_for_lock
-from ml_diagnostics_common.journal.layout import log_folder_name, make_private_folder, read_state, write_state
+from ml_diagnostics_common.files import make_private_folder, open_lock_file, read_state, wait_for_lock, write_state
+from ml_diagnostics_common.journal import log_folder_name
 from ml_diagnostics_common.progress import PHASES
 
 from cloud_tpu_diagnostics._companion.hang_watch import Pauses, valid_seconds

@@ -13,7 +13,7 @@ from ml_diagnostics_common.cloud_logging import quoted
 from ml_diagnostics_common.entry import LogEntry, ProcessEndings
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import NoCloudError
-from ml_diagnostics_common.journal.jobs import ProcessStart, processes_of_job
+from ml_diagnostics_common.journal import ProcessStart, processes_of_job
 from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
 
 from cloud_tpu_diagnostics._dumps.grouping import MAIN_THREAD, ProcessDump

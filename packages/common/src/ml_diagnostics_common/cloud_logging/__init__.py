@@ -4,7 +4,13 @@
 query. Google's client libraries are imported when a transport is made, not before.
 """
 
-from ml_diagnostics_common.cloud_logging._connecting import connect, make_transport
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ml_diagnostics_common.client_imports import import_clients, import_undisturbed
 from ml_diagnostics_common.cloud_logging._filters import any_of, full_log_name, query_filter, quoted
 from ml_diagnostics_common.cloud_logging._queries import PageReader, QueryReader
 from ml_diagnostics_common.cloud_logging._reader import CloudLoggingReader
@@ -12,7 +18,10 @@ from ml_diagnostics_common.cloud_logging._transport import (
     LoggingTransport,
     Page,
     TransportError,
+    cut_to_fit,
 )
+from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
+from ml_diagnostics_common.environment import logging_over_grpc, secure_endpoint
 
 __all__ = [
     "CloudLoggingReader",
@@ -23,8 +32,53 @@ __all__ = [
     "TransportError",
     "any_of",
     "connect",
+    "cut_to_fit",
     "full_log_name",
     "make_transport",
     "query_filter",
     "quoted",
 ]
+
+
+def make_transport(cloud: CloudEnvironment, environ: Mapping[str, str] = os.environ) -> LoggingTransport:
+    """Return a transport that has made no request yet: REST, or gRPC for writing if the environment selects it.
+
+    Args:
+        cloud: The project and credentials.
+        environ: The environment variables: `ML_DIAGNOSTICS_LOGGING_TRANSPORT`, and
+            `CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING` redirects both.
+
+    Raises:
+        ConfigurationError: One of the variables has an invalid value.
+        MissingExtraError: google-auth or requests is not installed. For gRPC, the first write raises it if
+            google-cloud-logging is not installed.
+    """
+    url = secure_endpoint("logging", environ)
+    if logging_over_grpc(environ):
+        import_undisturbed("ml_diagnostics_common.cloud_logging._grpc")
+        from ml_diagnostics_common.cloud_logging._grpc import GrpcTransport
+
+        return GrpcTransport(cloud, url=url)
+    import_undisturbed("ml_diagnostics_common.cloud_logging._rest")
+    from ml_diagnostics_common.cloud_logging._rest import RestTransport
+
+    return RestTransport(cloud, url=url)
+
+
+def connect(
+    project: str | None = None, credentials: Any = None, *, environ: Mapping[str, str] = os.environ
+) -> LoggingTransport:
+    """Find a cloud and return a transport for it. A `Shipper` calls this in its own thread; it may take a second.
+
+    Args:
+        project: The project's id, if the caller knows it.
+        credentials: A `google.auth.credentials.Credentials`, if the caller has one.
+        environ: The environment variables.
+
+    Raises:
+        CredentialsError: No project or no credentials were found.
+        MissingExtraError: See `make_transport`.
+        ConfigurationError: See `make_transport`.
+    """
+    import_clients()
+    return make_transport(find_cloud(project, credentials, environ=environ), environ)

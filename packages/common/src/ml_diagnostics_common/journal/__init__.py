@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 from ml_diagnostics_common.journal._cap import JournalCap
-from ml_diagnostics_common.journal.jobs import jobs_by_log, newest_job, processes_of_job
-from ml_diagnostics_common.journal.journal import Journal, JournalStatistics
-from ml_diagnostics_common.journal.layout import log_directory
-from ml_diagnostics_common.journal.own_journals import host_name
+from ml_diagnostics_common.journal._jobs import (
+    ProcessStart,
+    is_open,
+    jobs_by_log,
+    last_payloads,
+    newest_job,
+    newest_writers,
+    processes_of_job,
+    writer_start_ns,
+)
+from ml_diagnostics_common.journal._journal import Journal, JournalStatistics
+from ml_diagnostics_common.journal._layout import (
+    Header,
+    JournalPosition,
+    Segment,
+    encode_own_fields,
+    list_segments,
+    log_directory,
+    log_folder_name,
+    read_header,
+    shipped_position,
+)
+from ml_diagnostics_common.journal._own_journals import host_name
 
 __all__ = [
+    "Header",
     "Journal",
     "JournalCap",
+    "JournalPosition",
     "JournalStatistics",
+    "ProcessStart",
+    "Segment",
+    "encode_own_fields",
     "host_name",
+    "is_open",
     "jobs_by_log",
+    "last_payloads",
+    "list_segments",
     "log_directory",
+    "log_folder_name",
     "newest_job",
+    "newest_writers",
     "processes_of_job",
+    "read_header",
+    "shipped_position",
+    "writer_start_ns",
 ]

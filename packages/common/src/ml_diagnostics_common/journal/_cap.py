@@ -10,14 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ml_diagnostics_common.files import read_state
 from ml_diagnostics_common.guard import LOSSES
-from ml_diagnostics_common.journal.layout import (
-    Segment,
-    list_segments,
-    read_header,
-    read_reader_positions,
-    read_state,
-)
+from ml_diagnostics_common.journal._layout import Segment, list_segments, read_header, read_reader_positions
 from ml_diagnostics_common.worker import start
 
 __all__ = ["JournalCap"]

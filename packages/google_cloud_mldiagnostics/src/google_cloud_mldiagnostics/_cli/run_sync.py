@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ml_diagnostics_common.backoff import Backoff, Retries
-from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, full_log_name
-from ml_diagnostics_common.cloud_logging.limits import cut_to_fit
+from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, cut_to_fit, full_log_name
 from ml_diagnostics_common.entry import EntryContext, LogEntry, encode_cloud
 from ml_diagnostics_common.exceptions import PreconditionFailedError
 from ml_diagnostics_common.files import read_regular
-from ml_diagnostics_common.journal.layout import Header, Segment, list_segments, log_directory, read_header
+from ml_diagnostics_common.journal import Header, Segment, list_segments, log_directory, read_header, shipped_position
 from ml_diagnostics_common.reader import JournalReader
-from ml_diagnostics_common.shipper.outbox import shipped_place
 from ml_diagnostics_common.storage import storage_for
 
 from google_cloud_mldiagnostics._entries import LOG_ID
@@ -205,9 +203,9 @@ def _shipped(run_id: str, project: str, root: Path) -> dict[str, Any]:
     """The position behind what the run's own shipper has brought to this project."""
     writers: dict[str, dict[str, int]] = {}
     for segment, header in _segments(run_id, root):
-        place = shipped_place(root, LOG_ID, segment.writer)
-        if header.ship and header.project == project and segment.number <= place.segment:
-            offset = segment.size if segment.number < place.segment else place.offset
+        shipped = shipped_position(root, LOG_ID, segment.writer)
+        if header.ship and header.project == project and segment.number <= shipped.segment:
+            offset = segment.size if segment.number < shipped.segment else shipped.offset
             writers.setdefault(segment.writer, {})[str(segment.number)] = offset
     return {"writers": writers}
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.guard import LOSSES, Counters, guarded
-from ml_diagnostics_common.journal import Journal, JournalStatistics
-from ml_diagnostics_common.journal.layout import encode_own_fields
+from ml_diagnostics_common.journal import Journal, JournalStatistics, encode_own_fields
 
 from google_cloud_mldiagnostics._entries import LOG_ID, LOSSES_NAMESPACE, RESOURCE_TYPE, json_number
 from google_cloud_mldiagnostics._recording import device_values

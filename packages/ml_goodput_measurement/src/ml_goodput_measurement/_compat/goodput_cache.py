@@ -22,9 +22,8 @@ from urllib.parse import quote
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError, ObjectNotFoundError
-from ml_diagnostics_common.files import open_regular
+from ml_diagnostics_common.files import make_private_folder, open_regular, read_state, write_state
 from ml_diagnostics_common.guard import job_logger, warn_once
-from ml_diagnostics_common.journal.layout import make_private_folder, read_state, write_state
 from ml_diagnostics_common.payload import encode_payload, printable
 from ml_diagnostics_common.storage import storage_for
 

@@ -17,9 +17,8 @@ from typing import Any
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import DiagnosticsError
-from ml_diagnostics_common.files import open_lock_file, try_lock
+from ml_diagnostics_common.files import make_private_folder, open_lock_file, read_state, try_lock, write_state
 from ml_diagnostics_common.guard import LOSSES, warn_once
-from ml_diagnostics_common.journal.layout import make_private_folder, read_state, write_state
 from ml_diagnostics_common.storage import storage_for
 
 __all__ = ["ExportLock", "ExportNote", "ExportState", "Progress", "note_path", "state_path"]

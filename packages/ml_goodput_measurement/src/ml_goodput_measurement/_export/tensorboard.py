@@ -17,9 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.files import native_path
+from ml_diagnostics_common.files import make_private_folder, native_path
 from ml_diagnostics_common.guard import log_once
-from ml_diagnostics_common.journal.layout import make_private_folder
 from ml_diagnostics_common.storage import storage_for
 
 from ml_goodput_measurement._export.event_files import (

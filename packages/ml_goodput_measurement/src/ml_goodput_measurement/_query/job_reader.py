@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, ProcessEndings
 from ml_diagnostics_common.environment import diagnostics_directory, identity
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.journal.newest import is_open, writer_start_ns
+from ml_diagnostics_common.journal import is_open, writer_start_ns
 from ml_diagnostics_common.log_source import PATIENCE_SECONDS, Cloud, LogSource, notes_of
 from ml_diagnostics_common.processes import process_started_ns, start_mark
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.clock import now_ns
 from ml_diagnostics_common.guard import LOSSES, warn_once
-from ml_diagnostics_common.journal.layout import Segment
+from ml_diagnostics_common.journal import Segment, last_payloads, newest_writers
 from ml_diagnostics_common.process_hooks import at_exit_from_now
 from ml_diagnostics_common.program_end import ProgramEnd, how_it_was_left, last_uncaught, program_frame
 
@@ -139,9 +138,6 @@ def warn_if_ended_before(folder: Path, job_name: str, own_writer: str) -> None:
         job_name: The job.
         own_writer: The writer that continues the job; its own entries are not earlier ones.
     """
-    import_undisturbed("ml_diagnostics_common.journal.newest")  # Jobs that are never started do not load it.
-    from ml_diagnostics_common.journal.newest import newest_writers
-
     earlier = [segment for segment in newest_writers(folder, _WRITERS_READ) if segment.writer != own_writer]
     borders = [border for segment in earlier for border in _last_border(segment, job_name)]
     ended_seconds, is_end = max(borders, default=(0.0, False))
@@ -156,8 +152,6 @@ def warn_if_ended_before(folder: Path, job_name: str, own_writer: str) -> None:
 
 def _last_border(segment: Segment, job_name: str) -> list[tuple[float, bool]]:
     """Return the time of a writer's last border, and whether it is a job end; nothing if the tail has none."""
-    from ml_diagnostics_common.journal.newest import last_payloads
-
     with contextlib.suppress(OSError):
         for payload in last_payloads(segment):
             key = next((key for key in _BORDERS if key in payload), None)

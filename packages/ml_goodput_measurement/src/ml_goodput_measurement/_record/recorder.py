@@ -1,7 +1,7 @@
 """GoodputRecorder and ElasticGoodputRecorder: what a training job calls to record its activities.
 
 Every trainer imports this module, so it imports nothing heavy; a call in each step is one line of text and one
-`os.write` (see `ml_diagnostics_common.journal.journal`). If another process watches this one for hangs, each call also
+`os.write` (see `ml_diagnostics_common.journal`). If another process watches this one for hangs, each call also
 publishes the activity, on every host (see `ml_diagnostics_common.progress`).
 """
 

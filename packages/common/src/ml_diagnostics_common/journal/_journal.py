@@ -20,10 +20,9 @@ from ml_diagnostics_common import clock
 from ml_diagnostics_common.files import is_network_filesystem
 from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal._cap import JournalCap
-from ml_diagnostics_common.journal._held_lines import HeldLines
-from ml_diagnostics_common.journal.layout import FIRST_SEQUENCE, Header, encode_own_fields, log_directory
-from ml_diagnostics_common.journal.own_journals import add_journal, new_writer
-from ml_diagnostics_common.journal.segment_file import SegmentFile
+from ml_diagnostics_common.journal._layout import FIRST_SEQUENCE, Header, encode_own_fields, log_directory
+from ml_diagnostics_common.journal._own_journals import add_journal, new_writer
+from ml_diagnostics_common.journal._segment_file import HeldLines, SegmentFile
 from ml_diagnostics_common.payload import encode_payload
 from ml_diagnostics_common.worker import Task, Worker, start
 

@@ -12,7 +12,7 @@ import msgspec
 
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.guard import warn_once
-from ml_diagnostics_common.journal.layout import (
+from ml_diagnostics_common.journal._layout import (
     SCHEMA,
     Header,
     Segment,

@@ -1,7 +1,8 @@
-"""What one writer's journal holds that Cloud Logging does not have yet: read in batches, ticked off when it does."""
+"""The entries of one writer that are not in Cloud Logging yet: read in batches, and acknowledged when they are sent."""
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 import time
@@ -12,35 +13,30 @@ from typing import NamedTuple
 import msgspec
 
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.files import open_lock_file, try_lock
+from ml_diagnostics_common.files import open_lock_file, try_lock, write_state
 from ml_diagnostics_common.guard import Counters, warn_once
-from ml_diagnostics_common.journal.layout import (
+from ml_diagnostics_common.journal._layout import (
     Header,
+    JournalPosition,
     Segment,
     decode_header,
     first_line,
     is_damaged_header,
     opened_segment,
-    read_state,
     shipped_offset_path,
+    shipped_position,
     sibling_header,
-    write_state,
 )
+from ml_diagnostics_common.journal._own_journals import host_name, is_writer_of_this_process
+from ml_diagnostics_common.processes import process_started_ns
 
-__all__ = ["Batch", "Outbox", "OutboxLock", "Place", "shipped_place"]
+__all__ = ["Batch", "Outbox", "OutboxLock", "Owner", "WriterName", "owner"]
 
 _CHUNK_BYTES = 256 * 1024
 _LONGEST = 16 * 2**20
 _SETTLING_SECONDS = 1.0
 _NOTHING_CAN_BE_MADE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _decode_line = msgspec.json.Decoder(LogEntry).decode
-
-
-class Place(NamedTuple):
-    """A byte in a writer's journal; everything before it was dealt with."""
-
-    segment: int
-    offset: int
 
 
 class Batch(NamedTuple):
@@ -55,14 +51,8 @@ class Batch(NamedTuple):
 
     entries: list[LogEntry]
     line_bytes: list[int]
-    end: Place
+    end: JournalPosition
     header: Header
-
-
-def shipped_place(root: Path, log_id: str, writer: str) -> Place:
-    """How far a writer's entries are shipped, whoever ships them."""
-    state = read_state(shipped_offset_path(root, log_id, writer)) or {}
-    return Place(_natural(state.get("segment")), _natural(state.get("offset")))
 
 
 class OutboxLock:
@@ -132,16 +122,16 @@ class Outbox:
         self._skipped = skipped
         self._clock = clock
         self._state_path = shipped_offset_path(root, log_id, writer)
-        self._place = shipped_place(root, log_id, writer)
+        self._position = shipped_position(root, log_id, writer)
         self._header: tuple[int, Header] | None = None
         self._header_bytes = 0
         self._rotated_at: tuple[int, float] = (-1, 0.0)
         self._pending: Batch | None = None
 
     @property
-    def place(self) -> Place:
+    def position(self) -> JournalPosition:
         """Where the first unsent byte is."""
-        return self._place
+        return self._position
 
     def next_batch(
         self, segments: Sequence[Segment], *, most_entries: int, most_bytes: int, ended: bool
@@ -167,10 +157,10 @@ class Outbox:
 
     def _find_batch(self, segments: Sequence[Segment], most_entries: int, most_bytes: int, ended: bool) -> Batch | None:
         for segment in segments:
-            if segment.number < self._place.segment:
+            if segment.number < self._position.segment:
                 continue
             is_newest = segment.number == segments[-1].number
-            if segment.number > self._place.segment and is_newest and not (ended or self._has_settled(segment)):
+            if segment.number > self._position.segment and is_newest and not (ended or self._has_settled(segment)):
                 self.settling = True
                 return None
             complete = ended or not is_newest
@@ -199,7 +189,7 @@ class Outbox:
                 self._state_path,
                 error,
             )
-        self._place = batch.end
+        self._position = batch.end
         self._pending = None
 
     def read_again(self) -> None:
@@ -214,7 +204,7 @@ class Outbox:
         return self._clock() - seen_at >= _SETTLING_SECONDS
 
     def _read(self, segment: Segment, most_entries: int, most_bytes: int, complete: bool) -> Batch | None:
-        offset = self._place.offset if segment.number == self._place.segment else 0
+        offset = self._position.offset if segment.number == self._position.segment else 0
         if offset == segment.size:
             return None
         with opened_segment(segment.path) as descriptor:
@@ -222,7 +212,7 @@ class Outbox:
                 if os.fstat(descriptor).st_size >= offset:
                     return None  # It grew since it was listed, and was sent.
                 self._skipped.add("truncated_segment")  # As logrotate does. What was sent twice, the insertIds show.
-                self._place = Place(segment.number, offset := 0)
+                self._position = JournalPosition(segment.number, offset := 0)
             line, is_end = first_line(descriptor)
             header = self._header_of(segment, line, is_whole=not is_end)
             if header is None:
@@ -230,9 +220,9 @@ class Outbox:
                     return None  # Made this instant; or of a version to come, whose shippers will ship it.
                 self._skipped.add("unreadable_segment")
             if header is None or not header.ship:
-                end = Place(segment.number, os.fstat(descriptor).st_size)
+                end = JournalPosition(segment.number, os.fstat(descriptor).st_size)
                 return Batch([], [], end, header or _NO_HEADER)
-            start = Place(segment.number, offset or len(line))
+            start = JournalPosition(segment.number, offset or len(line))
             batch = self._read_lines(descriptor, start, header, most_entries, most_bytes, complete)
             return batch if batch.end.offset > offset else None
 
@@ -248,7 +238,13 @@ class Outbox:
         return self._header[1]
 
     def _read_lines(
-        self, descriptor: int, start: Place, header: Header, most_entries: int, most_bytes: int, complete: bool
+        self,
+        descriptor: int,
+        start: JournalPosition,
+        header: Header,
+        most_entries: int,
+        most_bytes: int,
+        complete: bool,
     ) -> Batch:
         """Whole lines, if there are any. Each has its newline in front; the last is whole if it parses."""
         data, at_end = _read_chunk(descriptor, start.offset)
@@ -273,7 +269,7 @@ class Outbox:
                 self._skipped.add("damaged_line")
             end = position + len(line)
             position = end + 1
-        return Batch(entries, lengths, Place(start.segment, end), header)
+        return Batch(entries, lengths, JournalPosition(start.segment, end), header)
 
 
 _NO_HEADER = Header(log_id="", writer="", ship=False)
@@ -298,5 +294,46 @@ def _read_chunk(descriptor: int, offset: int) -> tuple[bytes, bool]:
         size *= 4
 
 
-def _natural(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+_SLACK_NS = 2_000_000_000
+
+
+class Owner(enum.Enum):
+    """What became of the process that a writer belongs to."""
+
+    US = "this process"
+    ALIVE = "another process of this host, which lives"
+    GONE = "a process of this host that has ended"
+    UNKNOWN = "a process of another host"
+
+
+class WriterName(NamedTuple):
+    """The parts of a writer's name."""
+
+    host: str
+    pid: int
+    started_ns: int
+
+    @classmethod
+    def parse(cls, writer: str) -> WriterName | None:
+        """`host-pid-start-n`, or None for anything else."""
+        parts = writer.rsplit("-", 3)
+        if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):
+            return None
+        return cls(parts[0], int(parts[1]), int(parts[2]))
+
+
+def owner(writer: str) -> Owner:
+    """Tells whose a writer is. A pid that was used before (in a container, always) is told by its start.
+
+    Our own are known by name: what clocks say of them changes when somebody sets the clock.
+    """
+    if is_writer_of_this_process(writer):
+        return Owner.US
+    name = WriterName.parse(writer)
+    if name is None or name.host != host_name():
+        return Owner.UNKNOWN
+    started_ns = process_started_ns(name.pid)
+    if started_ns is None or name.started_ns < started_ns - _SLACK_NS:
+        return Owner.GONE
+    # With our pid and not ours: of another container, or the clock was put back since.
+    return Owner.UNKNOWN if name.pid == os.getpid() else Owner.ALIVE

@@ -13,20 +13,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, full_log_name
-from ml_diagnostics_common.cloud_logging.limits import CUT_KEY, NEVER_TOO_LARGE_BYTES, cut_to_fit
+from ml_diagnostics_common.cloud_logging._filters import full_log_name
+from ml_diagnostics_common.cloud_logging._transport import (
+    CUT_KEY,
+    NEVER_TOO_LARGE_BYTES,
+    LoggingTransport,
+    TransportError,
+    cut_to_fit,
+)
 from ml_diagnostics_common.entry import EntryContext, encode_cloud
 from ml_diagnostics_common.guard import Counters, warn_once
-from ml_diagnostics_common.journal.layout import (
+from ml_diagnostics_common.journal._layout import (
     Header,
     Segment,
     list_segments,
     log_directory,
     read_header,
     shipped_offset_path,
+    shipped_position,
 )
-from ml_diagnostics_common.shipper.outbox import Batch, Outbox, OutboxLock, shipped_place
-from ml_diagnostics_common.shipper.writers import Owner, owner
+from ml_diagnostics_common.shipper._outbox import Batch, Outbox, OutboxLock, Owner, owner
 
 __all__ = ["Delivery", "Round"]
 
@@ -213,7 +219,7 @@ class Delivery:
     def _is_behind(self, writer: str) -> bool:
         """Return whether another process, which ships this writer, has not shipped all of it."""
         last = _with_current_size(self._segments[writer][-1])
-        return shipped_place(self._root, self._log_id, writer) < (last.number, last.size)
+        return shipped_position(self._root, self._log_id, writer) < (last.number, last.size)
 
     def _claim(self, writer: str, owned_by: Owner) -> _Claim | None:
         """Return the writer's claim, if this process has it or may take it now."""

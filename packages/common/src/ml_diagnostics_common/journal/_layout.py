@@ -25,14 +25,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from threading import get_ident
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ml_diagnostics_common.files import open_regular, read_regular
+from ml_diagnostics_common.files import open_regular, read_state
 from ml_diagnostics_common.payload import encode_payload, encode_text, printable
 
 __all__ = [
@@ -40,6 +38,7 @@ __all__ = [
     "SCHEMA",
     "SEGMENT_SUFFIX",
     "Header",
+    "JournalPosition",
     "Segment",
     "decode_header",
     "encode_header",
@@ -49,27 +48,22 @@ __all__ = [
     "is_damaged_header",
     "list_segments",
     "log_directory",
-    "make_private_folder",
     "opened_segment",
     "read_header",
     "read_reader_positions",
-    "read_state",
     "reader_position_path",
     "segment_name",
     "shipped_offset_path",
+    "shipped_position",
     "sibling_header",
     "split_first_line",
-    "write_state",
 ]
 
 SCHEMA = 1
 FIRST_SEQUENCE = 10**11  # All sequence numbers have twelve digits, so that insertIds sort as they do.
 _LONGEST_HEADER_BYTES = 2**20  # No more is read where a header is looked for: the file may be anybody's.
-_LONGEST_STATE_BYTES = 2**26
 SEGMENT_SUFFIX = ".jsonl"
 _LONGEST_FOLDER_NAME = 100
-_WRITTEN_SECONDS = 60.0
-_DAY_SECONDS = 86_400.0
 
 
 class Header(NamedTuple):
@@ -84,6 +78,13 @@ class Header(NamedTuple):
     """False: a shipper never sends these entries."""
     project: str = ""
     """The one project that these entries may be sent to; empty is whichever is found."""
+
+
+class JournalPosition(NamedTuple):
+    """A byte in a writer's journal; everything before it was shipped or skipped."""
+
+    segment: int
+    offset: int
 
 
 class Segment(NamedTuple):
@@ -263,66 +264,14 @@ def shipped_offset_path(root: Path, log_id: str, writer: str) -> Path:
     return root / "state" / "shipper" / log_folder_name(log_id) / f"{writer}.json"
 
 
-def make_private_folder(folder: Path) -> None:
-    """Creates the folder, and what is missing above it, for this user only; it may be there already."""
-    if not folder.parent.is_dir():
-        make_private_folder(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
+def shipped_position(root: Path, log_id: str, writer: str) -> JournalPosition:
+    """Return the position up to which a writer's entries are shipped, by any process."""
+    state = read_state(shipped_offset_path(root, log_id, writer)) or {}
+    return JournalPosition(_natural(state.get("segment")), _natural(state.get("offset")))
 
 
-def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Writes a small JSON file whole: another process or thread sees the old state or the new one, never a part."""
-    make_private_folder(path.parent)
-    new = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(state, file)
-            file.flush()
-            os.fsync(file.fileno())  # Else a power cut may leave the new name with no content.
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    if path.parent not in _cleaned_in_this_process:
-        _cleaned_in_this_process.add(path.parent)
-        _remove_unfinished(path.parent)
-
-
-# State of the process: folders in which files of killed processes were searched for.
-_cleaned_in_this_process: set[Path] = set()
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove files that `write_state` began in processes that were killed before it ended."""
-    for left in folder.glob(".*.new"):
-        pid = left.name.split(".")[-2].partition("-")[0]
-        with contextlib.suppress(OSError):
-            seconds = time.time() - left.stat().st_mtime
-            # On a shared folder the process may run on another host; none needs a minute for a small file.
-            if pid.isdecimal() and seconds > _WRITTEN_SECONDS and (seconds > _DAY_SECONDS or not _runs(int(pid))):
-                left.unlink()
-
-
-def _runs(pid: int) -> bool:
-    if pid == os.getpid():
-        return False  # Of a process before this one: in containers pids come again.
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def read_state(path: Path) -> dict[str, Any] | None:
-    """What `write_state` wrote; None where there is nothing that can be read."""
-    try:
-        state = json.loads(read_regular(path, _LONGEST_STATE_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return state if isinstance(state, dict) else None
+def _natural(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def read_reader_positions(folder: Path) -> list[dict[str, Any]]:
