@@ -20,14 +20,14 @@ RUN = {
     "runPhase": "ACTIVE",
     "tools": [{"xprof": {}}],
 }
-# Answers that are lost after the work was done, and requests that came to nothing.
+# Failures after the service did the work, and failures before.
 LOST = [Status(503, after_apply=True), Reset(after_apply=True), Hang(after_apply=True), Truncate(5)]
 NOT_DONE = [Status(503), Status(429), Status(500), Reset(), Hang()]
 ACCOUNT = "trainer@test-project.iam.gserviceaccount.com"
 
 
 class Time:
-    """Seconds that pass only when somebody sleeps."""
+    """A clock that advances only when the code under test sleeps."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -27,7 +27,7 @@ def server(control_plane_server: ControlPlaneServer) -> ControlPlaneServer:
 def cloud_of_a_run(
     monkeypatch: pytest.MonkeyPatch, control_plane_server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer
 ) -> Iterator[ControlPlaneServer]:
-    """A Google Cloud on loopback, and a workload whose run has a known id."""
+    """Start a Google Cloud on loopback, and set a workload so that the id of its run is known."""
     for name, text in (cloud_logging_server.environment() | control_plane_server.environment()).items():
         monkeypatch.setenv(name, text)
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")

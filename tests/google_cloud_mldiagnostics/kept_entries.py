@@ -14,7 +14,7 @@ from ml_diagnostics_common.reader import JournalReader
 def kept_entries(
     namespace: str | None = None, *, run_id: str | None = None, root: Path | None = None
 ) -> list[LogEntry]:
-    """Entries in their order: under one namespace or all, of one run or all, of this test's folder or another."""
+    """Return entries in order: of one namespace or all, of one run or all, of this test's folder or another."""
     of_run = {} if run_id is None else {"node_id": {run_id}}
     reader = JournalReader(LOG_ID, root=root or diagnostics_directory(), resource_labels=of_run)
     entries = [entry for batch in reader.read_new() for entry in batch]
@@ -22,5 +22,5 @@ def kept_entries(
 
 
 def kept_payloads(namespace: str, *, run_id: str | None = None) -> list[dict[str, Any]]:
-    """What the entries under a namespace say."""
+    """Return the payloads of the entries under a namespace."""
     return [dict(entry.payload) for entry in kept_entries(namespace, run_id=run_id)]

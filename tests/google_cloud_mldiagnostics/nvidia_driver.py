@@ -11,7 +11,7 @@ import pytest
 
 @dataclass
 class Gpu:
-    """What the driver says of a GPU; None: that it does not support the question."""
+    """The driver's values for a GPU; None means that the GPU does not support the query."""
 
     uuid: str
     utilization: int | None = 0

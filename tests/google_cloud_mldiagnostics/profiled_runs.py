@@ -1,4 +1,4 @@
-"""Runs to profile: with a real log, and a control plane's thread that only remembers."""
+"""Runs to profile, with a real log and a registration that only remembers sessions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .kept_entries import kept_payloads
 
 
 class RememberedSessions:
-    """In the place of who tells control planes."""
+    """Stands for the registration, which sends sessions to control planes."""
 
     def __init__(self) -> None:
         self.sessions: list[tuple[str, Resource]] = []
@@ -39,7 +39,7 @@ def profiled_run(
     process_count: int = 1,
     **fields: Any,
 ) -> Iterator[ActiveRun]:
-    """The run of this process, while the block lasts."""
+    """Run the block with an active run."""
     log = RunLog(name, location="us-central1", project="", labels={}, is_shipped=False)
     active = ActiveRun(
         run=MLRun(name=name, **fields),
@@ -65,20 +65,20 @@ def profiled_run(
 
 
 def sessions_put(active: ActiveRun) -> list[tuple[str, Resource]]:
-    """What a control plane would have been told of profiles, in its order."""
+    """Return the sessions that a control plane would have received, in order."""
     assert isinstance(active.registration, RememberedSessions)
     return active.registration.sessions  # type: ignore[unreachable]
 
 
-def sessions_told(run_id: str) -> list[tuple[str, str]]:
-    """(session, phase) of each entry about a profile, in their order."""
+def reported_sessions(run_id: str) -> list[tuple[str, str]]:
+    """Return (session, phase) of each entry about a profile, in order."""
     return [(payload["session_id"], payload["phase"]) for payload in kept_payloads(SESSION, run_id=run_id)]
 
 
-def processes_told(run_id: str) -> list[dict[str, Any]]:
+def reported_processes(run_id: str) -> list[dict[str, Any]]:
     return kept_payloads(PROCESS, run_id=run_id)
 
 
 def xplanes(folder: Path | str) -> list[str]:
-    """The files of profiles below a folder, as paths from there."""
+    """Return the files of profiles below a folder, as relative paths."""
     return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*.xplane.pb"))

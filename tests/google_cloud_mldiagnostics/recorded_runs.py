@@ -1,4 +1,4 @@
-"""Runs for the tests of recording: a log and what belongs to it, without a control plane."""
+"""Runs for the tests of recording: a log without a control plane."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RUN = "my-run-20261121053242"
 
 @contextlib.contextmanager
 def active(root: Path, *, process_index: int = 0, run_id: str = RUN, **options: Any) -> Iterator[ActiveRun]:
-    """A run of this process."""
-    run = begin(root, process_index=process_index, run_id=run_id, **options)
+    """Run the block with an active run."""
+    run = start_run(root, process_index=process_index, run_id=run_id, **options)
     try:
         yield run
     finally:
@@ -28,8 +28,8 @@ def active(root: Path, *, process_index: int = 0, run_id: str = RUN, **options: 
         set_active_run(None)
 
 
-def begin(root: Path, *, process_index: int = 0, run_id: str = RUN, **options: Any) -> ActiveRun:
-    """The same, for a process that ends with it."""
+def start_run(root: Path, *, process_index: int = 0, run_id: str = RUN, **options: Any) -> ActiveRun:
+    """Start a run that is not closed, for a process that ends with it."""
     labels = {"job": run_id, "attempt": "1", "host": "host-a", "process_index": str(process_index), "pid": "0"}
     settings = {"location": "us-central1", "project": "", "labels": labels, "is_shipped": False, **options}
     log = RunLog(run_id, root=root, **settings)
@@ -48,6 +48,6 @@ def begin(root: Path, *, process_index: int = 0, run_id: str = RUN, **options: A
 
 
 def metrics_of(root: Path, run_id: str = RUN) -> list[tuple[str, dict[str, Any]]]:
-    """Names and payloads of a run's metrics."""
-    told = [(entry.resource_label("namespace"), entry.payload) for entry in kept_entries(run_id=run_id, root=root)]
-    return [(name, payload) for name, payload in told if not name.startswith("mlrun_")]
+    """Return the names and payloads of a run's metrics."""
+    payloads = [(entry.resource_label("namespace"), entry.payload) for entry in kept_entries(run_id=run_id, root=root)]
+    return [(name, payload) for name, payload in payloads if not name.startswith("mlrun_")]

@@ -1,4 +1,4 @@
-"""Programs that begin a run in a process of their own, and what is left of it when they have ended."""
+"""Start runs in processes of their own, and read the state that they leave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from google_cloud_mldiagnostics import machinelearning_run, metrics
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell has its background jobs ignore it.
 
-def begin(name="train", **arguments):
+def start_run(name="train", **arguments):
     return machinelearning_run(name, log_system_metrics=False, **arguments)
 
 def ready():
@@ -45,7 +45,7 @@ class Ended(NamedTuple):
 
 
 def start(program: str, prefix: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
-    """Starts a program; `begin()` in it begins a run."""
+    """Start a program; `start_run()` in it starts a run."""
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", BEGIN + textwrap.dedent(program)],
         stdin=subprocess.PIPE,
@@ -56,10 +56,10 @@ def start(program: str, prefix: Sequence[str] = (), **environment: str) -> subpr
     )
 
 
-def end(process: subprocess.Popen[str], timeout_seconds: float = 30.0, say: str | None = None) -> Ended:
-    """Waits until a program has ended; first, says something to it."""
+def end(process: subprocess.Popen[str], timeout_seconds: float = 30.0, input_text: str | None = None) -> Ended:
+    """Wait until a program has ended, after sending it a text to read."""
     try:
-        output, errors = process.communicate(say, timeout=timeout_seconds)
+        output, errors = process.communicate(input_text, timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -72,7 +72,7 @@ def run(program: str, prefix: Sequence[str] = (), **environment: str) -> Ended:
 
 
 def run_until_ready(program: str, signal_number: int, **environment: str) -> Ended:
-    """Runs a program until it says `ready()`, which it does at its end at the latest, and sends it a signal."""
+    """Run a program until it calls `ready()`, at its end at the latest, and send it a signal."""
     process = start(textwrap.dedent(program) + WAIT, **environment)
     await_line(process, "ready")
     process.send_signal(signal_number)
@@ -80,7 +80,7 @@ def run_until_ready(program: str, signal_number: int, **environment: str) -> End
 
 
 def await_line(process: subprocess.Popen[str], text: str) -> None:
-    """Reads what the program says until it says that."""
+    """Read the program's output up to this line."""
     for line in process.stdout:
         if line.strip() == text:
             return
@@ -92,7 +92,7 @@ def runs_folder() -> Path:
 
 
 def kept_runs() -> list[dict[str, Any]]:
-    """Every run of this test's folder, the oldest first."""
+    """Return every run of this test's folder, the oldest first."""
     found = [json.loads(path.read_text()) for path in runs_folder().glob("*/run.json")]
     return sorted(found, key=lambda run: run["createTime"])
 
@@ -103,7 +103,7 @@ def kept_run() -> dict[str, Any]:
 
 
 def phases() -> list[str]:
-    """What the processes said of themselves, in order."""
+    """Return the phases that the processes recorded, in order."""
     return [entry.payload["phase"] for entry in kept_entries(PROCESS)]
 
 

@@ -1,4 +1,4 @@
-"""All processes of a job agree, through the real coordination service of JAX, and none waits for one that is gone."""
+"""Processes of a job agree through the real coordination service of JAX, and none waits for one that is gone."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ def run(program: str, **arguments: str) -> programs.Ended:
     return programs.run(CONNECTED.format(port=free_port()) + program, JAX_PLATFORMS="cpu", **arguments)
 
 
-def test_without_jax_distributed_each_process_goes_on_with_its_own() -> None:
+def test_without_jax_distributed_each_process_uses_its_own_value() -> None:
     assert agreement.agree("key", "mine") == "mine"
     agreement.tell("key", "mine")
-    agreement.hear("key", lambda _: pytest.fail("nobody tells"))
+    agreement.hear("key", lambda _: pytest.fail("no process publishes"))
     assert agreement.jax_processes() is None
 
 
-def test_the_first_decides_and_nobody_waits() -> None:
+def test_the_first_value_is_used_by_all_and_no_process_waits() -> None:
     ended = run("""
 print(agree("a", "first"), agree("a", "second"), agree("b", "third"), jax_processes())
 """)
     assert ended.output == "first first third (0, 1)\n", ended.errors
-    assert "it continues with" not in ended.errors  # As who has waited until his time was over says.
+    assert "it continues with" not in ended.errors  # Logged after a timeout.
 
 
-def test_what_one_process_tells_the_others_hear() -> None:
+def test_a_value_that_one_process_publishes_is_received_by_the_others() -> None:
     ended = run("""
-heard = []
-hear("a", heard.append)
+received = []
+hear("a", received.append)
 time.sleep(0.1)
 tell("a", "1")
-while not heard:
+while not received:
     time.sleep(0.01)
 tell("a", "2")
 time.sleep(0.2)
-hear("a", heard.append)
-while len(heard) < 2:
+hear("a", received.append)
+while len(received) < 2:
     time.sleep(0.01)
-print(heard)
+print(received)
 """)
     assert ended.output == "['1', '2']\n", ended.errors
 
@@ -71,7 +71,7 @@ def test_a_coordinator_that_does_not_answer_costs_a_bounded_time_and_one_warning
     os.write(writing, b"x")
 
 
-def test_a_process_that_waits_for_the_coordinator_is_not_ended_by_a_question_of_ours() -> None:
+def test_a_process_that_waits_for_the_coordinator_is_not_ended_by_our_requests() -> None:
     """jaxlib ends a process that asks before it is connected, and JAX shows the client before that."""
     program = """
 import jax
@@ -95,10 +95,10 @@ jax.distributed.shutdown()
     assert [each.code for each in ended] == [0, 0], [each.errors for each in ended]
 
 
-@pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux tells who has handlers in C")
+@pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux shows handlers in C")
 def test_the_handler_that_jax_has_for_preemptions_is_left_alone() -> None:
     ended = run("""
-begin()
+start_run()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.2)
 print("goes on", flush=True)

@@ -1,4 +1,4 @@
-"""Which attempt a process is of, and what its end makes of the attempt and the run."""
+"""Which attempt a process joins, and how its end changes the attempt and the run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ def member(index: int = 0, pid: int = 100, host: str = "a") -> Member:
     return Member(host, index, pid, f"ticks-{pid}")
 
 
-def new(who: Member, token: str = "life-1", number: int = 1) -> Resource:
-    return new_run({"displayName": "train", "labels": {}}, who, token=token, number=number, now=NOW)
+def new(participant: Member, token: str = "life-1", number: int = 1) -> Resource:
+    return new_run({"displayName": "train", "labels": {}}, participant, token=token, number=number, now=NOW)
 
 
-def joined(run: Resource, who: Member, token: str = "life-1", number: int = 1, alive: Collection[int] = ()) -> Resource:
+def joined(
+    run: Resource, participant: Member, token: str = "life-1", number: int = 1, alive: Collection[int] = ()
+) -> Resource:
     change = begin(
         {"displayName": "train"},
-        who,
+        participant,
         token=token,
         number=number,
         now=LATER,
@@ -45,8 +47,8 @@ def joined(run: Resource, who: Member, token: str = "life-1", number: int = 1, a
     return joined
 
 
-def ended(run: Resource, who: Member, phase: str = "COMPLETED", reason: str = "") -> Resource:
-    changed = end(who, phase, reason, now=LATER)(copy.deepcopy(run))
+def ended(run: Resource, participant: Member, phase: str = "COMPLETED", reason: str = "") -> Resource:
+    changed = end(participant, phase, reason, now=LATER)(copy.deepcopy(run))
     return run if changed is None else changed
 
 
@@ -54,36 +56,36 @@ def phases(run: Resource) -> list[str]:
     return [attempt["phase"] for attempt in run["attempts"]]
 
 
-# --- Beginning ----------------------------------------------------------------------------------------
+# --- Starting -----------------------------------------------------------------------------------------
 
 
-def test_the_first_process_begins_the_first_attempt() -> None:
+def test_the_first_process_starts_the_first_attempt() -> None:
     run = new(member())
     assert (run["runPhase"], run["labels"], phases(run)) == ("ACTIVE", {"attempt": "1"}, ["ACTIVE"])
 
 
-def test_a_process_of_the_same_life_joins_its_attempt() -> None:
+def test_a_process_with_the_same_token_joins_the_attempt() -> None:
     run = joined(new(member(0)), member(1, 101))
     assert phases(run) == ["ACTIVE"]
     assert [process["process_index"] for process in run["attempts"][0]["processes"]] == [0, 1]
 
 
-def test_a_process_of_another_life_begins_another_attempt_though_the_other_ones_live() -> None:
+def test_a_process_with_another_token_starts_another_attempt_while_earlier_processes_live() -> None:
     run = joined(new(member(0)), member(1, 101), token="life-2", alive={100})
     assert phases(run) == ["FAILED", "ACTIVE"]
 
 
-def test_where_nothing_tells_the_life_a_process_joins_those_that_live() -> None:
+def test_a_process_without_a_token_joins_the_attempt_of_living_processes() -> None:
     run = joined(new(member(0), token=""), member(1, 101), token="", alive={100})
     assert phases(run) == ["ACTIVE"]
 
 
-def test_where_nothing_tells_the_life_and_none_lives_another_attempt_begins() -> None:
+def test_a_process_without_a_token_starts_another_attempt_if_no_process_lives() -> None:
     run = joined(new(member(0), token=""), member(1, 101), token="")
     assert phases(run) == ["FAILED", "ACTIVE"]
 
 
-def test_a_process_that_was_started_again_in_the_same_place_begins_another_attempt() -> None:
+def test_a_restarted_process_of_the_same_index_starts_another_attempt() -> None:
     run = joined(new(member(0)), member(0, 101), alive=set())
     assert phases(run) == ["FAILED", "ACTIVE"]
     assert run["attempts"][0]["reason"] == WITHOUT_A_WORD
@@ -110,7 +112,7 @@ def test_attempts_are_counted_at_least_as_far_as_the_scheduler_does() -> None:
     assert run["labels"]["attempt"] == "7"
 
 
-def test_what_is_kept_of_a_run_gets_what_is_said_anew() -> None:
+def test_new_configs_and_labels_are_merged_into_the_stored_run() -> None:
     kept = {
         **new(member()),
         "configs": {"userConfigs": {"lr": "0.1", "old": "1"}},
@@ -180,7 +182,7 @@ def test_the_end_of_an_attempt_before_does_not_end_the_run() -> None:
     assert phases(late) == ["FAILED", "ACTIVE"]
 
 
-def test_a_process_that_nobody_knows_ends_nothing() -> None:
+def test_the_end_of_an_unknown_process_changes_nothing() -> None:
     run = new(member())
     assert end(member(0, 999), "FAILED", "", now=LATER)(run) is None
 
@@ -188,7 +190,7 @@ def test_a_process_that_nobody_knows_ends_nothing() -> None:
 def test_why_an_attempt_ended_may_be_known_later() -> None:
     run = joined(new(member(0)), member(0, 101))
     assert ended_without_a_word(run)["number"] == 1
-    told = explain(1, "FAILED", "out of memory")(run)
-    assert told["attempts"][0]["reason"] == "out of memory"
-    assert ended_without_a_word(told) is None  # type: ignore[arg-type]
-    assert explain(1, "FAILED", "something else")(told) is None  # type: ignore[arg-type]
+    explained = explain(1, "FAILED", "out of memory")(run)
+    assert explained["attempts"][0]["reason"] == "out of memory"
+    assert ended_without_a_word(explained) is None  # type: ignore[arg-type]
+    assert explain(1, "FAILED", "something else")(explained) is None  # type: ignore[arg-type]

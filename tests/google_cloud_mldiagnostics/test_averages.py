@@ -13,17 +13,21 @@ from hypothesis import strategies as st
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=2000), st.integers(1, 700))
-def test_figures_are_those_of_all_values(values: list[float], ask_every: int) -> None:
+def test_the_average_covers_all_values(values: list[float], ask_every: int) -> None:
     average = Average()
     for number, value in enumerate(values):
         average.add(value)
         if number % ask_every == 0:
             average.as_dict()
-    figures = average.as_dict()
+    averaged = average.as_dict()
     largest = max(map(abs, values))
-    assert figures["count"] == len(values)
-    assert figures["mean"] == pytest.approx(statistics.fmean(values), abs=largest * 1e-12)
-    assert (figures["min"], figures["max"], figures["last"]) == (min(values), max(values), values[-1])
+    assert averaged["count"] == len(values)
+    assert averaged["mean"] == pytest.approx(statistics.fmean(values), abs=largest * 1e-12)
+    assert (averaged["min"], averaged["max"], averaged["last"]) == (
+        min(values),
+        max(values),
+        values[-1],
+    )
 
 
 def test_the_largest_floats_have_a_mean() -> None:
@@ -51,7 +55,7 @@ def test_before_the_first_value_there_is_a_count_alone() -> None:
     assert Average().as_dict() == {"count": 0}
 
 
-def test_values_are_folded_as_they_come() -> None:
+def test_values_are_folded_as_they_are_recorded() -> None:
     average = Average()
     for _ in range(100_000):
         average.add(1.0)
@@ -72,12 +76,12 @@ def test_threads_lose_no_value() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    figures = averages.as_dict()["loss"]
-    assert figures["count"] == 80_000
-    assert figures["mean"] == pytest.approx(9999.5)
+    averaged = averages.as_dict()["loss"]
+    assert averaged["count"] == 80_000
+    assert averaged["mean"] == pytest.approx(9999.5)
 
 
-def test_whoever_interrupts_a_fold_waits_for_nobody() -> None:
+def test_code_that_interrupts_a_fold_does_not_wait() -> None:
     """As a signal handler that records would: its value is there with the next fold."""
     average = Average()
     with average._folding:

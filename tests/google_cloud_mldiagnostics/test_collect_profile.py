@@ -1,4 +1,4 @@
-"""collect_profile and the ProfilerService's client: all hosts at once, by grpcio alone, and what fails is said."""
+"""collect_profile and the ProfilerService's client: all hosts at once, by grpcio alone, and failures are reported."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_two_hosts_are_profiled_over_the_same_stretch_of_time(ports: list[int], 
     assert apart_ns < 200e6 / 4
 
 
-def test_all_are_asked_to_begin_at_one_moment_ahead_and_one_alone_at_once(
+def test_several_hosts_start_at_one_future_time_and_a_single_host_at_once(
     ports: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -79,7 +79,7 @@ def test_all_are_asked_to_begin_at_one_moment_ahead_and_one_alone_at_once(
     assert asked[2:] == [0]
 
 
-def test_a_host_that_cannot_be_reached_keeps_nobody_from_theirs(ports: list[int], tmp_path: Path) -> None:
+def test_an_unreachable_host_does_not_stop_captures_of_the_others(ports: list[int], tmp_path: Path) -> None:
     results = SERVICE.capture([f"localhost:{free_port()}", f"localhost:{ports[0]}"], str(tmp_path), "one", 100)
     assert [result.is_captured for result in results] == [False, True]
     assert "is the job running, with jax.profiler.start_server(port)" in results[0].problem
@@ -94,7 +94,7 @@ def test_a_host_that_never_answers_is_given_up(tmp_path: Path) -> None:
         assert time.monotonic() - started < SERVICE.connect_seconds + SERVICE.extra_seconds
 
 
-def test_a_host_that_is_being_profiled_says_so(ports: list[int], tmp_path: Path) -> None:
+def test_a_host_that_is_being_profiled_is_reported(ports: list[int], tmp_path: Path) -> None:
     address = [f"localhost:{ports[0]}"]
     first = threading.Thread(target=SERVICE.capture, args=(address, str(tmp_path), "first", 1500))
     first.start()
@@ -117,7 +117,7 @@ def test_a_host_that_is_being_profiled_says_so(ports: list[int], tmp_path: Path)
         (["host:1"], "/tmp", 100, ["../up"]),
     ],
 )
-def test_what_cannot_be_asked_is_said_before_anybody_is(
+def test_invalid_arguments_raise_before_any_request(
     addresses: list[str], root: str, duration_ms: int, names: list[str] | None
 ) -> None:
     with pytest.raises(ConfigurationError):
@@ -241,16 +241,16 @@ def test_a_host_without_the_service_is_asked_over_http(
     assert "1 of 1 hosts" in capsys.readouterr().out
 
 
-def test_what_fails_over_http_too_is_said_and_fails_the_command(
+def test_a_failure_over_http_too_is_printed_and_fails_the_command(
     over_http: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ProfilingOverHttp, "status", 500)
     status = collect("--hosts", "127.0.0.1", "--port", over_http, "--duration_in_ms", 100, "--log_dir", tmp_path)
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     assert status == 1
-    assert not said.out
-    assert "no profiler's server answers there" in said.err
-    assert "over HTTP: HTTP 500" in said.err
+    assert not printed.out
+    assert "no profiler's server answers there" in printed.err
+    assert "over HTTP: HTTP 500" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_what_fails_over_http_too_is_said_and_fails_the_command(
         (["--log_dir", "s3://bucket/logs"], "s3:// is not supported"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_said(
+def test_an_invalid_argument_is_printed(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -42,13 +42,13 @@ def recorded(name: str = "trained", steps: int = 5, group: str = "sweep") -> str
 
 
 def job(ending: str) -> tuple[str, int]:
-    """A run of another process, that ends as it is told; its id, and how it ended."""
+    """Run another process that ends as requested; return its run's id and its exit code."""
     done = subprocess.run([sys.executable, "-c", JOB, ending], capture_output=True, text=True, timeout=60, check=False)
     return done.stdout.split()[0], done.returncode
 
 
 def shown(capsys: Captured, *arguments: str, code: int = 0) -> str:
-    """What a command prints to standard output."""
+    """Run a command; return its standard output."""
     capsys.readouterr()
     assert main(arguments) == code
     return capsys.readouterr().out
@@ -64,11 +64,11 @@ def test_runs_are_listed_the_newest_first(capsys: Captured) -> None:
     assert [run["run"] for run in json.loads(shown(capsys, "runs", "--limit", "1", "--format", "json"))] == [second]
 
 
-def test_where_there_are_no_runs_that_is_said_and_is_no_error(capsys: Captured) -> None:
+def test_a_folder_without_runs_is_reported_and_is_not_an_error(capsys: Captured) -> None:
     assert main(["runs"]) == 0
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert str(diagnostics_directory()) in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert str(diagnostics_directory()) in printed.err
     assert json.loads(shown(capsys, "runs", "--format", "json")) == []
 
 
@@ -78,9 +78,9 @@ def test_a_run_is_shown_with_its_metrics_and_configs(capsys: Captured) -> None:
     assert page.startswith(f"{run_id}: COMPLETED\n")
     for text in ("sweep", "loss", "step_time", "layers", str(diagnostics_directory() / "runs" / run_id)):
         assert text in page
-    told = json.loads(shown(capsys, "show", run_id, "--format", "json"))
-    assert (told["state"], told["configs"]["user"], told["group"]) == ("COMPLETED", {"layers": "2"}, "sweep")
-    loss = next(metric for metric in told["metrics"] if metric["metric"] == "loss")
+    printed = json.loads(shown(capsys, "show", run_id, "--format", "json"))
+    assert (printed["state"], printed["configs"]["user"], printed["group"]) == ("COMPLETED", {"layers": "2"}, "sweep")
+    loss = next(metric for metric in printed["metrics"] if metric["metric"] == "loss")
     assert (loss["count"], loss["mean"], loss["last"], loss["last_step"]) == (5, 3, 1, 4)
     assert "points" not in loss
 
@@ -94,9 +94,9 @@ def test_a_run_goes_by_the_beginning_of_its_id_or_as_the_last(capsys: Captured) 
 def test_a_beginning_of_several_ids_is_none_and_all_are_named(capsys: Captured) -> None:
     first, second = recorded("ones"), recorded("one-two")
     assert main(["show", "one"]) == 3
-    told = capsys.readouterr().err
-    assert first in told
-    assert second in told
+    printed = capsys.readouterr().err
+    assert first in printed
+    assert second in printed
 
 
 @pytest.mark.parametrize("command", ["show", "metrics", "profile", "sync"])
@@ -104,18 +104,18 @@ def test_a_run_that_is_not_there_is_one_error(command: str, capsys: Captured, mo
     monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "1")
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
     assert main([command, "nothing"]) == 3
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "there is no run nothing" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "there is no run nothing" in printed.err
 
 
 @pytest.mark.parametrize("run_id", ["../../etc", "", ".", "a/b", "\0"])
-def test_a_run_is_looked_for_nowhere_but_in_its_folder(run_id: str, capsys: Captured) -> None:
+def test_a_run_id_is_never_a_path_out_of_the_folder(run_id: str, capsys: Captured) -> None:
     assert main(["show", run_id]) == 1
     assert capsys.readouterr().out == ""
 
 
-def test_a_run_whose_process_was_killed_is_failed_at_once(capsys: Captured) -> None:
+def test_a_run_of_a_killed_process_is_failed_at_once(capsys: Captured) -> None:
     run_id, code = job("os.kill(os.getpid(), 9)")
     assert code == -9
     state, reason = shown(capsys, "show", run_id).splitlines()[:2]
@@ -124,7 +124,7 @@ def test_a_run_whose_process_was_killed_is_failed_at_once(capsys: Captured) -> N
     assert "FAILED" in shown(capsys, "runs").splitlines()[2]
 
 
-def test_how_it_was_killed_is_told_by_its_companion(capsys: Captured) -> None:
+def test_the_exit_reason_comes_from_the_companion(capsys: Captured) -> None:
     run_id, _ = job("os.kill(os.getpid(), 9)")
     shown_before = json.loads(shown(capsys, "show", run_id, "--format", "json"))
     (known,) = shown_before["attempts"][0]["processes"]
@@ -140,10 +140,13 @@ def test_an_exception_and_what_a_restart_makes_of_it_are_two_attempts(capsys: Ca
     run_id, _ = job("raise RuntimeError('no data')")
     again, _ = job("")
     assert again == run_id
-    told = json.loads(shown(capsys, "show", run_id, "--format", "json"))
-    assert told["state"] == "COMPLETED"
-    assert [(attempt["number"], attempt["state"]) for attempt in told["attempts"]] == [(1, "FAILED"), (2, "COMPLETED")]
-    assert "no data" in told["attempts"][0]["reason"]
+    printed = json.loads(shown(capsys, "show", run_id, "--format", "json"))
+    assert printed["state"] == "COMPLETED"
+    assert [(attempt["number"], attempt["state"]) for attempt in printed["attempts"]] == [
+        (1, "FAILED"),
+        (2, "COMPLETED"),
+    ]
+    assert "no data" in printed["attempts"][0]["reason"]
     assert "2 attempts" in shown(capsys, "show", run_id)
 
 
@@ -162,10 +165,10 @@ def test_values_are_csv_json_or_a_table(capsys: Captured) -> None:
 
 def test_a_metric_that_was_not_recorded_is_an_error_that_names_those_that_were(capsys: Captured) -> None:
     assert main(["metrics", recorded(), "los"]) == 3
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "'los'" in told.err
-    assert "loss, step_time" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "'los'" in printed.err
+    assert "loss, step_time" in printed.err
 
 
 def test_curves_are_drawn(capsys: Captured, tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ def test_names_of_others_do_not_rule_the_terminal(capsys: Captured) -> None:
         assert not set(shown(capsys, *arguments)) & set("\x1b\x07")
 
 
-def test_who_reads_our_output_may_stop() -> None:
+def test_a_reader_of_the_output_may_stop_early() -> None:
     recorded(steps=2000)
     command = [sys.executable, "-m", "google_cloud_mldiagnostics.cli", "metrics", "last", "--format", "csv"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
@@ -273,7 +276,7 @@ def test_the_stack_of_an_endless_recursion_is_short_and_one_that_is_caught_is_no
     assert "innermost call first" not in shown(capsys, "show", caught)
 
 
-def test_a_traceback_that_somebody_else_wrote_cannot_rule_the_terminal(capsys: Captured) -> None:
+def test_control_characters_of_a_traceback_do_not_reach_the_terminal(capsys: Captured) -> None:
     run_id, _ = job("raise ValueError('x')")
     (segment,) = (diagnostics_directory() / "journal" / "ml_diagnostics_metric").glob("*.jsonl")
     forged = '[{"exception":"E\\u001b[2J","frames":["f\\u001b[2J (a:1)",3,null]},5,{"frames":7}]'

@@ -189,7 +189,7 @@ def profile(run_id: str, session: str, folder: str = "profiles") -> Path:
     return file
 
 
-def test_profiles_are_brought_along_and_told(cloud: Cloud, capsys: Captured) -> None:
+def test_sync_uploads_profiles_and_reports_them(cloud: Cloud, capsys: Captured) -> None:
     run = recorded()
     run.finish()
     profile(run.name, "s1")
@@ -217,7 +217,7 @@ def test_profiles_that_only_wait_here_are_moved(cloud: Cloud, capsys: Captured) 
     assert known["folder"] == f"gs://test-bucket/{run.name}/plugins/profile/s1"
 
 
-def test_profiles_without_a_bucket_stay_and_that_is_said(cloud: Cloud, capsys: Captured) -> None:
+def test_profiles_without_a_bucket_stay_local_with_a_message(cloud: Cloud, capsys: Captured) -> None:
     run = recorded()
     run.finish()
     file = profile(run.name, "s1")
@@ -226,7 +226,7 @@ def test_profiles_without_a_bucket_stay_and_that_is_said(cloud: Cloud, capsys: C
     assert cloud.runs.sessions(run.name) == []
 
 
-def test_a_refusal_is_one_error_that_says_what_to_do(cloud: Cloud, capsys: Captured) -> None:
+def test_a_refusal_is_one_error_with_the_action_to_take(cloud: Cloud, capsys: Captured) -> None:
     run = recorded()
     run.finish()
     cloud.runs.is_permitted = False
@@ -325,7 +325,7 @@ def test_what_was_not_sent_yet_is_shown_too_and_what_was_once(cloud: Cloud, caps
         assert [point["value"] for point in loss["points"]] == [5, 4, 3, 2, 1, 0.5]
 
 
-def test_a_killed_run_is_stale_elsewhere_until_somebody_tells(
+def test_a_killed_run_is_stale_on_other_machines_until_its_end_is_recorded(
     cloud: Cloud, capsys: Captured, another_machine: Any
 ) -> None:
     cloud.runs.put_run("lost-1", {"displayName": "lost", "runPhase": "ACTIVE", "runSet": "g"})
@@ -361,7 +361,7 @@ def test_a_long_run_is_shown_by_its_newest_values(
 
 
 def heartbeats(cloud: Cloud, run_id: str, count: int, **fields: Any) -> None:
-    """What a process of a run tells each second, until now; the first entry has more to say."""
+    """Write an entry of a process for each second until now; the first one has more fields."""
     cloud.runs.put_run(run_id, {"displayName": run_id, "runPhase": "ACTIVE"})
     resource = {"type": entries.RESOURCE_TYPE, "labels": {"node_id": run_id, "namespace": entries.PROCESS}}
     payload = entries.process_entry("ACTIVE", attempt=1, host="host-0", process_index=0, process_count=1, pid=7)
@@ -380,7 +380,7 @@ def heartbeats(cloud: Cloud, run_id: str, count: int, **fields: Any) -> None:
     )
 
 
-def test_of_a_job_that_tells_much_the_first_and_the_last_is_read(
+def test_the_first_and_the_last_entries_of_a_long_log_are_read(
     cloud: Cloud, capsys: Captured, monkeypatch: pytest.MonkeyPatch, another_machine: Any
 ) -> None:
     monkeypatch.setattr(queries, "PAGE_SIZE", 10)

@@ -1,4 +1,4 @@
-"""`mldiagnostics profile`: a job that runs is profiled from outside, and says so in its run."""
+"""`mldiagnostics profile`: a running job is profiled from outside, and its run shows the profile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.xplane import read_xplane
 
 from ..waiting import free_port, wait_until
-from .told_runs import process, resource, view
+from .sample_entries import process, resource, view
 
 Captured = pytest.CaptureFixture[str]
 
@@ -68,7 +68,7 @@ def running_job(tmp_path: Path) -> Iterator[str]:
                 process.kill()
 
 
-def told(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
+def run_command(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
     capsys.readouterr()
     code = main(arguments)
     out, err = capsys.readouterr()
@@ -77,7 +77,7 @@ def told(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
 
 def wait_until_it_can_be_profiled(run_id: str, capsys: Captured) -> None:
     def profilers() -> int:
-        shown = json.loads(told(capsys, "show", run_id, "--format", "json")[1])
+        shown = json.loads(run_command(capsys, "show", run_id, "--format", "json")[1])
         return sum(bool(one["profiler_port"]) for attempt in shown["attempts"] for one in attempt["processes"])
 
     wait_until(lambda: profilers() == 2, 60)
@@ -88,7 +88,7 @@ def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_pr
 ) -> None:
     with running_job(tmp_path) as run_id:
         wait_until_it_can_be_profiled(run_id, capsys)
-        code, out, err = told(capsys, "profile", run_id, "--duration", "300", "--format", "json")
+        code, out, err = run_command(capsys, "profile", run_id, "--duration", "300", "--format", "json")
         assert (code, "Profiling 2 processes" in err) == (0, True)
         answer = json.loads(out)
         (folder,) = answer["folders"]
@@ -97,21 +97,23 @@ def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_pr
         assert all(read_xplane(file).is_whole for file in files)
         # One of them, by its address, and for people; an unknown one is refused.
         address = answer["hosts"][1]["address"]
-        code, out, _ = told(capsys, "profile", run_id, "--duration", "100", "--hosts", address, "--session", "s2")
+        code, out, _ = run_command(
+            capsys, "profile", run_id, "--duration", "100", "--hosts", address, "--session", "s2"
+        )
         assert code == 0
         assert out.startswith("profile s2: 1 of 1 captured\n")
         assert f"xprof --logdir {folder.partition('/plugins/')[0]} --port 8791" in out
-        assert told(capsys, "profile", run_id, "--hosts", "nobody")[0] == 3
-    shown = json.loads(told(capsys, "show", run_id, "--format", "json")[1])
+        assert run_command(capsys, "profile", run_id, "--hosts", "nowhere")[0] == 3
+    shown = json.loads(run_command(capsys, "show", run_id, "--format", "json")[1])
     assert sorted((one["session"], one["kind"], one["state"], len(one["hosts"])) for one in shown["profiles"]) == [
         (answer["session"], "on_demand", "SUCCEEDED", 2),
         ("s2", "on_demand", "SUCCEEDED", 1),
     ]
-    code, _, err = told(capsys, "profile", run_id)
+    code, _, err = run_command(capsys, "profile", run_id)
     assert (code, "has ended" in err) == (1, True)
 
 
-def test_who_is_asked_are_all_who_can_be_by_the_address_that_leads_there() -> None:
+def test_all_processes_that_can_be_profiled_are_asked_at_their_reachable_addresses() -> None:
     here = identity().host
     shown = view(
         resource(),
@@ -135,7 +137,7 @@ def test_who_is_asked_are_all_who_can_be_by_the_address_that_leads_there() -> No
 @pytest.mark.parametrize(
     ("phase", "words"), [("ACTIVE", "on_demand_xprof=True"), ("FAILED", "has ended"), ("COMPLETED", "has ended")]
 )
-def test_why_nobody_can_be_profiled_is_said(phase: str, words: str) -> None:
+def test_the_error_states_why_no_process_can_be_profiled(phase: str, words: str) -> None:
     with pytest.raises(ProfilingError, match=words):
         targets_of(view(resource(phase), process("ACTIVE", 0), now=1), None)
 

@@ -83,7 +83,7 @@ def test_a_step_on_a_device_is_a_step(tmp_path: Path, run: ActiveRun) -> None:
 
 
 def test_the_caller_waits_for_no_device(tmp_path: Path, run: ActiveRun) -> None:
-    """A computation that takes long: `record` is back before it is done, and the value comes all the same."""
+    """`record` returns before a long computation is done, and the value is still recorded."""
 
     @jax.jit  # type: ignore[untyped-decorator]
     def long(x: Any) -> Any:
@@ -91,13 +91,13 @@ def test_the_caller_waits_for_no_device(tmp_path: Path, run: ActiveRun) -> None:
 
     x = jnp.ones((500, 500))
     long(x).block_until_ready()
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     value = long(x)
     record("loss", value, step=1)
-    called = time.perf_counter() - began
+    called = time.perf_counter() - started_at
     assert metrics_of(tmp_path) == []
     value.block_until_ready()
-    computed = time.perf_counter() - began
+    computed = time.perf_counter() - started_at
     assert called < computed / 2
     assert len(recorded(tmp_path)) == 1
 
@@ -152,7 +152,7 @@ def test_inside_jit_a_value_is_refused_and_the_function_still_traces(
 @pytest.mark.parametrize(
     "make", [lambda: jnp.ones((2, 2)), lambda: jnp.ones(10_001), lambda: jax.random.key(0), lambda: jnp.complex64(1)]
 )
-def test_what_is_no_value_is_counted(tmp_path: Path, run: ActiveRun, make: Any) -> None:
+def test_a_value_of_the_wrong_type_is_counted(tmp_path: Path, run: ActiveRun, make: Any) -> None:
     record("loss", make())
     assert recorded(tmp_path) == []
     assert run.log.lost_values.total() == 1
@@ -279,7 +279,7 @@ def test_what_no_device_computes_before_the_process_ends_is_counted_as_lost_and_
     assert "had not computed" in lost[0]
 
 
-def test_an_array_without_a_way_to_ask_whether_it_is_ready_is_read_at_once(tmp_path: Path, run: ActiveRun) -> None:
+def test_an_array_that_cannot_report_whether_it_is_ready_is_read_at_once(tmp_path: Path, run: ActiveRun) -> None:
     assert not hasattr(jax.random.key(0), "is_ready")
     record("loss", jax.random.key(0))
     record("loss", jnp.float32(1))
@@ -497,7 +497,7 @@ def test_what_no_step_computes_is_settled_at_the_end_or_counted_as_lost(
 
 
 class CudaTensor(XlaTensor):
-    """A tensor of CUDA at protocol level. Its value is in the device's queue: `events` says in which order."""
+    """A tensor of CUDA at protocol level. Its value is in the device's queue; `events` has the order."""
 
     class _Device:
         type = "cuda"
@@ -505,7 +505,7 @@ class CudaTensor(XlaTensor):
     device = _Device()  # type: ignore[assignment]
 
     def tolist(self) -> float:
-        raise AssertionError("asked for on the caller's way")
+        raise AssertionError("read in the caller's thread")
 
 
 def test_a_cuda_tensor_is_copied_behind_what_computes_it(

@@ -95,7 +95,7 @@ def live(version: str, folder: Path, *, as_service_account: bool = False) -> Lif
         storage.create_bucket("bucket")
         environ = {
             "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
-            # Ours tells the cloud of profiles only that are there; theirs find no bucket on loopback.
+            # Ours reports only profiles that exist to the cloud; theirs find no bucket on loopback.
             "FOLDER": "gs://bucket/profiles" if version == OURS else str(folder / "profiles"),
             "GOOGLE_CLOUD_DISABLE_GRPC": "1",
             "GOOGLE_CLOUD_PROJECT": "test-project",
@@ -156,7 +156,7 @@ def test_ours_sends_what_theirs_sent(lives: dict[str, Life]) -> None:
     assert ours["tools"] == theirs["tools"]
 
 
-def test_the_newer_one_and_ours_tell_of_profiles_alike(lives: dict[str, Life]) -> None:
+def test_the_newer_one_and_ours_report_profiles_alike(lives: dict[str, Life]) -> None:
     (theirs,), (ours,) = lives[NEW].sessions, lives[OURS].sessions
     for session in (theirs, ours):
         (target,) = session["targetSessions"].values()

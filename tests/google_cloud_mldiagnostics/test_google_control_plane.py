@@ -100,7 +100,9 @@ def test_a_change_may_be_made_in_place_and_forge_no_etag(
     assert server.requests_for("update")[0].body["etag"] == etag
 
 
-def test_an_existing_run_is_told_from_a_new_one(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_an_existing_run_is_distinguished_from_a_new_one(
+    google: GoogleControlPlane, server: ControlPlaneServer
+) -> None:
     server.put_run("train-1", RUN)
     with pytest.raises(RunExistsError) as raised:
         google.create_run("train-1", RUN)
@@ -117,7 +119,7 @@ def test_an_error_of_the_change_is_the_callers(google: GoogleControlPlane, serve
 # --- Others write too ------------------------------------------------------------------------------------
 
 
-def test_a_change_of_somebody_else_is_not_lost(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_a_concurrent_change_is_kept(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
     server.put_run("train-1", RUN)
     seen: list[str] = []
 
@@ -196,11 +198,11 @@ def test_an_operation_that_never_ends_is_given_up(
     google: GoogleControlPlane, server: ControlPlaneServer, time: Time
 ) -> None:
     server.operation_polls = 10**6
-    began = time.now
+    started = time.now
     with pytest.raises(ControlPlaneError, match="not done yet") as raised:
         google.create_run("train-1", RUN)
     assert raised.value.is_temporary
-    assert time.now - began <= google.call_seconds
+    assert time.now - started <= google.call_seconds
 
 
 def test_the_error_of_an_operation_is_raised(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
@@ -215,17 +217,21 @@ def test_the_error_of_an_operation_is_raised(google: GoogleControlPlane, server:
         google.update_run("train-1", in_phase("FAILED"))
 
 
-def test_an_operation_that_finds_the_run_there_says_so(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_an_operation_that_finds_an_existing_run_raises_a_conflict(
+    google: GoogleControlPlane, server: ControlPlaneServer
+) -> None:
     details = [{"@type": "type.googleapis.com/google.rpc.ResourceInfo", "resourceName": "x"}]
     server.fail_operations(6, "exists", details=details)
     with pytest.raises(RunExistsError):
         google.create_run("train-1", RUN)
 
 
-def test_an_operation_that_fails_for_now_is_begun_again(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_an_operation_that_fails_temporarily_is_repeated(
+    google: GoogleControlPlane, server: ControlPlaneServer
+) -> None:
     server.fail_operations(14, "try later")
     google.create_run("train-1", RUN)
-    server.fail_operations(10, "somebody was faster")
+    server.fail_operations(10, "another request was faster")
     google.update_run("train-1", in_phase("FAILED"))
     assert server.run("train-1")["runPhase"] == "FAILED"
 

@@ -18,7 +18,7 @@ from .asked_control_planes import LOST, NOT_DONE, RUN, Time, connected, in_phase
 
 
 @pytest.mark.parametrize("fault", LOST + NOT_DONE, ids=repr)
-def test_a_creation_whose_answer_is_lost_is_one_run(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
+def test_a_creation_without_its_answer_is_one_run(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
     google = connected(server, time, **patience(fault))
     server.faults.script([fault], on="create")
     assert google.create_run("train-1", RUN)["name"] == "train-1"
@@ -26,7 +26,7 @@ def test_a_creation_whose_answer_is_lost_is_one_run(server: ControlPlaneServer, 
     google.close()
 
 
-def test_a_creation_whose_answer_is_lost_waits_until_the_run_is_seen(
+def test_a_creation_without_its_answer_waits_until_the_run_exists(
     google: GoogleControlPlane, server: ControlPlaneServer
 ) -> None:
     server.operation_polls = 2
@@ -34,7 +34,7 @@ def test_a_creation_whose_answer_is_lost_waits_until_the_run_is_seen(
     server.faults.script([Status(404), Status(404)], on="get")
     operations = server._operations
 
-    def finish() -> None:  # As the service does in a while, though nobody asks for the operation.
+    def finish() -> None:  # As the service does after a while, even if no client polls the operation.
         for name in list(operations._operations):
             operations.poll(name)
 
@@ -45,7 +45,7 @@ def test_a_creation_whose_answer_is_lost_waits_until_the_run_is_seen(
     patient.close()
 
 
-def test_a_run_of_somebody_else_is_not_taken_for_ours(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_a_run_of_another_process_is_not_taken_for_ours(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
     server.put_run("train-1", {**RUN, "labels": {**RUN["labels"], "attempt": "7"}})  # type: ignore[dict-item]
     server.faults.script([Status(503)], on="create")
     with pytest.raises(RunExistsError):
@@ -53,7 +53,7 @@ def test_a_run_of_somebody_else_is_not_taken_for_ours(google: GoogleControlPlane
 
 
 @pytest.mark.parametrize("fault", LOST + NOT_DONE, ids=repr)
-def test_a_change_whose_answer_is_lost_is_made_once(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
+def test_a_change_without_its_answer_is_made_once(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
     google = connected(server, time, **patience(fault))
     server.put_run("train-1", RUN)
     server.faults.script([fault], on="update")
@@ -102,7 +102,7 @@ def test_a_server_that_drips_is_given_up_at_the_deadline(
     google.close()
 
 
-def test_nobody_at_the_address_is_told_as_such(time: Time) -> None:
+def test_a_refused_connection_is_reported_as_unreachable(time: Time) -> None:
     with ControlPlaneServer() as gone:
         pass
     google = connected(gone, time)
@@ -124,9 +124,7 @@ def test_a_wait_that_the_server_asks_for_is_kept(
         google.get_run("train-1")
 
 
-def test_a_call_is_as_short_as_it_is_told_to_be(
-    google: GoogleControlPlane, server: ControlPlaneServer, time: Time
-) -> None:
+def test_a_call_takes_at_most_its_timeout(google: GoogleControlPlane, server: ControlPlaneServer, time: Time) -> None:
     google.call_seconds = 0.15
     server.operation_polls = 10
     with pytest.raises(ControlPlaneError):

@@ -98,7 +98,7 @@ def test_a_session_is_created_then_changed(google: GoogleControlPlane, server: C
     assert "update_mask=target_sessions" in server.requests[3].path
 
 
-def test_every_host_of_a_session_is_heard(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_every_host_of_a_session_is_kept(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
     server.put_run("train-1", RUN)
     hosts = [f"host-{index}" for index in range(4)]
     threads = [threading.Thread(target=google.put_session, args=("train-1", "s1", session(host))) for host in hosts]
@@ -111,7 +111,7 @@ def test_every_host_of_a_session_is_heard(google: GoogleControlPlane, server: Co
 
 
 @pytest.mark.parametrize("fault", LOST + NOT_DONE, ids=repr)
-def test_a_session_whose_answer_is_lost_is_there_once(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
+def test_a_session_without_its_answer_is_created_once(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
     google = connected(server, time, **patience(fault))
     server.put_run("train-1", RUN)
     server.faults.script([fault], on="session")

@@ -1,4 +1,4 @@
-"""What Google's control plane refuses is told to who can mend it; what it answers need not make sense."""
+"""Refusals of Google's control plane state what to fix, and malformed answers are errors of ours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .asked_control_planes import ACCOUNT, RUN, Time, asked, connected, in_phase
 # --- Refusals --------------------------------------------------------------------------------------------
 
 
-def test_a_missing_role_is_named_with_who_lacks_it_and_where(
+def test_a_missing_role_is_named_with_its_account_and_project(
     google: GoogleControlPlane, server: ControlPlaneServer
 ) -> None:
     server.is_permitted = False
@@ -46,7 +46,7 @@ def test_an_api_that_is_not_enabled_is_named(google: GoogleControlPlane, server:
 
 
 @pytest.mark.parametrize("page", [b"<html>Log in</html>", b"[]", b'"done"', b"\xff\xfe", b"[" * 100_000])
-def test_a_proxys_page_is_no_answer(time: Time, page: bytes) -> None:
+def test_the_page_of_a_proxy_is_not_an_answer(time: Time, page: bytes) -> None:
     class Proxy(LoopbackServer):
         def handle(self, request: Request) -> Response:
             return Response(200, page)
@@ -102,7 +102,7 @@ def test_whatever_is_answered_a_call_returns_or_raises_our_error(time: Time) -> 
 
 
 @pytest.mark.parametrize("body", [b"", b"Forbidden", b'{"error": 7}', b'{"error": {"message": 7, "details": [3]}}'])
-def test_a_refusal_in_any_form_is_told(time: Time, body: bytes) -> None:
+def test_a_refusal_in_any_form_is_reported(time: Time, body: bytes) -> None:
     class Proxy(LoopbackServer):
         def handle(self, request: Request) -> Response:
             return Response(403, body)
@@ -114,7 +114,7 @@ def test_a_refusal_in_any_form_is_told(time: Time, body: bytes) -> None:
         google.close()
 
 
-def test_nobody_is_sent_elsewhere(server: ControlPlaneServer, time: Time) -> None:
+def test_redirects_are_not_followed(server: ControlPlaneServer, time: Time) -> None:
     server.put_run("train-1", RUN)
 
     class Login(LoopbackServer):

@@ -1,4 +1,4 @@
-"""One run has one id: on all hosts, in each attempt where somebody tells, in any script, and short enough."""
+"""One run has one id: on all hosts, in each attempt of a known workload, in any script, and short enough."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_metadata_server_that_is_silent_changes_no_id(
     assert metadata_server.requests == []
 
 
-def test_a_long_id_is_cut_and_stays_apart_from_others_that_begin_alike() -> None:
+def test_a_long_id_is_cut_and_differs_from_others_with_the_same_start() -> None:
     long = "experiment-" * 20
     one, other = readable_id(long + "a", "20260310-010203"), readable_id(long + "b", "20260310-010203")
     assert one != other
@@ -147,7 +147,7 @@ def test_a_long_id_is_cut_and_stays_apart_from_others_that_begin_alike() -> None
     assert one.endswith("-20260310-010203")
 
 
-def test_without_anybody_to_tell_an_id_is_the_name_the_time_in_utc_and_chance() -> None:
+def test_without_a_workload_an_id_is_the_name_the_time_in_utc_and_a_random_part() -> None:
     assert run_id("train", {}) == "train-20251121-120000-1234"
 
 
@@ -156,13 +156,13 @@ def test_two_runs_of_one_name_in_one_second_are_two() -> None:
     assert identify("train", workload, clock=lambda: NOON) != identify("train", workload, clock=lambda: NOON)
 
 
-def test_on_gke_the_id_tells_the_workload_and_is_the_same_on_all_hosts_and_in_each_attempt() -> None:
+def test_on_gke_the_id_names_the_workload_and_is_the_same_on_all_hosts_and_in_each_attempt() -> None:
     first, later = (run_id("train", GKE, clock=lambda now=now: now) for now in (NOON, NOON + 3600))  # type: ignore[misc]
     assert first == later
     assert re.fullmatch("train-c1-ml-jobset-s5-20260310-010203-[0-9a-f]{8}", first)
 
 
-def test_on_gke_the_control_plane_is_told_the_workload() -> None:
+def test_on_gke_the_control_plane_receives_the_workload() -> None:
     workload = workload_of(environ=GKE)
     assert workload.orchestrator is Orchestrator.GKE
     assert workload.wire == "GKE"
@@ -187,7 +187,7 @@ def test_the_second_run_of_a_name_in_a_process_is_another_one() -> None:
     assert run_id("train", GKE, occasion=2).startswith("train-c1-ml-jobset-s5-20260310-010203-2-")
 
 
-def test_a_pod_without_the_webhook_has_a_run_and_is_told_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pod_without_the_webhook_has_a_run_and_a_warning_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     workload = workload_of(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert (workload.orchestrator, workload.id_parts) == (Orchestrator.GKE, ())
     assert "managed-mldiagnostics-gke=true" in caplog.text
@@ -204,7 +204,7 @@ def test_faked_variables_of_the_webhook_mean_nothing_outside_of_kubernetes() -> 
     assert run_id("train", fakes) == "train-20251121-120000-1234"
 
 
-def test_slurm_tells_the_run_by_its_job() -> None:
+def test_a_run_on_slurm_is_identified_by_its_job() -> None:
     environ = {"SLURM_JOB_ID": "4711", "SLURM_CLUSTER_NAME": "alps", "SLURM_JOB_NAME": "train.sh"}
     assert run_id("train", environ) == "train-alps-slurm-4711"
     workload = workload_of(environ=environ)
@@ -220,7 +220,7 @@ def test_a_requeued_slurm_job_is_the_same_run_in_another_life() -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, GKE, {"SLURM_JOB_ID": "1"}])
-def test_run_workload_id_wins_over_all_who_tell(environ: Mapping[str, str]) -> None:
+def test_run_workload_id_overrides_every_detected_workload(environ: Mapping[str, str]) -> None:
     assert run_id("train", {**environ, "RUN_WORKLOAD_ID": "w1"}) == "train-w1"
     assert identify("train", workload_of("given", {**environ, "RUN_WORKLOAD_ID": "w1"})).run_id == "train-given"
 
@@ -246,7 +246,7 @@ def test_all_processes_take_the_identity_of_the_first() -> None:
         ({"RANK": "x", "WORLD_SIZE": "y"}, (0, 1)),
     ],
 )
-def test_a_process_knows_its_place_by_what_its_launcher_tells(
+def test_a_process_gets_its_index_and_count_from_its_launcher(
     environ: Mapping[str, str], position: tuple[int, int]
 ) -> None:
     assert process_position(environ) == position

@@ -22,27 +22,27 @@ def interrupted_after(seconds: float, program: str) -> programs.Ended:
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
-@pytest.mark.parametrize("program", ["begin()", RECORDER])
+@pytest.mark.parametrize("program", ["start_run()", RECORDER])
 def test_ctrl_c_ends_a_job_without_a_cloud_by_the_signal(seconds: float, program: str) -> None:
     ended = interrupted_after(seconds, program)
     assert (ended.code, "KeyboardInterrupt" in ended.errors) == (-signal.SIGINT, True), ended.errors
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
-@pytest.mark.parametrize("program", ["begin()", RECORDER])
+@pytest.mark.parametrize("program", ["start_run()", RECORDER])
 def test_ctrl_c_ends_a_job_with_a_cloud_by_the_signal(
     cloud_of_a_run: ControlPlaneServer, seconds: float, program: str
 ) -> None:
     ended = interrupted_after(seconds, program)
     assert (ended.code, "KeyboardInterrupt" in ended.errors) == (-signal.SIGINT, True), ended.errors
-    assert [run["runPhase"] for run in cloud_of_a_run.runs()] == (["FAILED"] if program == "begin()" else [])
+    assert [run["runPhase"] for run in cloud_of_a_run.runs()] == (["FAILED"] if program == "start_run()" else [])
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
 def test_a_run_that_ends_in_its_first_second_is_created_active_then_patched_with_its_configs(
     cloud_of_a_run: ControlPlaneServer, seconds: float
 ) -> None:
-    interrupted_after(seconds, "begin(configs={'lr': 0.1})")
+    interrupted_after(seconds, "start_run(configs={'lr': 0.1})")
     created = [request for request in cloud_of_a_run.requests if request.operation == "create"]
     assert [request.body["runPhase"] for request in created] == ["ACTIVE"]
     (run,) = cloud_of_a_run.runs()

@@ -24,7 +24,7 @@ def last_phase() -> str:
 
 
 def test_a_program_that_returns_has_completed_its_run() -> None:
-    ended = programs.run("begin()")
+    ended = programs.run("start_run()")
     assert ended.code == 0, ended.errors
     assert last_phase() == "COMPLETED"
     assert programs.phases() == ["ACTIVE", "COMPLETED"]
@@ -32,31 +32,31 @@ def test_a_program_that_returns_has_completed_its_run() -> None:
 
 @pytest.mark.parametrize("status", ["", "0", "None", "False"])
 def test_sys_exit_without_a_complaint_completes_the_run(status: str) -> None:
-    assert programs.run(f"begin(); sys.exit({status})").code == 0
+    assert programs.run(f"start_run(); sys.exit({status})").code == 0
     assert last_phase() == "COMPLETED"
 
 
 @pytest.mark.parametrize(("status", "code", "reason"), [("3", 3, "sys.exit(3)"), ("'no data'", 1, "sys.exit: no data")])
 def test_sys_exit_with_a_complaint_fails_the_run(status: str, code: int, reason: str) -> None:
-    assert programs.run(f"begin(); sys.exit({status})").code == code
+    assert programs.run(f"start_run(); sys.exit({status})").code == code
     assert last_phase() == "FAILED"
     assert programs.kept_run()["errorDetails"] == reason
 
 
 @pytest.mark.parametrize("leave", ["exit", "quit"])
 def test_the_exits_that_are_for_people_count_too(leave: str) -> None:
-    assert programs.run(f"begin(); {leave}(5)").code == 5
+    assert programs.run(f"start_run(); {leave}(5)").code == 5
     assert programs.kept_run()["errorDetails"] == "sys.exit(5)"
 
 
 def test_a_program_without_them_has_a_run() -> None:
-    assert programs.run("import builtins; del builtins.exit, builtins.quit; begin().finish()").code == 0
+    assert programs.run("import builtins; del builtins.exit, builtins.quit; start_run().finish()").code == 0
     assert last_phase() == "COMPLETED"
 
 
 def test_sys_exit_that_somebody_catches_ends_nothing() -> None:
     ended = programs.run("""
-        begin()
+        start_run()
         try:
             sys.exit(2)
         except SystemExit as error:
@@ -68,7 +68,7 @@ def test_sys_exit_that_somebody_catches_ends_nothing() -> None:
 
 def test_sys_exit_in_the_depth_of_the_program_is_known_to_end_it() -> None:
     ended = programs.run("""
-        begin()
+        start_run()
         def main():
             try:
                 sys.exit(4)
@@ -81,7 +81,7 @@ def test_sys_exit_in_the_depth_of_the_program_is_known_to_end_it() -> None:
 
 
 def test_an_exception_that_nobody_catches_fails_the_run_and_is_shown_as_ever() -> None:
-    ended = programs.run("begin(); raise ValueError('nan loss')")
+    ended = programs.run("start_run(); raise ValueError('nan loss')")
     assert ended.code == 1
     assert "ValueError: nan loss" in ended.errors
     assert last_phase() == "FAILED"
@@ -90,7 +90,7 @@ def test_an_exception_that_nobody_catches_fails_the_run_and_is_shown_as_ever() -
 
 
 def test_a_secret_in_an_exception_stays_home() -> None:
-    programs.run("begin(); raise ValueError(''.join(['password', '=hun', 'ter2 was refused']))")
+    programs.run("start_run(); raise ValueError(''.join(['password', '=hun', 'ter2 was refused']))")
     assert "hunter2" not in str(programs.kept_run())
     assert "hunter2" not in str([entry.payload for entry in kept_entries("mlrun_process")])
 
@@ -98,7 +98,7 @@ def test_a_secret_in_an_exception_stays_home() -> None:
 def test_the_excepthook_that_was_there_before_is_called() -> None:
     ended = programs.run("""
         sys.excepthook = lambda *_: print("mine", flush=True)
-        begin()
+        start_run()
         raise ValueError
     """)
     assert ended.output == "mine\n"
@@ -107,7 +107,7 @@ def test_the_excepthook_that_was_there_before_is_called() -> None:
 
 def test_an_excepthook_put_over_ours_that_does_not_call_it_hides_no_failure() -> None:
     programs.run("""
-        begin()
+        start_run()
         sys.excepthook = lambda *_: None
         raise ValueError('hidden')
     """)
@@ -116,7 +116,7 @@ def test_an_excepthook_put_over_ours_that_does_not_call_it_hides_no_failure() ->
 
 def test_an_exception_that_the_program_only_shows_fails_nothing() -> None:
     programs.run("""
-        begin()
+        start_run()
         try:
             raise ValueError
         except ValueError:
@@ -126,14 +126,14 @@ def test_an_exception_that_the_program_only_shows_fails_nothing() -> None:
 
 
 def test_an_interrupt_from_the_keyboard_fails_the_run() -> None:
-    ended = programs.run_until_ready("begin()", programs.SIGINT)
+    ended = programs.run_until_ready("start_run()", programs.SIGINT)
     assert "KeyboardInterrupt" in ended.errors
     assert last_phase() == "FAILED"
     assert programs.kept_run()["errorDetails"] == "KeyboardInterrupt"
 
 
 def test_sigterm_fails_the_run_and_ends_the_process_by_the_signal() -> None:
-    ended = programs.run_until_ready("begin()", programs.SIGTERM)
+    ended = programs.run_until_ready("start_run()", programs.SIGTERM)
     assert ended.code == -signal.SIGTERM
     assert last_phase() == "FAILED"
     assert programs.kept_run()["errorDetails"] == "SIGTERM"
@@ -147,22 +147,22 @@ def test_the_users_sigterm_handler_runs_too_and_decides_how_it_ends() -> None:
             print("saved", flush=True)
             sys.exit(0)
         signal.signal(signal.SIGTERM, save)
-        begin()
+        start_run()
         """,
         programs.SIGTERM,
     )
     assert (ended.code, ended.output) == (0, "saved\n")
     assert last_phase() == "COMPLETED"
-    told = [entry.payload.get("reason", "") for entry in kept_entries("mlrun_process")]
-    assert any("SIGTERM" in reason for reason in told)
+    reasons = [entry.payload.get("reason", "") for entry in kept_entries("mlrun_process")]
+    assert any("SIGTERM" in reason for reason in reasons)
 
 
 def test_a_sigterm_handler_that_the_user_installs_later_is_never_replaced() -> None:
     ended = programs.run_until_ready(
         """
-        run = begin()
+        run = start_run()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
-        begin("another")
+        start_run("another")
         run.finish()
         """,
         programs.SIGTERM,
@@ -174,7 +174,7 @@ def test_a_sigterm_handler_that_the_user_installs_later_is_never_replaced() -> N
 def test_a_signal_that_is_ignored_stays_so() -> None:
     ended = programs.run("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        begin()
+        start_run()
         os.kill(os.getpid(), signal.SIGTERM)
     """)
     assert ended.code == 0
@@ -186,7 +186,7 @@ def test_a_handler_of_c_is_left_alone() -> None:
     ended = programs.run("""
         import faulthandler
         faulthandler.register(signal.SIGTERM)
-        begin()
+        start_run()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.05)
@@ -200,7 +200,7 @@ def test_sigterm_while_the_run_ends_is_no_deadlock() -> None:
     ended = programs.run_until_ready(
         """
         from google_cloud_mldiagnostics._run.lifecycle import Lifecycle
-        begin()
+        start_run()
         end = Lifecycle._do_end
         def slowly(self, *arguments):
             ready()
@@ -219,7 +219,7 @@ def test_sigterm_while_the_program_holds_the_locks_of_logging_is_no_deadlock() -
     ended = programs.run_until_ready(
         """
         import logging
-        begin()
+        start_run()
         logging.basicConfig(level=logging.DEBUG)
         logging._lock.acquire()
         logging.root.handlers[0].lock.acquire()
@@ -232,9 +232,9 @@ def test_sigterm_while_the_program_holds_the_locks_of_logging_is_no_deadlock() -
 
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "os.abort()"])
 def test_a_run_whose_process_ends_without_a_word_is_found_failed_by_the_next_attempt(ending: str) -> None:
-    programs.run(f"begin(); {ending}", RUN_WORKLOAD_ID="w")
+    programs.run(f"start_run(); {ending}", RUN_WORKLOAD_ID="w")
     assert last_phase() == "ACTIVE"
-    programs.run("begin()", RUN_WORKLOAD_ID="w")
+    programs.run("start_run()", RUN_WORKLOAD_ID="w")
     first, second = programs.kept_run()["attempts"]
     assert (first["phase"], first["reason"]) == ("FAILED", WITHOUT_A_WORD)
     assert (second["phase"], second["number"]) == ("COMPLETED", 2)
@@ -247,7 +247,7 @@ def test_what_the_companion_told_is_why_an_attempt_has_ended() -> None:
         from pathlib import Path
         from ml_diagnostics_common.journal import Journal
         from ml_diagnostics_common.environment import identity
-        begin()
+        start_run()
         root = Path(os.environ["ML_DIAGNOSTICS_DIR"])
         journal = Journal("tpu.googleapis.com/runtime_monitor", root=root, labels=identity().labels())
         journal.append({"kind": "job_ended", "how": "out_of_memory", "message": "The job was killed: out of memory"})
@@ -255,14 +255,14 @@ def test_what_the_companion_told_is_why_an_attempt_has_ended() -> None:
         """,
         RUN_WORKLOAD_ID="w",
     )
-    second = programs.start("begin(); sys.stdin.readline()", RUN_WORKLOAD_ID="w")
+    second = programs.start("start_run(); sys.stdin.readline()", RUN_WORKLOAD_ID="w")
     wait_until(lambda: programs.kept_run()["attempts"][0].get("reason") == "The job was killed: out of memory")
-    assert programs.end(second, say="go on\n").code == 0
+    assert programs.end(second, input_text="go on\n").code == 0
 
 
 def test_a_failed_run_that_is_begun_again_is_active_and_then_completed() -> None:
-    programs.run("begin(); sys.exit(1)", RUN_WORKLOAD_ID="w")
-    programs.run("begin(); assert __import__('json')", RUN_WORKLOAD_ID="w")
+    programs.run("start_run(); sys.exit(1)", RUN_WORKLOAD_ID="w")
+    programs.run("start_run(); assert __import__('json')", RUN_WORKLOAD_ID="w")
     run = programs.kept_run()
     assert [attempt["phase"] for attempt in run["attempts"]] == ["FAILED", "COMPLETED"]
     assert run["labels"]["attempt"] == "2"
@@ -279,7 +279,7 @@ def test_sigterm_ends_no_run_where_it_ends_no_process() -> None:
     """The first process of a container goes on after a signal that it has no handler for."""
     ended = programs.run(
         """
-        begin()
+        start_run()
         os.kill(1, signal.SIGTERM)
         time.sleep(0.05)
         print(os.getpid(), flush=True)
@@ -298,7 +298,7 @@ def test_a_run_that_is_over_at_once_has_its_configs() -> None:
     ended = programs.run(
         """
         import jax
-        begin()
+        start_run()
         jax.devices()
         """,
         JAX_PLATFORMS="cpu",
@@ -311,7 +311,7 @@ def test_a_run_that_is_over_at_once_has_its_configs() -> None:
 
 def test_a_run_can_begin_off_the_main_thread() -> None:
     ended = programs.run("""
-        thread = threading.Thread(target=begin)
+        thread = threading.Thread(target=start_run)
         thread.start()
         thread.join()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -322,7 +322,7 @@ def test_a_run_can_begin_off_the_main_thread() -> None:
 
 def test_a_forked_child_reports_nothing_however_it_ends() -> None:
     ended = programs.run("""
-        run = begin()
+        run = start_run()
         for ending in ("sys.exit(1)", "1/0", "os.kill(os.getpid(), signal.SIGTERM)", "run.finish('FAILED')"):
             pid = os.fork()
             if pid == 0:
@@ -340,7 +340,7 @@ def test_a_forked_child_reports_nothing_however_it_ends() -> None:
 def test_a_pool_of_forked_workers_ends_as_ever() -> None:
     ended = programs.run("""
         import multiprocessing
-        begin()
+        start_run()
         with multiprocessing.get_context("fork").Pool(2) as pool:
             print(sum(pool.map(abs, range(10))))
     """)
@@ -350,11 +350,11 @@ def test_a_pool_of_forked_workers_ends_as_ever() -> None:
 
 def test_a_failed_worker_process_fails_the_run_which_process_0_does_not_overwrite() -> None:
     job = {"RUN_WORKLOAD_ID": "w", "TORCHELASTIC_RUN_ID": "t", "JAX_NUM_PROCESSES": "2"}
-    first = programs.start("begin(); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
+    first = programs.start("start_run(); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
     programs.await_line(first, "ready")
-    assert programs.run("begin(); sys.exit(7)", JAX_PROCESS_ID="1", **job).code == 7
+    assert programs.run("start_run(); sys.exit(7)", JAX_PROCESS_ID="1", **job).code == 7
     assert last_phase() == "FAILED"
-    assert programs.end(first, say="go on\n").code == 0
+    assert programs.end(first, input_text="go on\n").code == 0
     run = programs.kept_run()
     assert (run["runPhase"], run["errorDetails"], len(run["attempts"])) == ("FAILED", "sys.exit(7)", 1)
     assert {process["process_index"] for process in run["attempts"][0]["processes"]} == {0, 1}
@@ -363,10 +363,10 @@ def test_a_failed_worker_process_fails_the_run_which_process_0_does_not_overwrit
 def test_a_run_that_another_thread_has_finished_leaves_the_next_one_its_end() -> None:
     ended = programs.run_until_ready(
         """
-        thread = threading.Thread(target=begin("first").finish)
+        thread = threading.Thread(target=start_run("first").finish)
         thread.start()
         thread.join()
-        begin("second")
+        start_run("second")
         """,
         programs.SIGTERM,
     )
@@ -376,10 +376,10 @@ def test_a_run_that_another_thread_has_finished_leaves_the_next_one_its_end() ->
 
 def test_a_forked_child_may_have_a_run_of_its_own() -> None:
     ended = programs.run("""
-        begin("parent")
+        start_run("parent")
         pid = os.fork()
         if pid == 0:
-            begin("child")
+            start_run("child")
             sys.exit(3)
         os.waitpid(pid, 0)
     """)
@@ -392,10 +392,10 @@ def test_a_forked_child_may_have_a_run_of_its_own() -> None:
 
 def test_processes_of_one_host_share_an_attempt_though_nothing_tells_their_life() -> None:
     job = {"RUN_WORKLOAD_ID": "w", "JAX_NUM_PROCESSES": "2"}
-    first = programs.start("begin(); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
+    first = programs.start("start_run(); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
     programs.await_line(first, "ready")
-    assert programs.run("begin()", JAX_PROCESS_ID="1", **job).code == 0
-    assert programs.end(first, say="go on\n").code == 0
+    assert programs.run("start_run()", JAX_PROCESS_ID="1", **job).code == 0
+    assert programs.end(first, input_text="go on\n").code == 0
     (attempt,) = programs.kept_run()["attempts"]
     assert (attempt["phase"], len(attempt["processes"])) == ("COMPLETED", 2)
 
@@ -406,7 +406,7 @@ def test_processes_of_one_host_share_an_attempt_though_nothing_tells_their_life(
 def test_finish_ends_the_run_and_leaves_nothing_of_ours_behind() -> None:
     ended = programs.run("""
         before = sys.exit, exit, quit, sys.excepthook, signal.getsignal(signal.SIGTERM)
-        run = begin()
+        run = start_run()
         assert before[0] is not sys.exit
         run.finish()
         assert run.run_phase.value == "COMPLETED"
@@ -422,12 +422,12 @@ def test_a_block_that_an_exception_leaves_fails_the_run_and_the_exception_goes_o
     ended = programs.run("""
         error = ValueError("in the block")
         try:
-            with begin() as run:
+            with start_run() as run:
                 raise error
         except ValueError as caught:
             assert caught is error
         assert run.run_phase.value == "FAILED"
-        with begin("another"):
+        with start_run("another"):
             pass
     """)
     assert ended.code == 0, ended.errors
@@ -435,7 +435,7 @@ def test_a_block_that_an_exception_leaves_fails_the_run_and_the_exception_goes_o
 
 
 def test_another_run_completes_the_one_before() -> None:
-    programs.run("begin('first'); begin('second'); sys.exit(1)")
+    programs.run("start_run('first'); start_run('second'); sys.exit(1)")
     assert [(run["displayName"], run["runPhase"]) for run in programs.kept_runs()] == [
         ("first", "COMPLETED"),
         ("second", "FAILED"),

@@ -44,7 +44,7 @@ def test_a_run_is_created_once(plane: LocalControlPlane) -> None:
     assert plane.get_run("train-1")["displayName"] == "first"
 
 
-def test_a_change_is_made_of_what_is_kept_and_tells_so_by_its_etag(plane: LocalControlPlane) -> None:
+def test_a_change_starts_from_the_stored_run_and_changes_its_etag(plane: LocalControlPlane) -> None:
     created = plane.create_run("train-1", {"count": 0})
     changed = plane.update_run("train-1", counted)
     assert (changed["count"], changed["createTime"]) == (1, created["createTime"])
@@ -66,7 +66,7 @@ def test_a_change_that_fails_changes_nothing_and_leaves_no_lock(plane: LocalCont
 
 
 @pytest.mark.parametrize("ask", [LocalControlPlane.get_run, lambda plane, run_id: plane.update_run(run_id, counted)])
-def test_a_run_that_is_not_there_is_said_not_to_be(
+def test_a_missing_run_raises_not_found(
     plane: LocalControlPlane, ask: Callable[[LocalControlPlane, str], Resource]
 ) -> None:
     with pytest.raises(RunNotFoundError, match="mldiagnostics runs"):
@@ -117,7 +117,7 @@ def test_changes_of_processes_are_all_kept_and_readers_see_whole_files(
     assert plane.get_run("train-1")["count"] == 60
 
 
-def test_a_child_that_was_forked_in_the_middle_of_a_change_holds_nobody_up(plane: LocalControlPlane) -> None:
+def test_a_child_that_was_forked_in_the_middle_of_a_change_blocks_no_other(plane: LocalControlPlane) -> None:
     plane.create_run("train-1", {"count": 0})
     children: list[int] = []
 
@@ -159,14 +159,14 @@ def test_no_runs_at_all_are_an_empty_list(plane: LocalControlPlane) -> None:
     assert list(plane.list_sessions("train-1")) == []
 
 
-def test_a_damaged_run_is_said_to_be(plane: LocalControlPlane, tmp_path: Path) -> None:
+def test_a_damaged_run_is_reported(plane: LocalControlPlane, tmp_path: Path) -> None:
     plane.create_run("train-1", {})
     (tmp_path / "runs" / "train-1" / "run.json").write_text('["no object"]')
     with pytest.raises(ControlPlaneError, match="damaged"):
         plane.get_run("train-1")
 
 
-def test_a_session_is_what_all_hosts_said_of_it(plane: LocalControlPlane) -> None:
+def test_a_session_merges_the_reports_of_all_hosts(plane: LocalControlPlane) -> None:
     plane.create_run("train-1", {})
     for host in ("a", "b"):
         plane.put_session("train-1", "warm/up: 1", {"kind": "K", "targetSessions": {host: {"sessionPhase": "ACTIVE"}}})
@@ -189,7 +189,7 @@ def test_no_session_is_kept_outside_of_the_runs_folder(
 
 
 @pytest.mark.skipif("os.getuid() == 0", reason="nothing is read-only for root")
-def test_a_folder_that_cannot_be_written_is_said_to_be(plane: LocalControlPlane, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(plane: LocalControlPlane, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(ControlPlaneError, match="cannot be created"):
         plane.create_run("train-1", {})

@@ -22,12 +22,12 @@ from google_cloud_mldiagnostics._cli.metric_output import (
 from google_cloud_mldiagnostics._reading.metric_series import MetricSeries, Series
 from ml_diagnostics_common.entry import LogEntry
 
-from .told_runs import entry, metric
+from .sample_entries import entry, metric
 
 
-def series_of(*told: LogEntry) -> dict[str, list[Series]]:
+def series_of(*entries: LogEntry) -> dict[str, list[Series]]:
     series = MetricSeries()
-    series.add(told)
+    series.add(entries)
     return in_order(series)
 
 
@@ -36,8 +36,8 @@ def rows(by_metric: dict[str, list[Series]]) -> list[dict[str, str]]:
 
 
 def test_a_summary_is_of_all_finite_values_and_counts_the_others() -> None:
-    told = [metric("loss", step, value, step=step) for step, value in enumerate([4.0, math.nan, 1.0, 1.0])]
-    (loss,) = series_of(*told)["loss"]
+    entries = [metric("loss", step, value, step=step) for step, value in enumerate([4.0, math.nan, 1.0, 1.0])]
+    (loss,) = series_of(*entries)["loss"]
     summary = summarise([loss])
     assert (summary.count, summary.not_finite, summary.mean, summary.minimum, summary.maximum) == (4, 1, 2.0, 1.0, 4.0)
     assert (summary.last, summary.last_step) == (1.0, 3)
@@ -93,16 +93,16 @@ def test_csv_has_no_formula_and_numbers_stay_numbers() -> None:
 
 
 def test_labels_of_the_user_are_kept() -> None:
-    told = entry("loss", 0, {"values": [1.0], "unit": "1", "split": "eval"})
-    assert json.loads(rows(series_of(told))[0]["labels"]) == {"split": "eval"}
-    assert json.loads("".join(json_lines("run-1", series_of(told))))["metrics"][0]["points"][0]["labels"] == {
+    entries = entry("loss", 0, {"values": [1.0], "unit": "1", "split": "eval"})
+    assert json.loads(rows(series_of(entries))[0]["labels"]) == {"split": "eval"}
+    assert json.loads("".join(json_lines("run-1", series_of(entries))))["metrics"][0]["points"][0]["labels"] == {
         "split": "eval"
     }
 
 
 def test_processes_are_told_apart_and_summed_up_in_one_row() -> None:
-    told = [metric("loss", 0, 1.0), entry("loss", 1, {"values": [3.0], "hostname": "host-1", "process_index": "1"})]
-    by_metric = series_of(*told)
+    entries = [metric("loss", 0, 1.0), entry("loss", 1, {"values": [3.0], "hostname": "host-1", "process_index": "1"})]
+    by_metric = series_of(*entries)
     assert format_summaries(by_metric)[2].split()[:5] == ["loss", "1", "2", "2", "2"]
     assert [(one["host"], one["mean"]) for one in metrics_as_dicts(by_metric)] == [
         ("host-0", 1),

@@ -67,7 +67,7 @@ def test_any_text_is_a_metric(tmp_path: Path, run: ActiveRun, name: str) -> None
     record(name, 1.0, 2)
     record(name, 2.0, 3, {"split": "test"})
     written = name.encode("utf-8", "backslashreplace").decode()
-    assert [told for told, _ in metrics_of(tmp_path)] == [written, written]
+    assert [name for name, _ in metrics_of(tmp_path)] == [written, written]
 
 
 def test_members_of_other_enums_are_names_too(tmp_path: Path, run: ActiveRun) -> None:
@@ -211,9 +211,9 @@ def test_what_is_no_number_is_counted_and_told_once(
     record("x", 1.0)
     assert [payload["values"] for _, payload in metrics_of(tmp_path)] == [[1.0]]
     assert run.log.statistics().lost_values == {next(iter(run.log.lost_values)): 3}
-    [told] = caplog.records
-    assert told.levelno == logging.WARNING
-    assert "x could not be recorded" in told.getMessage()
+    [warning] = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert "x could not be recorded" in warning.getMessage()
 
 
 def test_a_float_that_lies_is_taken_by_what_it_is(tmp_path: Path, run: ActiveRun) -> None:
@@ -269,8 +269,8 @@ def test_every_number_comes_back_as_it_was(tmp_path: Path, run: ActiveRun, value
     _, payload = max(
         ((entry.sequence, entry.payload) for entry in kept_entries(root=tmp_path)), key=lambda numbered: numbered[0]
     )
-    [told] = payload["values"]
-    assert float(told) == float(value) or (math.isnan(value) and told == "NaN")
+    [written_value] = payload["values"]
+    assert float(written_value) == float(value) or (math.isnan(value) and written_value == "NaN")
     assert payload["step_index"] == step
 
 
@@ -410,8 +410,8 @@ def test_without_a_run_values_are_counted_not_kept(caplog: pytest.LogCaptureFixt
         record("loss", 1.0)
     record_metrics([{"metric_name": "loss", "value": 1}])
     assert LOSSES["metrics: no run"] == 1001
-    [told] = caplog.records
-    assert "machinelearning_run" in told.getMessage()
+    [warning] = caplog.records
+    assert "machinelearning_run" in warning.getMessage()
 
 
 def test_values_go_to_the_run_that_is_there_now(tmp_path: Path) -> None:
@@ -435,7 +435,10 @@ def test_threads_lose_nothing(tmp_path: Path, run: ActiveRun) -> None:
         thread.join()
     assert len(metrics_of(tmp_path)) == 8000
     averages = run.log.averages.as_dict()
-    assert {name: figures["count"] for name, figures in averages.items()} == {"metric-0": 4000, "metric-1": 4000}
+    assert {name: averaged["count"] for name, averaged in averages.items()} == {
+        "metric-0": 4000,
+        "metric-1": 4000,
+    }
     assert averages["metric-0"]["mean"] == pytest.approx(999.5)
 
 
@@ -477,8 +480,8 @@ def test_a_full_disk_is_counted_and_told_afterwards(tmp_path: Path, monkeypatch:
         accepted, written, held, dropped = run.log.statistics().journal
     assert accepted == written + held + sum(dropped.values())
     assert held == 0
-    told = [entry for entry in kept_entries(root=tmp_path) if entry.resource_label("namespace") == "mlrun_losses"]
-    assert sum(entry.payload["lost_entries"]["disk_full"] for entry in told) == dropped["disk_full"] > 0
+    losses = [entry for entry in kept_entries(root=tmp_path) if entry.resource_label("namespace") == "mlrun_losses"]
+    assert sum(entry.payload["lost_entries"]["disk_full"] for entry in losses) == dropped["disk_full"] > 0
     assert len(metrics_of(tmp_path)) == 1002 - dropped["disk_full"]
 
 

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.entry import LogEntry
 
-from .told_runs import entry, metric
+from .sample_entries import entry, metric
 
 
-def series_of(*told: LogEntry) -> dict[str, list[Series]]:
+def series_of(*entries: LogEntry) -> dict[str, list[Series]]:
     series = MetricSeries()
-    series.add(told)
+    series.add(entries)
     return in_order(series)
 
 
@@ -77,16 +77,16 @@ def test_limits_hold_what_is_shown_and_tell_what_is_not(values: list[float]) -> 
 
 
 def test_a_picture_is_drawn_of_every_kind_of_series(tmp_path: Path) -> None:
-    told = [metric("loss", step, 2.0 / (step + 1), step=step) for step in range(50)]
-    told += [metric("loss", 60 + step, 2.0 / (step + 1), step=step) for step in range(40, 80)]  # done again
-    told += [metric("$x_{1}$ 実験", at, math.nan if at == 3 else at) for at in range(9)]
-    told += [
+    entries = [metric("loss", step, 2.0 / (step + 1), step=step) for step in range(50)]
+    entries += [metric("loss", 60 + step, 2.0 / (step + 1), step=step) for step in range(40, 80)]  # done again
+    entries += [metric("$x_{1}$ 実験", at, math.nan if at == 3 else at) for at in range(9)]
+    entries += [
         entry("tpu_duty_cycle", at, {"values": [50.0, 60.0], "hostname": f"h{host}", "process_index": str(host)})
         for at in range(9)
         for host in range(20)
     ]
-    told += [metric("one", 0, 1.0), metric("never finite", 0, math.inf, step=1), metric("big", 0, 1e300, step=1)]
-    plot_metrics("run-1", series_of(*told), tmp_path / "curves.png")
+    entries += [metric("one", 0, 1.0), metric("never finite", 0, math.inf, step=1), metric("big", 0, 1e300, step=1)]
+    plot_metrics("run-1", series_of(*entries), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -111,7 +111,7 @@ def test_what_is_out_of_proportion_and_what_is_not_finite_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
-    told = [metric("step_time", step, 0.1 + step % 7 / 1000, step=step) for step in range(1, 100)]
-    told += [metric("step_time", 0, 12.0, step=0), metric("step_time", 100, math.nan, step=100)]
-    plot_metrics("run-1", series_of(*told), tmp_path / "a.svg")
+    entries = [metric("step_time", step, 0.1 + step % 7 / 1000, step=step) for step in range(1, 100)]
+    entries += [metric("step_time", 0, 12.0, step=0), metric("step_time", 100, math.nan, step=100)]
+    plot_metrics("run-1", series_of(*entries), tmp_path / "a.svg")
     assert "12 at step 0; 1 not finite" in (tmp_path / "a.svg").read_text()

@@ -16,7 +16,7 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 from ..loopback.control_plane import ControlPlaneServer
 from ..waiting import free_port
-from .profiled_runs import sessions_told, xplanes
+from .profiled_runs import reported_sessions, xplanes
 
 pytest.importorskip("jax")
 
@@ -83,7 +83,7 @@ def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path:
                 train()
         with xprof(process_index_list=[1]):
             train()
-        together("begin")
+        together("start")
         with xprof():
             train()
         together("end")
@@ -104,12 +104,12 @@ def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path:
     assert names < {"host-a.xplane.pb", "host-a-0.xplane.pb", "host-a-1.xplane.pb"}
 
     # Process 0 speaks for both, and process 1 only for the one it took alone.
-    last_of_0 = [told for told in answers[0] if told[0] == shared[0]][-1]
+    last_of_0 = [reported for reported in answers[0] if reported[0] == shared[0]][-1]
     last_of_1 = answers[1][-1]
     assert last_of_0[1]["profilerTargets"] == sorted(name.removesuffix(".xplane.pb") for name in names)
-    assert {told["sessionPhase"] for told in last_of_0[1]["targetSessions"].values()} == {"SUCCEEDED"}
+    assert {reported["sessionPhase"] for reported in last_of_0[1]["targetSessions"].values()} == {"SUCCEEDED"}
     assert last_of_1[0] not in (shared[0], "alone")
-    assert len([told for told in sessions_told("run-1") if told == (shared[0], "SUCCEEDED")]) == 2
+    assert len([reported for reported in reported_sessions("run-1") if reported == (shared[0], "SUCCEEDED")]) == 2
 
 
 CLOUD_JOB = """
@@ -122,7 +122,7 @@ jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
 run = machinelearning_run("job", project="test-project", gcs_path="gs://bucket/folder", log_system_metrics=False)
 together = jax._src.distributed.global_state.client.wait_at_barrier
 
-together("begin", 60_000)
+together("start", 60_000)
 with xprof():
     jax.numpy.ones(8).sum().block_until_ready()
 together("end", 60_000)
@@ -152,5 +152,5 @@ def test_in_a_cloud_two_processes_make_one_session_of_one_run(
     (session,) = control_plane_server.sessions(run_id)
     assert session["name"].endswith(f"/profilerSessions/{session_id}")
     assert session["storageFolderUri"] == f"gs://bucket/folder/{run_id}/plugins/profile/{session_id}"
-    phases = {host: told["sessionPhase"] for host, told in session["targetSessions"].items()}
+    phases = {host: reported["sessionPhase"] for host, reported in session["targetSessions"].items()}
     assert phases == {file[5].removesuffix(".xplane.pb"): "SUCCEEDED" for file in files}

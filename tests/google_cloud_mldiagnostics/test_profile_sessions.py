@@ -27,9 +27,9 @@ def after(seconds: float) -> datetime.datetime:
 @pytest.fixture
 def coordinator(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What the first process says of a key, all hear: the rule of `agreement.agree`."""
-    said: dict[str, str] = {}
-    monkeypatch.setattr(sessions, "agree", lambda key, proposal, *, timeout_seconds: said.setdefault(key, proposal))
-    return said
+    decided: dict[str, str] = {}
+    monkeypatch.setattr(sessions, "agree", lambda key, proposal, *, timeout_seconds: decided.setdefault(key, proposal))
+    return decided
 
 
 def test_processes_that_begin_together_share_a_session_though_their_clocks_differ(coordinator: dict[str, str]) -> None:

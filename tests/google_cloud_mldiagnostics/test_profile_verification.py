@@ -33,6 +33,6 @@ def test_junk_is_no_profile_and_no_error(seed: int) -> None:
     ],
 )
 def test_what_is_wrong_is_said(xspace: bytes, has_accelerator: bool, problem: str) -> None:
-    said = problem_of(summary_of(xspace), has_accelerator=has_accelerator)
-    assert problem in said
-    assert bool(said) == bool(problem)
+    problem_found = problem_of(summary_of(xspace), has_accelerator=has_accelerator)
+    assert problem in problem_found
+    assert bool(problem_found) == bool(problem)

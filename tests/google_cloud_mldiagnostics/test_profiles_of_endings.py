@@ -26,7 +26,7 @@ def train():
     return jax.numpy.ones((64, 64)).sum().block_until_ready()
 
 train()
-run = begin()
+run = start_run()
 profile = xprof(session_id="open")
 profile.start()
 train()
@@ -40,10 +40,10 @@ def the_session() -> dict[str, Any]:
 
 
 def phases_of(session: dict[str, Any]) -> list[str]:
-    return [told["sessionPhase"] for told in session["targetSessions"].values()]
+    return [target["sessionPhase"] for target in session["targetSessions"].values()]
 
 
-def told() -> list[str]:
+def reported_phases() -> list[str]:
     return [payload["phase"] for payload in kept_payloads("mlrun_session")]
 
 
@@ -57,7 +57,7 @@ def _folder() -> Path:
 
 
 def assert_it_was_kept() -> None:
-    assert told() == ["ACTIVE", "SUCCEEDED"]
+    assert reported_phases() == ["ACTIVE", "SUCCEEDED"]
     session = the_session()
     assert phases_of(session) == ["SUCCEEDED"]
     assert not any(target["endTime"].startswith("0001") for target in session["targetSessions"].values())
@@ -74,7 +74,7 @@ with open(os.path.join(os.environ["ML_DIAGNOSTICS_DIR"], "runs", run.name, "sess
     assert "SUCCEEDED" in file.read()  # When finish() has returned.
 train()
 profile.stop()  # It is over.
-second = begin("second")
+second = start_run("second")
 with xprof(session_id="next"):
     train()
 """
@@ -107,7 +107,7 @@ def test_the_control_plane_is_told_of_a_profile_that_ends_with_its_run(
     settings: dict[str, str] = {}
     for server in (control_plane_server, cloud_logging_server, cloud_storage_server):
         settings |= server.environment()
-    program = OPEN.replace("begin()", "begin(strict=True, gcs_path='gs://bucket')") + end
+    program = OPEN.replace("start_run()", "start_run(strict=True, gcs_path='gs://bucket')") + end
     ended = programs.run(program, ML_DIAGNOSTICS_BACKEND="cloud", RUN_WORKLOAD_ID="w", **settings)
     assert ended.code in (0, -signal.SIGTERM), ended.errors
     phase = "COMPLETED" if end == "run.finish()" else "FAILED"
@@ -130,7 +130,7 @@ JaxEngine.stop = lambda self, folder: time.sleep(60)
     )
     assert ended.code == -signal.SIGTERM
     assert programs.kept_run()["runPhase"] == "FAILED"
-    assert told() == ["ACTIVE", "FAILED"]
+    assert reported_phases() == ["ACTIVE", "FAILED"]
     assert phases_of(the_session()) == ["FAILED"]
     assert "the run ended before its profiler had" in kept_payloads("mlrun_session")[-1]["problem"]
 

@@ -22,7 +22,7 @@ from ml_diagnostics_common.xplane import summary_of
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 from ..waiting import wait_until
-from .profiled_runs import processes_told, profiled_run, sessions_put, sessions_told, xplanes
+from .profiled_runs import profiled_run, reported_processes, reported_sessions, sessions_put, xplanes
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("grpc")
@@ -37,7 +37,7 @@ def _prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def served(run_id: str) -> dict[str, Any]:
     """Where the run's process can be profiled, as its log tells it."""
-    return wait_until(lambda: [told for told in processes_told(run_id) if "profiler_port" in told])[-1]
+    return wait_until(lambda: [process for process in reported_processes(run_id) if "profiler_port" in process])[-1]
 
 
 def capture(process: Mapping[str, Any], session_id: str, host: str = "localhost") -> None:
@@ -60,7 +60,7 @@ def test_what_others_take_is_a_session_of_the_run() -> None:
         capture(process, "asked", host=process["address"])
         wait_until(lambda: sessions_put(active))
         assert xplanes(active.folder / "profiles") == ["plugins/profile/asked/host-a.xplane.pb"]
-        assert sessions_told("run-1") == [("asked", "SUCCEEDED")]
+        assert reported_sessions("run-1") == [("asked", "SUCCEEDED")]
         ((session_id, session),) = sessions_put(active)
         assert session_id == "asked"
         assert session["kind"] == "KIND_SNAPSHOT"
@@ -91,8 +91,8 @@ def test_the_programs_own_profiles_are_not_taken_for_others() -> None:
         with Xprof(session_id="own"):
             pass
         capture(process, "asked")
-        wait_until(lambda: ("asked", "SUCCEEDED") in sessions_told("run-1"))
-        assert sessions_told("run-1") == [("own", "ACTIVE"), ("own", "SUCCEEDED"), ("asked", "SUCCEEDED")]
+        wait_until(lambda: ("asked", "SUCCEEDED") in reported_sessions("run-1"))
+        assert reported_sessions("run-1") == [("own", "ACTIVE"), ("own", "SUCCEEDED"), ("asked", "SUCCEEDED")]
         assert len(xplanes(active.folder / "profiles")) == 2
 
 
@@ -103,8 +103,8 @@ def test_profiles_of_earlier_attempts_are_not_told_again() -> None:
         (earlier / "host-a.xplane.pb").write_bytes(b"")
         start_on_demand_xprof(0)
         capture(served("run-1"), "asked")
-        wait_until(lambda: sessions_told("run-1"))
-        assert sessions_told("run-1") == [("asked", "SUCCEEDED")]
+        wait_until(lambda: reported_sessions("run-1"))
+        assert reported_sessions("run-1") == [("asked", "SUCCEEDED")]
 
 
 def test_a_profile_is_not_told_before_all_of_it_is_there() -> None:
@@ -119,11 +119,11 @@ def test_a_profile_is_not_told_before_all_of_it_is_there() -> None:
             if part is not None:
                 (session / "host-a.xplane.pb").write_bytes(part)
             assert watch() is not None
-            assert ("growing", "SUCCEEDED") not in sessions_told("run-1")
+            assert ("growing", "SUCCEEDED") not in reported_sessions("run-1")
         (session / "host-a.xplane.pb").write_bytes(whole)
         for _ in range(3):
             watch()
-        assert sessions_told("run-1").count(("growing", "SUCCEEDED")) == 1
+        assert reported_sessions("run-1").count(("growing", "SUCCEEDED")) == 1
 
 
 def test_a_port_that_is_taken_is_said_once_and_another_one_registered(caplog: pytest.LogCaptureFixture) -> None:
@@ -225,4 +225,4 @@ def test_the_server_waits_for_the_jobs_devices_and_initialises_none() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "served\n"
-    assert len(processes_told("run-1")) == 1
+    assert len(reported_processes("run-1")) == 1

@@ -35,7 +35,7 @@ def test_xprof_in_a_job_of_torch_alone_names_what_would_help() -> None:
     ended = programs.run("""
         import torch
         from google_cloud_mldiagnostics import xprof
-        begin()
+        start_run()
         with xprof():
             pass
     """)

@@ -34,7 +34,7 @@ def server(cloud_of_a_run: ControlPlaneServer) -> ControlPlaneServer:
     return cloud_of_a_run
 
 
-def begin(**arguments: Any) -> MLRun:
+def start_run(**arguments: Any) -> MLRun:
     return machinelearning_run("train", log_system_metrics=False, **arguments)
 
 
@@ -60,7 +60,7 @@ def leave_the_cloud(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def test_a_run_is_asked_for_created_polled_and_ended(server: ControlPlaneServer) -> None:
     server.operation_polls = 2
-    begin(strict=True).finish()
+    start_run(strict=True).finish()
     sequence = asked(server)
     assert sequence[:4] == ["get", "create", "poll", "poll"]
     assert "update" in sequence[4:]
@@ -68,7 +68,7 @@ def test_a_run_is_asked_for_created_polled_and_ended(server: ControlPlaneServer)
 
 
 def test_the_control_plane_has_what_the_folder_has_but_for_what_is_ours_alone(server: ControlPlaneServer) -> None:
-    begin(strict=True, run_group="sweep", configs={"lr": 0.1}, gcs_path="gs://bucket//folder/").finish()
+    start_run(strict=True, run_group="sweep", configs={"lr": 0.1}, gcs_path="gs://bucket//folder/").finish()
     sent, here = server.run(RUN), kept_here()
     for field in ("displayName", "runSet", "configs", "artifacts", "labels", "runPhase", "tools", "orchestrator"):
         assert sent[field] == here[field], field
@@ -79,7 +79,7 @@ def test_the_control_plane_has_what_the_folder_has_but_for_what_is_ours_alone(se
 
 
 def test_the_labels_are_those_that_the_console_looks_for(server: ControlPlaneServer) -> None:
-    begin(strict=True, on_demand_xprof=False)
+    start_run(strict=True, on_demand_xprof=False)
     labels = server.run(RUN)["labels"]
     assert labels["created_by"] == "diagon_sdk"
     assert labels["create-tool-mode"] == "regular"
@@ -89,13 +89,13 @@ def test_the_labels_are_those_that_the_console_looks_for(server: ControlPlaneSer
 
 
 def test_the_run_knows_the_project_and_that_it_is_not_local(server: ControlPlaneServer) -> None:
-    run = begin(strict=True)
+    run = start_run(strict=True)
     assert run.project == server.project
     assert active_run().is_local is False
 
 
 def test_a_changed_config_reaches_the_control_plane_and_the_log(server: ControlPlaneServer) -> None:
-    run = begin(strict=True, configs={"lr": 0.1})
+    run = start_run(strict=True, configs={"lr": 0.1})
     run.configs.update(batch_size=64)
     run.configs.lr = 0.2
     wait_until(lambda: server.run(RUN)["configs"]["userConfigs"] == {"batch_size": "64", "lr": "0.2"})
@@ -104,14 +104,14 @@ def test_a_changed_config_reaches_the_control_plane_and_the_log(server: ControlP
 
 
 def test_a_session_reaches_the_control_plane_and_the_folder(server: ControlPlaneServer) -> None:
-    begin(strict=True)
+    start_run(strict=True)
     active_run().registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC", "storageFolderUri": "gs://b/s1"})
     wait_until(lambda: [s["storageFolderUri"] for s in server.sessions(RUN)] == ["gs://b/s1"])
     assert [s["name"] for s in LocalControlPlane(diagnostics_directory()).list_sessions(RUN)] == ["s1"]
 
 
 def test_what_somebody_else_changed_meanwhile_is_kept(server: ControlPlaneServer) -> None:
-    run = begin(strict=True)
+    run = start_run(strict=True)
     server.change_run(RUN, labels={**server.run(RUN)["labels"], "team": "vision"})
     run.finish()
     assert server.run(RUN)["labels"]["team"] == "vision"
@@ -121,7 +121,7 @@ def test_what_somebody_else_changed_meanwhile_is_kept(server: ControlPlaneServer
 def test_a_profile_that_is_on_its_way_when_the_run_is_finished_is_told_of(server: ControlPlaneServer) -> None:
     from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
 
-    run = begin(strict=True)
+    run = start_run(strict=True)
     registration = active_run().registration
 
     def deliver() -> None:
@@ -134,7 +134,7 @@ def test_a_profile_that_is_on_its_way_when_the_run_is_finished_is_told_of(server
 
 
 def test_a_session_after_the_end_is_kept_on_this_machine(server: ControlPlaneServer) -> None:
-    run = begin(strict=True)
+    run = start_run(strict=True)
     registration = active_run().registration
     run.finish()
     registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
@@ -145,13 +145,13 @@ def test_a_self_hosted_control_plane_is_told_instead_of_google(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SelfHostedServer() as own:
-        run = begin(base_url=own.url, cluster_id="c1", strict=True)
+        run = start_run(base_url=own.url, cluster_id="c1", strict=True)
         assert active_run().is_local is True
-        ((told),) = own.runs.values()
-        assert told["displayName"] == "train"
+        ((registered),) = own.runs.values()
+        assert registered["displayName"] == "train"
         run.finish("FAILED")
-        ((told),) = own.runs.values()
-        assert told["workload"]["state"] == "STATE_FAILED"
+        ((registered),) = own.runs.values()
+        assert registered["workload"]["state"] == "STATE_FAILED"
     assert server.requests == []
 
 
@@ -161,7 +161,7 @@ def test_a_cloud_that_must_be_there_and_is_not_raises_before_anything_is_created
     leave_the_cloud(monkeypatch, tmp_path)
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
     with pytest.raises(CredentialsError):
-        begin()
+        start_run()
     assert active_run() is None
     assert not programs.runs_folder().exists()
 
@@ -169,7 +169,7 @@ def test_a_cloud_that_must_be_there_and_is_not_raises_before_anything_is_created
 def test_a_backend_that_there_is_not_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "clod")
     with pytest.raises(ConfigurationError, match="ML_DIAGNOSTICS_BACKEND"):
-        begin()
+        start_run()
 
 
 def test_without_a_region_the_run_is_kept_where_the_machine_is(
@@ -177,7 +177,7 @@ def test_without_a_region_the_run_is_kept_where_the_machine_is(
 ) -> None:
     for name, text in metadata_server.environment().items():
         monkeypatch.setenv(name, text)
-    run = begin(region=None, strict=True)
+    run = start_run(region=None, strict=True)
     assert run.location == metadata_server.zone.rpartition("-")[0]
     assert f"/locations/{run.location}/" in server.requests[0].path
 
@@ -186,9 +186,9 @@ def test_without_a_region_the_run_is_kept_where_the_machine_is(
 
 
 def test_a_restart_makes_a_failed_run_active_again_and_counts_on(server: ControlPlaneServer) -> None:
-    assert programs.run("begin(); sys.exit(1)").code == 1
+    assert programs.run("start_run(); sys.exit(1)").code == 1
     assert server.run(RUN)["runPhase"] == "FAILED"
-    run = begin(strict=True)
+    run = start_run(strict=True)
     assert server.run(RUN)["runPhase"] == "ACTIVE"
     assert server.run(RUN)["labels"]["attempt"] == "2"
     run.finish()
@@ -199,7 +199,7 @@ def test_a_restart_on_a_new_machine_counts_on_where_the_run_is_known(server: Con
     server.put_run(
         RUN, {"displayName": "train", "labels": {"attempt": "4"}, "runPhase": "COMPLETED", "tools": [{"xprof": {}}]}
     )
-    run = begin(strict=True)
+    run = start_run(strict=True)
     assert server.run(RUN)["runPhase"] == "ACTIVE"
     wait_until(lambda: run.attempt == 5)
     wait_until(lambda: [entry.payload["attempt"] for entry in kept_entries("mlrun_process")] == [5])
@@ -210,13 +210,15 @@ def test_a_restart_on_a_new_machine_counts_on_where_the_run_is_known(server: Con
 
 def test_a_worker_that_fails_says_so_itself_and_process_0_does_not_take_it_back(server: ControlPlaneServer) -> None:
     job = {"TORCHELASTIC_RUN_ID": "t", "JAX_NUM_PROCESSES": "2"}
-    first = programs.start("begin(strict=True); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
+    first = programs.start("start_run(strict=True); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
     programs.await_line(first, "ready")
     # On a host of its own: what is kept on this one is not how process 0 learns of it.
     elsewhere = diagnostics_directory().parent / "elsewhere"
-    assert programs.run("begin(); sys.exit(2)", JAX_PROCESS_ID="1", ML_DIAGNOSTICS_DIR=str(elsewhere), **job).code == 2
+    assert (
+        programs.run("start_run(); sys.exit(2)", JAX_PROCESS_ID="1", ML_DIAGNOSTICS_DIR=str(elsewhere), **job).code == 2
+    )
     assert server.run(RUN)["runPhase"] == "FAILED"
-    assert programs.end(first, say="go on\n").code == 0
+    assert programs.end(first, input_text="go on\n").code == 0
     assert server.run(RUN)["runPhase"] == "FAILED"
     assert kept_here()["runPhase"] == "FAILED"
 
@@ -224,7 +226,7 @@ def test_a_worker_that_fails_says_so_itself_and_process_0_does_not_take_it_back(
 def test_a_signal_ends_a_run_there_too_and_loses_nothing(
     server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer
 ) -> None:
-    ended = programs.run_until_ready("begin(); metrics.record('loss', 0.5, step=7)", programs.SIGTERM)
+    ended = programs.run_until_ready("start_run(); metrics.record('loss', 0.5, step=7)", programs.SIGTERM)
     assert ended.code == -programs.SIGTERM
     assert server.run(RUN)["runPhase"] == "FAILED"
     sent = {entry["resource"]["labels"]["namespace"]: entry["jsonPayload"] for entry in cloud_logging_server.entries()}
@@ -239,7 +241,7 @@ def test_a_control_plane_that_forbids_costs_one_warning_that_names_who_needs_wha
     server: ControlPlaneServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.is_permitted = False
-    run = begin()
+    run = start_run()
     wait_until(lambda: "could not be reported" in caplog.text)
     run.finish()
     warnings = [record for record in caplog.records if "could not be reported" in record.getMessage()]
@@ -252,7 +254,7 @@ def test_a_control_plane_that_forbids_costs_one_warning_that_names_who_needs_wha
 def test_a_strict_run_raises_what_the_control_plane_says_and_does_not_go_on(server: ControlPlaneServer) -> None:
     server.is_enabled = False
     with pytest.raises(ControlPlaneError, match="enable"):
-        begin(strict=True)
+        start_run(strict=True)
     assert active_run() is None
     assert kept_here()["runPhase"] == "FAILED"
 
@@ -260,13 +262,13 @@ def test_a_strict_run_raises_what_the_control_plane_says_and_does_not_go_on(serv
 def test_a_strict_run_without_a_cloud_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     leave_the_cloud(monkeypatch, tmp_path)
     with pytest.raises(CredentialsError):
-        begin(strict=True)
+        start_run(strict=True)
 
 
 @pytest.mark.parametrize("fault", [Status(503), Reset(), Status(503, after_apply=True), Reset(after_apply=True)])
 def test_a_fault_that_passes_is_not_seen(server: ControlPlaneServer, fault: Fault) -> None:
     server.faults.script([fault], on="create")
-    begin(strict=True)
+    start_run(strict=True)
     assert server.run(RUN)["runPhase"] == "ACTIVE"
     assert len(server.runs()) == 1
 
@@ -277,14 +279,14 @@ def test_nothing_waits_for_a_control_plane_that_never_answers(
     monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 1.0)
     server.faults.always(Hang())
     started = time.monotonic()
-    run = begin()
-    begun = time.monotonic()
+    run = start_run()
+    created = time.monotonic()
     active_run().registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
     run.configs.update(lr=0.1)
     changed = time.monotonic()
     run.finish()
     ended = time.monotonic()
-    assert changed - begun < begun - started < ended - changed
+    assert changed - created < created - started < ended - changed
     assert asked(server) == ["get"]  # All of it before even the first request was given up.
     assert kept_here()["runPhase"] == "COMPLETED"
 
@@ -294,7 +296,7 @@ def test_a_process_leaves_in_time_however_long_the_control_plane_is_silent(serve
     ended = programs.run("""
         from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._END_SECONDS = 1.0
-        begin()
+        start_run()
         sys.exit(3)
     """)
     assert ended.code == 3
@@ -303,7 +305,7 @@ def test_a_process_leaves_in_time_however_long_the_control_plane_is_silent(serve
 
 def test_a_worker_that_is_forked_while_clients_are_loaded_can_load_them_too(server: ControlPlaneServer) -> None:
     ended = programs.run("""
-        begin()
+        start_run()
         for pause in (0, 0.01, 0.02, 0.05, 0.1):
             time.sleep(pause)
             pid = os.fork()
@@ -322,7 +324,7 @@ def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silen
         """
         from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._END_SECONDS = 1.0
-        begin()
+        start_run()
         """,
         programs.SIGTERM,
     )
@@ -333,14 +335,14 @@ def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silen
 def test_what_failed_at_first_is_told_later(server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics._run_state.registration._FIRST_ACCESS_SECONDS", 0.1)
     server.is_permitted = False
-    begin(configs={"lr": 0.1})
+    start_run(configs={"lr": 0.1})
     wait_until(lambda: len(server.requests) >= 1)
     server.is_permitted = True
     wait_until(lambda: server.run(RUN)["configs"]["userConfigs"] == {"lr": "0.1"})
 
 
 def test_a_run_that_somebody_deletes_is_created_again(server: ControlPlaneServer) -> None:
-    run = begin(strict=True)
+    run = start_run(strict=True)
     server.clear()
     run.finish()
     assert server.run(RUN)["runPhase"] == "COMPLETED"
@@ -351,7 +353,7 @@ def test_a_run_that_somebody_deletes_is_created_again(server: ControlPlaneServer
 
 def test_one_line_tells_people_where_the_run_is(server: ControlPlaneServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="google_cloud_mldiagnostics")
-    begin(strict=True)
+    start_run(strict=True)
     lines = [record.getMessage() for record in caplog.records if record.name == "google_cloud_mldiagnostics"]
     assert len(lines) == 1
     assert f"cluster-director/diagnostics/details/us-central1/{RUN}?project={server.project}" in lines[0]

@@ -43,7 +43,7 @@ def no_run_is_left() -> Iterator[None]:
         active.run.finish()
 
 
-def begin(name: str = "train", **arguments: Any) -> MLRun:
+def start_run(name: str = "train", **arguments: Any) -> MLRun:
     return machinelearning_run(name, log_system_metrics=False, **arguments)
 
 
@@ -103,9 +103,9 @@ def test_an_argument_that_cannot_be_used_raises_before_anything_is_created(argum
 
 
 def test_bad_arguments_do_not_end_the_run_that_there_is() -> None:
-    run = begin()
+    run = start_run()
     with pytest.raises(MLRunConfigurationError):
-        begin("")
+        start_run("")
     assert active_run().run is run
 
 
@@ -120,7 +120,7 @@ def test_bad_arguments_do_not_end_the_run_that_there_is() -> None:
 )
 def test_junk_is_taken_or_refused_and_nothing_else(arguments: dict[str, Any]) -> None:
     try:
-        run = begin(**arguments)
+        run = start_run(**arguments)
     except MLRunConfigurationError:
         return
     run.finish()
@@ -134,7 +134,7 @@ def test_the_arguments_of_the_public_package_are_taken_in_its_order() -> None:
 
 
 def test_a_secret_in_the_name_or_the_group_of_a_run_is_redacted() -> None:
-    run = begin("train --token hunter2", run_group="https://hunter3@host/sweep")
+    run = start_run("train --token hunter2", run_group="https://hunter3@host/sweep")
     assert kept(run)["displayName"] == run.display_name == "train --token [REDACTED]"
     assert kept(run)["runSet"] == run.run_group == "https://[REDACTED]@host/sweep"
     folder = diagnostics_directory()
@@ -180,13 +180,13 @@ def test_what_does_not_look_like_a_region_is_said_to(caplog: pytest.LogCaptureFi
 
 
 def test_the_environment_of_the_documented_example_is_prod_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert begin(environment="env").environment == "prod"
-    begin(environment="env")
+    assert start_run(environment="env").environment == "prod"
+    start_run(environment="env")
     assert caplog.text.count("is taken for 'prod'") == 1
 
 
 def test_enumerations_are_taken_by_their_text_too() -> None:
-    run = begin(framework="pytorch", application_framework="maxtext", rl_orchestrator="tunix")
+    run = start_run(framework="pytorch", application_framework="maxtext", rl_orchestrator="tunix")
     assert run.framework is Framework.PYTORCH
     assert kept(run)["labels"]["application_framework"] == "maxtext"
     assert kept(run)["labels"]["rl_orchestrator"] == "tunix"
@@ -196,7 +196,7 @@ def test_enumerations_are_taken_by_their_text_too() -> None:
 
 
 def test_a_run_is_kept_in_a_folder_of_its_own_from_the_beginning() -> None:
-    run = begin("My Run 1", run_group="sweep", configs={"lr": 0.1, "model": {"layers": 2}})
+    run = start_run("My Run 1", run_group="sweep", configs={"lr": 0.1, "model": {"layers": 2}})
     assert active_run().folder == diagnostics_directory() / "runs" / run.name
     here = kept(run)
     assert here["displayName"] == "My Run 1"
@@ -206,7 +206,7 @@ def test_a_run_is_kept_in_a_folder_of_its_own_from_the_beginning() -> None:
 
 
 def test_entries_carry_who_wrote_them() -> None:
-    run = begin("My Run 1")
+    run = start_run("My Run 1")
     metrics.record("loss", 0.5, step=1)
     (entry,) = kept_entries("loss")
     assert entry.resource_label("node_id") == run.name
@@ -218,7 +218,7 @@ def test_entries_carry_who_wrote_them() -> None:
 def test_what_the_user_gave_is_not_changed_and_what_he_changes_later_changes_nothing() -> None:
     configs = {"lr": 0.1, "nested": {"a": 1}}
     before = copy.deepcopy(configs)
-    run = begin(configs=configs)
+    run = start_run(configs=configs)
     run.configs["batch_size"] = 64
     wait_until(lambda: "batch_size" in kept(run)["configs"]["userConfigs"])
     assert configs == before
@@ -226,7 +226,7 @@ def test_what_the_user_gave_is_not_changed_and_what_he_changes_later_changes_not
 
 
 def test_configs_may_be_changed_in_every_way_that_a_dict_and_an_object_can() -> None:
-    run = begin(configs={"a": 1, "b": 2, "c": 3, "d": 4})
+    run = start_run(configs={"a": 1, "b": 2, "c": 3, "d": 4})
     run.configs.update({"e": 5})
     run.configs.f = 6
     run.configs |= {"g": 7}
@@ -243,14 +243,14 @@ def test_configs_may_be_changed_in_every_way_that_a_dict_and_an_object_can() -> 
 
 
 def test_a_change_just_before_the_end_is_kept() -> None:
-    run = begin()
+    run = start_run()
     run.configs.update(final_loss=0.25)
     run.finish()
     assert kept(run)["configs"]["userConfigs"] == {"final_loss": "0.25"}
 
 
 def test_secrets_in_configs_stay_home() -> None:
-    run = begin(configs={"api_key": "AIza-hunter2", "nested": {"password": "hunter2"}})
+    run = start_run(configs={"api_key": "AIza-hunter2", "nested": {"password": "hunter2"}})
     run.configs.token = "hunter2"
     run.finish()
     everything = "".join(path.read_text() for path in diagnostics_directory().rglob("*.json*"))
@@ -258,7 +258,7 @@ def test_secrets_in_configs_stay_home() -> None:
 
 
 def test_what_the_job_runs_on_is_collected_without_being_asked() -> None:
-    run = begin()
+    run = start_run()
     wait_until(lambda: run.configs.get("softwareConfigs"))
     assert run.configs.softwareConfigs["framework"] == "JAX"
     assert "cpu_count" in run.configs.hardwareConfigs
@@ -266,7 +266,7 @@ def test_what_the_job_runs_on_is_collected_without_being_asked() -> None:
 
 
 def test_averages_of_the_metrics_are_kept_with_the_run() -> None:
-    run = begin()
+    run = start_run()
     for loss in (1.0, 2.0, 6.0):
         metrics.record("loss", loss)
     run.finish()
@@ -274,7 +274,7 @@ def test_averages_of_the_metrics_are_kept_with_the_run() -> None:
 
 
 def test_a_run_can_be_copied_pickled_and_shown() -> None:
-    run = begin(configs={"lr": 0.1})
+    run = start_run(configs={"lr": 0.1})
     others = [copy.copy(run), copy.deepcopy(run), pickle.loads(pickle.dumps(run))]
     assert all(other == run for other in others)
     for other in others:
@@ -287,7 +287,7 @@ def test_a_run_can_be_copied_pickled_and_shown() -> None:
 
 
 def test_finish_takes_completed_and_failed_and_nothing_else() -> None:
-    run = begin()
+    run = start_run()
     for wrong in ("DONE", "", None, "ACTIVE", 3):
         with pytest.raises(MLRunConfigurationError):
             run.finish(wrong)  # type: ignore[arg-type]
@@ -299,7 +299,7 @@ def test_finish_takes_completed_and_failed_and_nothing_else() -> None:
 
 def test_a_heartbeat_tells_that_the_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._HEARTBEAT_SECONDS", 0.05)
-    begin()
+    start_run()
     wait_until(lambda: programs.phases().count("ACTIVE") >= 4)
 
 
@@ -308,7 +308,7 @@ def test_a_heartbeat_tells_that_the_process_lives(monkeypatch: pytest.MonkeyPatc
 
 def test_one_info_tells_where_the_run_is(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    run = begin()
+    run = start_run()
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("google_cloud_mldiag")]
     assert str(active_run().folder) in line
     assert f"mldiagnostics show {run.name}" in line
@@ -316,7 +316,7 @@ def test_one_info_tells_where_the_run_is(caplog: pytest.LogCaptureFixture) -> No
 
 def test_the_documented_debug_record_tells_the_details(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    run = begin(gcs_path="gs://bucket/profiles")
+    run = start_run(gcs_path="gs://bucket/profiles")
     records = [r for r in caplog.records if r.name == "google_cloud_mldiagnostics.core.global_manager"]
     (text,) = [record.getMessage() for record in records]
     assert text.startswith("current run details: {'name': '")
@@ -326,7 +326,7 @@ def test_the_documented_debug_record_tells_the_details(caplog: pytest.LogCapture
 
 def test_a_metric_is_not_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    begin()
+    start_run()
     caplog.clear()
     metrics.record("loss", 0.5)
     assert caplog.records == []
@@ -339,7 +339,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_job(
     in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     (diagnostics_directory() / "runs").write_text("in the way")
-    run = begin()
+    run = start_run()
     metrics.record("loss", 0.5)
     run.finish()
     assert caplog.text.count("could not be updated in its folder") == 1
@@ -362,17 +362,17 @@ def test_a_bug_of_ours_costs_the_run_and_never_the_job(
 def test_a_run_file_that_somebody_has_spoilt_does_not_stop_the_job(
     in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    programs.run("begin()", RUN_WORKLOAD_ID="w")
+    programs.run("start_run()", RUN_WORKLOAD_ID="w")
     path = programs.runs_folder() / "train-w" / "run.json"
     for spoilt in ('{"attempts": "none"}', "[]", "", '{"attempts": [{"processes": 5, "phase": []}]}', '{"labels": 3}'):
         path.write_text(spoilt)
-        ended = programs.run("begin(); metrics.record('loss', 1.0)", RUN_WORKLOAD_ID="w")
+        ended = programs.run("start_run(); metrics.record('loss', 1.0)", RUN_WORKLOAD_ID="w")
         assert ended.code == 0, ended.errors
 
 
 def test_nothing_is_initialised_or_imported_that_the_job_did_not() -> None:
     ended = programs.run("""
-        begin()
+        start_run()
         metrics.record("loss", 0.5, step=1)
         time.sleep(0.3)
         print(sorted({"jax", "numpy", "google.auth", "google.cloud.logging", "grpc", "requests"} & set(sys.modules)))
@@ -387,7 +387,7 @@ def test_jax_is_not_initialised_before_the_job_does_and_its_devices_are_known_th
         from jax._src import xla_bridge
         from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._HARDWARE_SECONDS = 0.05
-        run = begin()
+        run = start_run()
         time.sleep(0.2)
         assert not xla_bridge.backends_are_initialized()
         jax.devices()
@@ -402,7 +402,7 @@ def test_jax_is_not_initialised_before_the_job_does_and_its_devices_are_known_th
 
 
 def test_a_thread_that_changes_configs_all_the_time_costs_bounded_memory() -> None:
-    run = begin()
+    run = start_run()
     for number in range(100_000):
         run.configs["step"] = number
     assert run.__dict__["_finish"].__self__._worker.pending_count() < 10
@@ -421,7 +421,7 @@ def test_where_nobody_answers_a_run_begins_and_ends_before_a_request_is_given_up
             lifecycle._END_SECONDS = 1.0
             patience = inspect.signature(GoogleControlPlane).parameters["request_seconds"].default
             started = time.monotonic()
-            run = begin()
+            run = start_run()
             begun = time.monotonic()
             metrics.record("loss", 1.0)
             run.finish()
@@ -447,7 +447,7 @@ def test_two_processes_of_jax_share_a_run_though_their_clocks_differ() -> None:
         jax.distributed.initialize("127.0.0.1:{port}", num_processes=2, process_id={index})
         time_of_day = time.time
         time.time = lambda: time_of_day() + {index} * 7200
-        run = begin("pair")
+        run = start_run("pair")
         metrics.record("loss", 0.5, record_on_all_hosts=True)
         print(run.name, run.attempt, flush=True)
         jax.distributed.shutdown()
@@ -470,7 +470,7 @@ def test_a_run_that_began_before_its_processes_could_agree_says_so() -> None:
         from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._HARDWARE_SECONDS = 0.05
         from ml_diagnostics_common import guard
-        begin()
+        start_run()
         import jax._src.distributed as distributed
         state = distributed.global_state
         state.client, state.process_id, state.num_processes = object(), 1, 2
@@ -484,7 +484,7 @@ def test_a_run_that_began_before_its_processes_could_agree_says_so() -> None:
 
 def test_of_runs_that_threads_begin_at_once_one_gets_what_is_recorded_and_all_end_with_the_program() -> None:
     ended = programs.run("""
-        threads = [threading.Thread(target=begin, args=(f"run-{number}",)) for number in range(4)]
+        threads = [threading.Thread(target=start_run, args=(f"run-{number}",)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -501,7 +501,7 @@ def test_on_gke_the_run_is_the_workloads(monkeypatch: pytest.MonkeyPatch) -> Non
     identifier = {"metadata.name": "s5", "metadata.kind": "JobSet", "clustername": "c1", "namespace": "ml"}
     monkeypatch.setenv("GKE_DIAGON_IDENTIFIER", json.dumps(identifier))
     monkeypatch.setenv("GKE_DIAGON_METADATA", json.dumps({"creation-timestamp": "2026-03-10T01:02:03Z"}))
-    run = begin("gke-train")
+    run = start_run("gke-train")
     assert re.fullmatch("gke-train-c1-ml-jobset-s5-20260310-010203-[0-9a-f]{8}", run.name)
     assert run.orchestrator is Orchestrator.GKE
     assert kept(run)["orchestrator"] == "GKE"
@@ -509,7 +509,7 @@ def test_on_gke_the_run_is_the_workloads(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_namespace_of_arguments_is_configs_too() -> None:
-    assert kept(begin(configs=types.SimpleNamespace(lr=0.1)))["configs"]["userConfigs"] == {"lr": "0.1"}
+    assert kept(start_run(configs=types.SimpleNamespace(lr=0.1)))["configs"]["userConfigs"] == {"lr": "0.1"}
 
 
 @pytest.mark.parametrize("content", ["a named pipe", '{"name": "train-types", "attempts": [7], "labels": 3}'])
@@ -524,7 +524,7 @@ def test_a_runs_file_that_is_none_is_one_clear_warning_and_the_job_goes_on(
         os.mkfifo(path)
     else:
         path.write_text(content)
-    run = begin(run_workload_id=workload)
+    run = start_run(run_workload_id=workload)
     metrics.record("loss", 0.5)
     run.finish()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

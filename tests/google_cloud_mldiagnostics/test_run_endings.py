@@ -35,7 +35,7 @@ def server(cloud_of_a_run: ControlPlaneServer) -> ControlPlaneServer:
     return cloud_of_a_run
 
 
-def begin(**arguments: object) -> MLRun:
+def start_run(**arguments: object) -> MLRun:
     return machinelearning_run("train", log_system_metrics=False, **arguments)  # type: ignore[arg-type]
 
 
@@ -46,7 +46,7 @@ def test_sigterm_while_finish_waits_leaves_the_run_as_it_was_finished() -> None:
     ended = programs.run_until_ready(
         SLOW_PROFILE
         + """
-run = begin()
+run = start_run()
 deliveries_of_this_process().add(profile_on_its_way, is_awaited=True)
 threading.Timer(0.3, ready).start()
 run.finish()
@@ -63,7 +63,7 @@ def test_an_interrupt_that_the_program_catches_while_finish_waits_ends_the_run_a
     ended = programs.run(
         SLOW_PROFILE
         + f"""
-run = begin()
+run = start_run()
 deliveries_of_this_process().add(profile_on_its_way, is_awaited=True)
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
@@ -84,7 +84,7 @@ def test_an_operation_that_takes_long_does_not_keep_the_end_from_being_told(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 2.0)
-    run = begin(strict=True)
+    run = start_run(strict=True)
     server.operation_seconds = 3600
     run.configs.update(lr=0.1)
     wait_until(lambda: "update" in [request.operation for request in server.requests])
@@ -94,7 +94,7 @@ def test_an_operation_that_takes_long_does_not_keep_the_end_from_being_told(
 
 
 def test_a_request_that_is_never_answered_does_not_keep_the_end_from_being_told(server: ControlPlaneServer) -> None:
-    run = begin(strict=True)
+    run = start_run(strict=True)
     server.faults.script([Hang()], on="update")
     run.configs.update(lr=0.1)
     wait_until(lambda: "update" in [request.operation for request in server.requests])
@@ -107,7 +107,7 @@ def test_an_end_that_could_not_be_told_is_one_warning(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 1.0)
-    run = begin(strict=True)
+    run = start_run(strict=True)
     server.faults.always(Hang())
     run.finish()
     (warning,) = [record for record in caplog.records if RUN in record.getMessage() and record.levelname == "WARNING"]
@@ -118,7 +118,7 @@ def test_an_end_that_could_not_be_told_is_one_warning(
 @pytest.mark.parametrize("polls", [1, 3, 5])
 def test_a_run_that_ends_while_it_is_created_is_created_and_ended(server: ControlPlaneServer, polls: int) -> None:
     server.operation_polls = polls
-    run = begin()
+    run = start_run()
     wait_until(lambda: "poll" in [request.operation for request in server.requests])
     run.finish()
     assert server.run(RUN)["runPhase"] == "COMPLETED"
@@ -128,10 +128,10 @@ def test_a_run_that_ends_while_it_is_created_is_created_and_ended(server: Contro
 def test_an_end_that_the_control_plane_refuses_for_the_moment_is_told_again(
     server: ControlPlaneServer, ending: str, phase: str
 ) -> None:
-    process = programs.start(f"begin(strict=True); ready(); sys.stdin.readline(); {ending}")
+    process = programs.start(f"start_run(strict=True); ready(); sys.stdin.readline(); {ending}")
     programs.await_line(process, "ready")
     server.faults.script([Status(500), Status(500)], on="update")
-    programs.end(process, say="go on\n")
+    programs.end(process, input_text="go on\n")
     assert server.run(RUN)["runPhase"] == phase
 
 
@@ -141,11 +141,11 @@ def test_a_process_that_is_not_the_first_tells_a_control_plane_of_ones_own_only_
 ) -> None:
     with SelfHostedServer() as own:
         job = {"TORCHELASTIC_RUN_ID": "t", "RUN_WORKLOAD_ID": "w", "DIAGON_BASE_URL": own.url, "WORLD_SIZE": "2"}
-        first = programs.start("begin(strict=True); ready(); sys.stdin.readline()", RANK="0", **job)
+        first = programs.start("start_run(strict=True); ready(); sys.stdin.readline()", RANK="0", **job)
         programs.await_line(first, "ready")
-        programs.run(f"begin(); {ending}", RANK="1", **job)
+        programs.run(f"start_run(); {ending}", RANK="1", **job)
         states = [run["workload"]["state"] for run in own.runs.values()]
-        assert programs.end(first, say="go on\n").code == 0
+        assert programs.end(first, input_text="go on\n").code == 0
         states += [run["workload"]["state"] for run in own.runs.values()]
         assert states == [state, {"STATE_ACTIVE": "STATE_SUCCEEDED"}.get(state, state)]
 
@@ -153,7 +153,7 @@ def test_a_process_that_is_not_the_first_tells_a_control_plane_of_ones_own_only_
 def test_a_control_plane_of_ones_own_keeps_one_run_a_name_under_the_name_that_it_gives() -> None:
     with SelfHostedServer() as own:
         for name in ("train", "train", "evaluate"):
-            assert programs.run(f"begin({name!r}, strict=True)", DIAGON_BASE_URL=own.url).code == 0
+            assert programs.run(f"start_run({name!r}, strict=True)", DIAGON_BASE_URL=own.url).code == 0
         ids = [request.body["workload"]["workloadId"] for request in own.requests if request.operation == "register"]
         assert ids == ["train", "train", "evaluate"]
         ended = {request.body["name"] for request in own.requests if request.operation == "update"}
@@ -166,7 +166,7 @@ def test_a_control_plane_of_ones_own_keeps_one_run_a_name_under_the_name_that_it
 
 def test_an_exception_in_a_thread_is_the_programs_own_affair() -> None:
     ended = programs.run("""
-        begin()
+        start_run()
         thread = threading.Thread(target=lambda: 1 / 0)
         thread.start()
         thread.join()
@@ -179,7 +179,7 @@ def test_an_exception_in_a_thread_is_the_programs_own_affair() -> None:
 @pytest.mark.parametrize(("left_by", "code"), [("pass", 0), ("sys.exit(0)", 0), ("sys.exit(4)", 4), ("1 / 0", 1)])
 def test_a_system_exit_that_somebody_has_caught_and_kept_ends_nothing(left_by: str, code: int) -> None:
     ended = programs.run(f"""
-        begin()
+        start_run()
         kept = []
         try:
             sys.exit(3)
@@ -193,7 +193,7 @@ def test_a_system_exit_that_somebody_has_caught_and_kept_ends_nothing(left_by: s
 
 def test_a_system_exit_that_is_kept_and_raised_again_ends_the_program() -> None:
     ended = programs.run("""
-        begin()
+        start_run()
         def main():
             try:
                 sys.exit(3)
@@ -212,7 +212,7 @@ UNSEEN = ["raise SystemExit({})", "leave({})", "sys.exit = leave; sys.exit({})"]
 @pytest.mark.parametrize("leave", UNSEEN)
 @pytest.mark.parametrize("code", [0, 3])
 def test_of_a_system_exit_that_is_not_seen_the_run_says_that_its_code_is_not_known(leave: str, code: int) -> None:
-    assert programs.run(f"from sys import exit as leave; begin(); {leave.format(code)}").code == code
+    assert programs.run(f"from sys import exit as leave; start_run(); {leave.format(code)}").code == code
     run = programs.kept_run()
     assert run["runPhase"] == "COMPLETED"
     assert run["attempts"][-1]["reason"] == UNSEEN_EXIT
@@ -224,7 +224,7 @@ def test_a_program_is_known_to_have_come_to_its_last_line_however_it_was_started
     arguments: list[str], tmp_path: Path
 ) -> None:
     for name in ("left.py", "__main__.py"):
-        (tmp_path / name).write_text(programs.BEGIN + "begin()\nif len(sys.argv) > 1: raise SystemExit(3)\n")
+        (tmp_path / name).write_text(programs.BEGIN + "start_run()\nif len(sys.argv) > 1: raise SystemExit(3)\n")
     for raised in ([], ["raised"]):
         subprocess.run([sys.executable, *arguments, *raised], cwd=tmp_path, check=not raised)
     returned, raised_by_hand = programs.kept_runs()
@@ -250,23 +250,23 @@ def test_who_sees_the_code_of_an_exit_corrects_the_run(
     how: str, phase: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = {"RUN_WORKLOAD_ID": "w"}
-    programs.run(COMPANION + f"begin(); companion_tells('{how}', 'The job exited'); raise SystemExit(3)", **job)
+    programs.run(COMPANION + f"start_run(); companion_tells('{how}', 'The job exited'); raise SystemExit(3)", **job)
     for command in (["show", RUN], ["runs"]):
         assert main(command) == 0
         assert phase in capsys.readouterr().out
-    programs.run("begin(); time.sleep(0.5)", **job)
+    programs.run("start_run(); time.sleep(0.5)", **job)
     assert programs.kept_run()["attempts"][0]["phase"] == phase
 
 
 def test_the_hooks_of_runs_that_are_over_do_not_pile_up() -> None:
     ended = programs.run("""
-        begin("first")
+        start_run("first")
         ours = sys.exit
-        threads = [threading.Thread(target=begin, args=(f"run-{number}",)) for number in range(8)]
+        threads = [threading.Thread(target=start_run, args=(f"run-{number}",)) for number in range(8)]
         for thread in threads:
             thread.start()
             thread.join()
-        last = begin("last")
+        last = start_run("last")
         depth, hook = 0, sys.exit
         while isinstance(hook, type(ours)):
             depth, hook = depth + 1, hook.args[0]
@@ -278,11 +278,11 @@ def test_the_hooks_of_runs_that_are_over_do_not_pile_up() -> None:
 
 
 def test_two_programs_of_one_workload_at_once_are_one_attempt_in_the_cloud_too(server: ControlPlaneServer) -> None:
-    trainer = programs.start("begin(strict=True); ready(); sys.stdin.readline()")
+    trainer = programs.start("start_run(strict=True); ready(); sys.stdin.readline()")
     programs.await_line(trainer, "ready")
-    assert programs.run("begin(strict=True)").code == 0
+    assert programs.run("start_run(strict=True)").code == 0
     kept = server.run(RUN)
     assert (kept["runPhase"], kept["labels"]["attempt"]) == ("ACTIVE", "1")
-    assert programs.end(trainer, say="go on\n").code == 0
+    assert programs.end(trainer, input_text="go on\n").code == 0
     kept = server.run(RUN)
     assert (kept["runPhase"], kept["labels"]["attempt"]) == ("COMPLETED", "1")

@@ -54,7 +54,7 @@ OF_1_0_10 = {
 }
 
 
-def begin(**arguments: Any) -> MLRun:
+def start_run(**arguments: Any) -> MLRun:
     run = machinelearning_run(**{"name": "train", "log_system_metrics": False, **arguments})
     run.finish()
     return run
@@ -91,22 +91,22 @@ def test_xprof_takes_what_it_does_in_the_public_package() -> None:
 
 
 def test_a_run_knows_the_workload_by_whoever_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert begin().workload_id is None
+    assert start_run().workload_id is None
     monkeypatch.setenv("RUN_WORKLOAD_ID", "told")
-    assert begin().workload_id == "told"
-    run = begin(run_workload_id="given", metrics_exporter_config={"a": 1})
+    assert start_run().workload_id == "told"
+    run = start_run(run_workload_id="given", metrics_exporter_config={"a": 1})
     assert (run.workload_id, run.metrics_exporter_config, run.ml_run_id) == ("given", {"a": 1}, run.name)
 
 
 def test_a_run_on_gke_knows_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("GKE_DIAGON_IDENTIFIER", json.dumps({"metadata.name": "s5", "namespace": "ml"}))
-    assert begin().namespace == "ml"
+    assert start_run().namespace == "ml"
 
 
 def test_a_run_was_created_when_its_first_attempt_began() -> None:
-    programs.run("begin('created')", RUN_WORKLOAD_ID="w")
-    run = begin(name="created", run_workload_id="w")
+    programs.run("start_run('created')", RUN_WORKLOAD_ID="w")
+    run = start_run(name="created", run_workload_id="w")
     kept = LocalControlPlane(diagnostics_directory()).get_run(run.name)
     assert run.attempt == 2
     assert run.created_at is not None

@@ -244,8 +244,10 @@ assert log.close(20)
     environ = {**os.environ, **cloud_logging_server.environment()}
     environ["ML_DIAGNOSTICS_BACKEND"] = "auto"
     output = run_program(program, tmp_path, env=environ)
-    told = [entry for entry in cloud_logging_server.entries() if not entry["logName"].endswith("ml_diagnostics_metric")]
-    messages = [str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message")) for entry in told]
+    found = [
+        entry for entry in cloud_logging_server.entries() if not entry["logName"].endswith("ml_diagnostics_metric")
+    ]
+    messages = [str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message")) for entry in found]
     assert "the user's" in messages
     assert "the user's own" in messages
     assert [message for message in messages if "entries:write" in message] == []
@@ -264,5 +266,5 @@ def test_without_a_cloud_one_warning_says_where_the_data_is(tmp_path: Path, capl
         record("loss", 1.0)
         wait_until(lambda: caplog.records)
         assert not run.log.flush(0.1)
-    [told] = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert str(tmp_path) in told.getMessage()
+    [found] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert str(tmp_path) in found.getMessage()

@@ -7,7 +7,7 @@ import json
 import pytest
 from google_cloud_mldiagnostics._cli.run_output import format_run, format_runs, run_as_dict, runs_as_dicts
 
-from .told_runs import at, metric, process, resource, rfc3339, session, view
+from .sample_entries import at, metric, process, resource, rfc3339, session, view
 
 
 def part(page: str, title: str) -> list[str]:
@@ -18,10 +18,10 @@ def part(page: str, title: str) -> list[str]:
 
 
 def test_of_many_processes_those_that_failed_come_first_in_their_order() -> None:
-    told = [process("ACTIVE", 0, host=f"host-{number}", index=number, count=128) for number in range(128)]
-    told.append(process("FAILED", 9, host="host-90", index=90, count=128, reason="lost host-100"))
-    told.append(process("FAILED", 8, host="host-100", index=100, count=128, reason="disk full"))
-    page = format_run(view(resource(), *told, now=10), [], [], at(10))
+    entries = [process("ACTIVE", 0, host=f"host-{number}", index=number, count=128) for number in range(128)]
+    entries.append(process("FAILED", 9, host="host-90", index=90, count=128, reason="lost host-100"))
+    entries.append(process("FAILED", 8, host="host-100", index=100, count=128, reason="disk full"))
+    page = format_run(view(resource(), *entries, now=10), [], [], at(10))
     assert page.splitlines()[1] == "  host-100 (process 100): disk full"
     assert "128 processes: 2 FAILED, 126 ACTIVE" in page
     lines = part(page, "128 processes")
@@ -34,9 +34,9 @@ def test_a_single_process_that_cannot_be_profiled_is_no_table() -> None:
 
 
 def test_many_attempts_and_profiles_are_cut_in_the_middle() -> None:
-    told = [process("ACTIVE", 100 * number, attempt=number, pid=number) for number in range(1, 31)]
-    told += [session(f"s{number:02}", "SUCCEEDED", number) for number in range(30)]
-    page = format_run(view(resource(), *told, now=3001), [], [], at(3001))
+    entries = [process("ACTIVE", 100 * number, attempt=number, pid=number) for number in range(1, 31)]
+    entries += [session(f"s{number:02}", "SUCCEEDED", number) for number in range(30)]
+    page = format_run(view(resource(), *entries, now=3001), [], [], at(3001))
     for title, first, last in (("30 attempts", "1", "30"), ("30 profiles", "s00", "s29")):
         lines = part(page, title)
         assert "  ... 18 more; --format json has all" in lines
@@ -46,16 +46,16 @@ def test_many_attempts_and_profiles_are_cut_in_the_middle() -> None:
 
 def test_profiles_say_how_they_are_opened_and_what_is_wrong() -> None:
     folder = "/my runs/run-1/profiles/plugins/profile/s1"
-    told = session("s1", "FAILED", 5, folder=folder, problem="its file is empty", size_bytes=0)
-    page = format_run(view(resource(), told, now=9), [], [], at(9))
+    entries = session("s1", "FAILED", 5, folder=folder, problem="its file is empty", size_bytes=0)
+    page = format_run(view(resource(), entries, now=9), [], [], at(9))
     assert "host-0: its file is empty" in page
     assert "  open: xprof --logdir '/my runs/run-1/profiles' --port 8791" in page
 
 
 def test_text_of_others_stays_in_its_line() -> None:
-    told = process("FAILED", 5, reason="first line\nsecond line\r\n" + "x" * 500)
+    entries = process("FAILED", 5, reason="first line\nsecond line\r\n" + "x" * 500)
     kept = resource(displayName="two\nlines", configs={"userConfigs": {"a\nb": "c\nd" * 500}})
-    page = format_run(view(kept, told, now=6), [], [], at(6))
+    page = format_run(view(kept, entries, now=6), [], [], at(6))
     assert "first line second line" in page
     assert "  a b  c dc d" in page
     assert max(map(len, page.splitlines())) < 320
@@ -75,9 +75,9 @@ def test_a_silent_run_lasted_until_it_was_last_heard_of() -> None:
 
 def test_json_has_times_as_text_and_none_for_what_is_not_known() -> None:
     shown = view(resource(), process("ACTIVE", 0, profiler_port=9999), now=1)
-    told = run_as_dict(shown)
-    assert json.loads(json.dumps(told)) == told
-    assert (told["started"], told["ended"]) == (rfc3339(0), None)
-    (known,) = told["attempts"][0]["processes"]
+    entries = run_as_dict(shown)
+    assert json.loads(json.dumps(entries)) == entries
+    assert (entries["started"], entries["ended"]) == (rfc3339(0), None)
+    (known,) = entries["attempts"][0]["processes"]
     assert (known["state"], known["started"], known["profiler_port"]) == ("ACTIVE", rfc3339(0), 9999)
     assert runs_as_dicts([shown])[0]["run"] == "run-1"

@@ -29,7 +29,7 @@ def test_what_the_job_runs_is_collected_once_and_devices_are_looked_for_ever_les
         software, hardware = beginning.collect_software, beginning.collect_hardware
         beginning.collect_software = lambda *a: asked["software"].append(time.monotonic()) or software(*a)
         beginning.collect_hardware = lambda: asked["hardware"].append(time.monotonic()) or hardware()
-        begin()
+        start_run()
         while len(asked["hardware"]) < 7:
             time.sleep(0.01)
         pauses = [later - earlier for earlier, later in zip(asked["hardware"], asked["hardware"][1:])]
@@ -60,8 +60,8 @@ def test_a_run_that_begins_while_the_interpreter_ends_says_that_nobody_will_see_
     ended = programs.run("""
         import logging
         logging.basicConfig()
-        atexit.register(begin, "first")
-        atexit.register(lambda: begin("second").finish())
+        atexit.register(start_run, "first")
+        atexit.register(lambda: start_run("second").finish())
     """)
     assert ended.code == 0
     assert ended.errors.count("Call its finish()") == 1
@@ -127,10 +127,10 @@ def test_a_process_in_the_place_of_one_that_is_gone_begins_another_attempt() -> 
 
 def test_two_programs_of_one_workload_at_once_share_its_attempt() -> None:
     job = {"RUN_WORKLOAD_ID": "w"}
-    trainer = programs.start("begin(); ready(); sys.stdin.readline()", **job)
+    trainer = programs.start("start_run(); ready(); sys.stdin.readline()", **job)
     programs.await_line(trainer, "ready")
-    assert programs.run("begin()", **job).code == 0
-    assert programs.end(trainer, say="go on\n").code == 0
+    assert programs.run("start_run()", **job).code == 0
+    assert programs.end(trainer, input_text="go on\n").code == 0
     run = programs.kept_run()
     last = last_attempt(run)
     assert last is not None
@@ -148,7 +148,7 @@ def test_workers_that_import_the_script_anew_begin_no_run(
         programs.BEGIN
         + f"""
 import multiprocessing
-run = begin()
+run = start_run()
 
 def loaded(number):
     run.configs.update(x=number)
@@ -177,7 +177,7 @@ def test_a_worker_may_have_a_run_of_its_own(tmp_path: Path) -> None:
 import multiprocessing
 
 def train():
-    begin("in the worker")
+    start_run("in the worker")
 
 if __name__ == "__main__":
     worker = multiprocessing.get_context("spawn").Process(target=train)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.entry import LogEntry
 
-from .told_runs import at, attempt, ending, entry, kept_process, metric, process, resource, rfc3339, session, view
+from .sample_entries import at, attempt, ending, entry, kept_process, metric, process, resource, rfc3339, session, view
 
 
 def test_a_run_whose_process_was_heard_of_lately_is_active() -> None:
@@ -58,8 +58,8 @@ def test_an_end_of_something_else_is_none_of_the_run(other: LogEntry) -> None:
 
 
 def test_the_last_word_of_the_process_itself_wins_over_its_companion() -> None:
-    told = [process("ACTIVE", 0), process("FAILED", 80, reason="ValueError: no data"), ending("exception", 81)]
-    assert view(resource(), *told, now=100).reason == "ValueError: no data"
+    log = [process("ACTIVE", 0), process("FAILED", 80, reason="ValueError: no data"), ending("exception", 81)]
+    assert view(resource(), *log, now=100).reason == "ValueError: no data"
 
 
 def gone(seconds: float) -> str:
@@ -76,11 +76,11 @@ def test_a_process_that_is_gone_has_failed_at_once() -> None:
 
 def test_a_signal_that_came_before_a_death_is_told() -> None:
     kept = resource(attempts=[attempt(1, "ACTIVE", 0, kept_process())])
-    told = process("ACTIVE", 4, reason="SIGTERM has come")
-    assert view(kept, told, now=5, is_gone=lambda _: True).reason == f"SIGTERM has come; {gone(4)}"
+    log = process("ACTIVE", 4, reason="SIGTERM has come")
+    assert view(kept, log, now=5, is_gone=lambda _: True).reason == f"SIGTERM has come; {gone(4)}"
     # And forgotten where the process went on.
     later = process("ACTIVE", 60)
-    assert view(kept, told, later, now=65, is_gone=lambda _: True).reason == gone(60)
+    assert view(kept, log, later, now=65, is_gone=lambda _: True).reason == gone(60)
 
 
 def test_a_run_that_was_ended_is_not_judged_anew() -> None:
@@ -90,25 +90,25 @@ def test_a_run_that_was_ended_is_not_judged_anew() -> None:
 
 
 def test_a_failure_of_a_worker_is_not_covered_by_the_end_of_process_0() -> None:
-    told = [
+    log = [
         process("COMPLETED", 50, count=2),
         process("FAILED", 55, host="host-1", index=1, count=2, reason="RuntimeError: lost"),
     ]
-    shown = view(resource("COMPLETED"), *told, now=60)
+    shown = view(resource("COMPLETED"), *log, now=60)
     assert (shown.state, shown.reason) == (State.FAILED, "host-1 (process 1): RuntimeError: lost")
 
 
 def test_the_first_failure_is_the_reason() -> None:
-    told = [
+    log = [
         process("FAILED", 55, index=0, count=2, reason="barrier timed out"),
         process("FAILED", 50, host="host-1", index=1, count=2, reason="disk full"),
     ]
-    assert view(resource(), *told, now=60).reason == "host-1 (process 1): disk full"
+    assert view(resource(), *log, now=60).reason == "host-1 (process 1): disk full"
 
 
 def test_a_run_goes_on_while_one_process_does_and_who_is_silent_is_named() -> None:
-    told = [process("ACTIVE", 400, count=3), process("ACTIVE", 10, host="host-1", index=1, count=3)]
-    shown = view(resource(), *told, now=410)
+    log = [process("ACTIVE", 400, count=3), process("ACTIVE", 10, host="host-1", index=1, count=3)]
+    shown = view(resource(), *log, now=410)
     assert shown.state is State.ACTIVE
     assert shown.notes == [
         "host-1 (process 1): last event 7 min ago; other processes still run.",
@@ -133,8 +133,8 @@ def test_an_attempt_that_ended_without_a_word_lasted_until_its_last_sign() -> No
 
 
 def test_an_attempt_that_another_followed_has_failed() -> None:
-    told = [process("ACTIVE", 0), process("ACTIVE", 300, pid=200, attempt=2)]
-    shown = view(resource(), *told, now=310)
+    log = [process("ACTIVE", 0), process("ACTIVE", 300, pid=200, attempt=2)]
+    shown = view(resource(), *log, now=310)
     assert [(one.number, one.state, one.reason) for one in shown.attempts] == [
         (1, State.FAILED, WITHOUT_A_WORD),
         (2, State.ACTIVE, ""),
@@ -157,19 +157,19 @@ def test_what_was_written_down_of_an_attempt_and_what_its_process_told_is_one() 
 
 
 def test_an_attempt_that_the_control_plane_does_not_know_of_yet_counts() -> None:
-    told = [process("COMPLETED", 10), process("ACTIVE", 20, pid=200, attempt=2)]
-    assert view(resource("COMPLETED", labels={"attempt": "1"}), *told, now=25).state is State.ACTIVE
-    assert view(resource("COMPLETED", labels={"attempt": "2"}), *told, now=25).state is State.COMPLETED
+    log = [process("COMPLETED", 10), process("ACTIVE", 20, pid=200, attempt=2)]
+    assert view(resource("COMPLETED", labels={"attempt": "1"}), *log, now=25).state is State.ACTIVE
+    assert view(resource("COMPLETED", labels={"attempt": "2"}), *log, now=25).state is State.COMPLETED
 
 
 def test_one_process_may_make_several_attempts() -> None:
-    told = [
+    log = [
         process("ACTIVE", 0),
         process("COMPLETED", 10),
         process("ACTIVE", 20, attempt=2),
         metric("loss", 30, 0.5),
     ]
-    shown = view(resource(), *told, now=35)
+    shown = view(resource(), *log, now=35)
     assert [(one.state, one.processes[0].last_sign_ns) for one in shown.attempts] == [
         (State.COMPLETED, at(10)),
         (State.ACTIVE, at(30)),
@@ -177,9 +177,9 @@ def test_one_process_may_make_several_attempts() -> None:
 
 
 def test_numbers_are_numbers_as_cloud_logging_gives_them_back() -> None:
-    told = process("ACTIVE", 0, index=3, count=8, attempt=2, profiler_port=9999)
-    told.payload = {name: float(value) if isinstance(value, int) else value for name, value in told.payload.items()}
-    shown = view(resource(), told, now=5)
+    log = process("ACTIVE", 0, index=3, count=8, attempt=2, profiler_port=9999)
+    log.payload = {name: float(value) if isinstance(value, int) else value for name, value in log.payload.items()}
+    shown = view(resource(), log, now=5)
     only = shown.processes[0]
     assert (only.process_index, only.process_count, only.attempt, only.profiler_port) == (3, 8, 2, 9999)
     assert all(type(number) is int for number in (only.process_index, only.attempt, only.pid))
@@ -191,12 +191,12 @@ def test_googles_year_one_is_no_end() -> None:
 
 
 def test_a_profile_is_what_its_hosts_tell_of_it() -> None:
-    told = [
+    log = [
         session("s1", "ACTIVE", 10),
         session("s1", "SUCCEEDED", 12, duration_seconds=1.5, size_bytes=1000, planes=["/host:CPU"]),
         session("s1", "FAILED", 13, host="host-1", index=1, problem="disk full"),
     ]
-    (shown,) = view(resource(), *told, now=20).sessions
+    (shown,) = view(resource(), *log, now=20).sessions
     assert (shown.phase, shown.started_ns, shown.duration_seconds) == ("FAILED", at(10), 1.5)
     assert [(host.host, host.phase, host.size_bytes, host.problem) for host in shown.hosts] == [
         ("host-0", "SUCCEEDED", 1000, ""),
@@ -298,8 +298,8 @@ process_keys = st.sampled_from(
     namespace=st.sampled_from([entries.PROCESS, entries.SESSION]),
 )
 def test_whatever_an_entry_holds_the_run_can_be_shown(payloads: list[dict[str, object]], namespace: str) -> None:
-    told = [entry(namespace, second, payload) for second, payload in enumerate(payloads)]
-    assert view(resource(), *told, now=100).run_id == "run-1"
+    log = [entry(namespace, second, payload) for second, payload in enumerate(payloads)]
+    assert view(resource(), *log, now=100).run_id == "run-1"
 
 
 @given(

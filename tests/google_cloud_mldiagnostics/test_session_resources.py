@@ -32,23 +32,23 @@ def resource(kind: str, phase: str) -> dict[str, Any]:
 
 
 def test_a_profile_that_runs_has_no_end() -> None:
-    told = resource("programmatic", ACTIVE)
-    assert told["targetSessions"] == {
+    sent = resource("programmatic", ACTIVE)
+    assert sent["targetSessions"] == {
         "host-a": {
             "startTime": "2026-11-21T12:00:00.250000000Z",
             "sessionPhase": "ACTIVE",
             "endTime": "0001-01-01T00:00:00Z",
         }
     }
-    assert "duration" not in told
+    assert "duration" not in sent
 
 
 @pytest.mark.parametrize("phase", [SUCCEEDED, FAILED])
 def test_one_that_has_ended_says_when_and_how(phase: str) -> None:
-    told = resource("programmatic", phase)
-    assert told["targetSessions"]["host-a"]["endTime"] == "2026-11-21T12:00:01.750000000Z"
-    assert told["targetSessions"]["host-a"]["sessionPhase"] == phase
-    assert (told["duration"], told["kind"]) == ("1.500s", "KIND_PROGRAMMATIC")
+    sent = resource("programmatic", phase)
+    assert sent["targetSessions"]["host-a"]["endTime"] == "2026-11-21T12:00:01.750000000Z"
+    assert sent["targetSessions"]["host-a"]["sessionPhase"] == phase
+    assert (sent["duration"], sent["kind"]) == ("1.500s", "KIND_PROGRAMMATIC")
 
 
 def test_levels_are_told_by_who_knows_them() -> None:

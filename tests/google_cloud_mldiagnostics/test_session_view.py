@@ -11,14 +11,14 @@ from google_cloud_mldiagnostics._reading.run_view import view_run
 from google_cloud_mldiagnostics._reading.session_view import SessionView
 from ml_diagnostics_common.entry import LogEntry
 
-from .told_runs import at, process, resource, session
+from .sample_entries import at, process, resource, session
 
 
 def sessions_of(
-    kept: dict[str, Any], *told: LogEntry, now: float = 30, resources: tuple[dict[str, Any], ...] = ()
+    kept: dict[str, Any], *entries: LogEntry, now: float = 30, resources: tuple[dict[str, Any], ...] = ()
 ) -> list[SessionView]:
     history = RunHistory()
-    history.add(told)
+    history.add(entries)
     return view_run(kept, history, resources, now_ns=at(now)).sessions
 
 

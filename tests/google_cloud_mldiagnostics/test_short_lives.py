@@ -36,7 +36,7 @@ for number in range(count):
     if len(alive) >= at_once:
         reap()
     seconds = dice.choice([0.0, 0.0, dice.random() / 2, 2 * dice.random()])
-    way = dice.choice(["return", "exit", "raise"])
+    ending = dice.choice(["return", "exit", "raise"])
     pid = os.fork()
     if not pid:
         break
@@ -52,9 +52,9 @@ os.dup2(os.open(f"{folder}/job{number}.txt", os.O_WRONLY | os.O_CREAT), 2)
 os.environ["RUN_WORKLOAD_ID"] = "w"
 machinelearning_run(f"job{number}", log_system_metrics=False)
 time.sleep(seconds)
-if way == "exit":
+if ending == "exit":
     sys.exit(0)
-if way == "raise":
+if ending == "raise":
     raise ValueError("nan")
 """
 

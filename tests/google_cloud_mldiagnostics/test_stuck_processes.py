@@ -35,7 +35,7 @@ library.pthread_mutex_timedlock(mutex, until)
 print("goes on", flush=True)
 """
 RELEASED, HELD = "ctypes.CDLL", "ctypes.PyDLL"
-RUN_ALONE = "begin()\n"
+RUN_ALONE = "start_run()\n"
 WITH_DIAGNOSE = """
 from cloud_tpu_diagnostics import diagnostic
 from cloud_tpu_diagnostics.configuration import debug_configuration, diagnostic_configuration, stack_trace_configuration
@@ -108,10 +108,10 @@ def folder_of_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ids=["run", "run-and-diagnose", "diagnose", "diagnose-and-run"],
 )
 def test_sigterm_ends_a_process_that_is_stuck_in_native_code(program: str, library: str) -> None:
-    code, seconds = terminated(stuck(program, library, has_helper="begin" in program))
+    code, seconds = terminated(stuck(program, library, has_helper="start_run" in program))
     assert code == -signal.SIGTERM
     assert seconds <= LONGEST_SECONDS
-    if "begin" in program:
+    if "start_run" in program:
         wait_until(lambda: programs.kept_run()["runPhase"] == "FAILED")
         assert programs.kept_run()["errorDetails"] == "SIGTERM"
         assert programs.kept_run()["attempts"][-1]["processes"][0]["reason"] == "SIGTERM"
@@ -121,7 +121,7 @@ def test_sigterm_ends_a_process_that_is_stuck_in_native_code(program: str, libra
 def test_the_control_plane_knows_before_a_process_that_waits_in_a_collective_is_dead(
     cloud_of_a_run: ControlPlaneServer,
 ) -> None:
-    code, seconds = terminated(stuck("begin(strict=True)\n", RELEASED))
+    code, seconds = terminated(stuck("start_run(strict=True)\n", RELEASED))
     assert code == -signal.SIGTERM
     assert seconds <= LONGEST_SECONDS
     assert cloud_of_a_run.run(RUN)["runPhase"] == "FAILED"
@@ -132,7 +132,7 @@ def test_the_control_plane_knows_before_a_process_that_waits_in_a_collective_is_
 def test_where_the_control_plane_does_not_answer_in_time_sync_completes_the_run(
     cloud_of_a_run: ControlPlaneServer, library: str
 ) -> None:
-    process = stuck("begin(strict=True)\n", library)
+    process = stuck("start_run(strict=True)\n", library)
     cloud_of_a_run.faults.always(Hang())
     code, seconds = terminated(process)
     assert code == -signal.SIGTERM
@@ -147,7 +147,7 @@ def test_where_the_control_plane_does_not_answer_in_time_sync_completes_the_run(
 @pytest.mark.timing
 @pytest.mark.parametrize("library", [RELEASED, HELD])
 def test_a_process_whose_run_is_over_is_not_touched(library: str) -> None:
-    code, seconds = terminated(stuck("run = begin()\ntime.sleep(0.5)\nrun.finish()\n", library, has_helper=False))
+    code, seconds = terminated(stuck("run = start_run()\ntime.sleep(0.5)\nrun.finish()\n", library, has_helper=False))
     assert (code, seconds <= LONGEST_SECONDS) == (-signal.SIGTERM, True)
     assert programs.kept_run()["runPhase"] == "COMPLETED"
 
@@ -156,7 +156,7 @@ def test_a_process_whose_run_is_over_is_not_touched(library: str) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_handler_of_the_users_is_left_in_charge(library: str, when: str) -> None:
     handler = "signal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\n"
-    program = handler + "begin()\n" if when == "before" else "begin()\n" + handler
+    program = handler + "start_run()\n" if when == "before" else "start_run()\n" + handler
     process = stuck(program, library, seconds=3, has_helper=False)
     process.send_signal(signal.SIGTERM)
     ended = programs.end(process)
@@ -170,7 +170,7 @@ def test_other_signals_wait_for_python_as_ever(library: str, number: signal.Sign
     handlers = (
         "for each in (signal.SIGINT, signal.SIGUSR2): signal.signal(each, lambda *_: print('came', flush=True))\n"
     )
-    process = stuck(handlers + "begin()\n", library, seconds=3)
+    process = stuck(handlers + "start_run()\n", library, seconds=3)
     process.send_signal(number)
     ended = programs.end(process)
     assert (ended.code, ended.output.split()) == (0, ["came", "goes", "on"])
@@ -183,7 +183,7 @@ def test_a_descriptor_for_wakeups_that_was_set_before_is_served_and_put_back() -
         writing.setblocking(False)
         signal.set_wakeup_fd(writing.fileno())
         signal.signal(signal.SIGUSR2, lambda *_: None)
-        run = begin()
+        run = start_run()
         os.kill(os.getpid(), signal.SIGUSR2)
         assert reading.recv(1) == bytes([signal.SIGUSR2])
         run.finish()
@@ -195,7 +195,7 @@ def test_a_descriptor_for_wakeups_that_was_set_before_is_served_and_put_back() -
 def test_a_signal_to_a_forked_child_is_not_its_parents() -> None:
     ended = programs.run("""
         import ctypes
-        begin()
+        start_run()
         for library in (ctypes.CDLL, ctypes.PyDLL):
             pid = os.fork()
             if pid == 0:
@@ -214,7 +214,7 @@ def test_a_signal_to_a_forked_child_is_not_its_parents() -> None:
 
 def test_a_job_that_waits_for_all_of_its_children_waits_for_none_of_ours() -> None:
     ended = programs.run("""
-        begin()
+        start_run()
         time.sleep(1)
         try:
             os.wait()
@@ -226,7 +226,9 @@ def test_a_job_that_waits_for_all_of_its_children_waits_for_none_of_ours() -> No
 
 @pytest.mark.parametrize("ending", ["run.finish()", "os._exit(0)", "sys.exit()"])
 def test_the_helper_ends_with_the_run_and_with_the_process(ending: str) -> None:
-    process = programs.start(f"run = begin()\nready()\nsys.stdin.readline()\n{ending}\nready()\nsys.stdin.readline()")
+    process = programs.start(
+        f"run = start_run()\nready()\nsys.stdin.readline()\n{ending}\nready()\nsys.stdin.readline()"
+    )
     programs.await_line(process, "ready")
     wait_until(helpers)
     process.stdin.write("go on\n")
@@ -237,7 +239,7 @@ def test_the_helper_ends_with_the_run_and_with_the_process(ending: str) -> None:
 
 def test_a_job_that_closes_all_descriptors_goes_on_and_ends_as_ever() -> None:
     ended = programs.run("""
-        run = begin()
+        run = start_run()
         time.sleep(0.5)
         os.closerange(3, 1000)
         files = [open(os.devnull, "rb") for _ in range(50)]
@@ -259,7 +261,7 @@ mutex = ctypes.create_string_buffer(64)
 print(ctypes.addressof(mutex), flush=True)
 lock = {library}(None).pthread_mutex_lock
 {before}
-begin()
+start_run()
 lock(mutex)
 lock(mutex)
 """
@@ -290,7 +292,7 @@ def test_sigterm_ends_a_process_that_is_stuck_directly_after_its_run_began(libra
 
 
 def test_sigterm_directly_after_the_run_began_is_recorded() -> None:
-    ended = programs.run("begin()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)")
+    ended = programs.run("start_run()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)")
     assert ended.code == -signal.SIGTERM, ended.errors
     assert (programs.kept_run()["runPhase"], programs.kept_run()["errorDetails"]) == ("FAILED", "SIGTERM")
     assert "cannot be started" not in ended.errors
@@ -322,7 +324,7 @@ def test_a_helper_that_starts_late_is_awaited_while_the_job_goes_on(tmp_path: Pa
     python.chmod(0o700)
     ended = programs.run(f"""
         sys.executable = {str(python)!r}
-        begin()
+        start_run()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         until = time.monotonic() + 30
         while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and time.monotonic() < until:
@@ -340,7 +342,7 @@ def test_a_handler_that_is_installed_before_a_late_helper_watches_is_left_in_cha
     python.chmod(0o700)
     ended = programs.run(f"""
         sys.executable = {str(python)!r}
-        begin()
+        start_run()
         signal.signal(signal.SIGTERM, lambda *_: print("saved", flush=True))
         time.sleep(2.5)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -353,7 +355,7 @@ def test_another_signal_does_not_shorten_the_second_that_python_has_to_handle_si
     process = programs.start("""
         import ctypes
         signal.signal(signal.SIGALRM, lambda *_: None)
-        begin()
+        start_run()
         library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
         library.pthread_mutex_lock(mutex)
         time.sleep(0.5)
@@ -402,10 +404,10 @@ jax.distributed.shutdown()
 @pytest.mark.parametrize(
     ("first", "then", "last"),
     [
-        pytest.param("begin()", "", "", id="before"),
-        pytest.param("", "begin()", "", id="after", marks=pytest.mark.slow),
-        pytest.param("run = begin()", "run.finish()", "", id="finished"),
-        pytest.param("begin()", "begin('two')", "", id="another", marks=pytest.mark.slow),
+        pytest.param("start_run()", "", "", id="before"),
+        pytest.param("", "start_run()", "", id="after", marks=pytest.mark.slow),
+        pytest.param("run = start_run()", "run.finish()", "", id="finished"),
+        pytest.param("start_run()", "start_run('two')", "", id="another", marks=pytest.mark.slow),
     ],
 )
 def test_jax_saves_at_a_preemption_whenever_the_run_was_begun(first: str, then: str, last: str) -> None:

@@ -164,8 +164,8 @@ def test_processes_that_no_launcher_counts_say_on_which_hosts_they_are() -> None
         )
         for rank in "01"
     ]
-    said = [process.communicate(timeout=100)[0] for process in processes]
-    before, after = json.loads(said[0].splitlines()[-1])
+    outputs = [process.communicate(timeout=100)[0] for process in processes]
+    before, after = json.loads(outputs[0].splitlines()[-1])
     assert before is None
     assert after["num_processes"] == after["num_devices"] == "2"
     assert after["num_hosts"] == "1"
@@ -173,12 +173,12 @@ def test_processes_that_no_launcher_counts_say_on_which_hosts_they_are() -> None
 
 @pytest.mark.parametrize(("told", "hosts"), [(["a", "b", "a", "b"], "2"), (["a", "b", "c"], None)])
 def test_hosts_are_unknown_until_each_process_has_told_its_own(
-    monkeypatch: pytest.MonkeyPatch, told: list[str], hosts: str | None
+    monkeypatch: pytest.MonkeyPatch, names: list[str], hosts: str | None
 ) -> None:
     _job_on(monkeypatch, [types.SimpleNamespace(platform="cpu", device_kind="cpu")] * 4, processes=4)
     monkeypatch.setattr(system_configs, "_HOSTS_SECONDS", 0.2)
     monkeypatch.setattr(agreement, "jax_processes", lambda: (0, 4))
-    monkeypatch.setattr(agreement, "told", lambda folder: told)
+    monkeypatch.setattr(agreement, "told", lambda folder: names)
     configs = collect_hardware({})
     assert configs is not None
     assert configs.get("num_hosts") == hosts

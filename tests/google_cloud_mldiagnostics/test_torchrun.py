@@ -76,10 +76,10 @@ def test_rank_and_world_size_are_the_position_whatever_started_torchrun(launcher
 
 
 def test_processes_that_cannot_agree_are_warned_once_of_the_variable_to_set() -> None:
-    ended = programs.run("begin(); begin('other')", RANK="1", WORLD_SIZE="2")
+    ended = programs.run("start_run(); start_run('other')", RANK="1", WORLD_SIZE="2")
     assert ended.errors.count("Set RUN_WORKLOAD_ID to the same text") == 1, ended.errors
     for known in ({"RUN_WORKLOAD_ID": "w"}, {"TORCHELASTIC_RUN_ID": "mine"}, {"WORLD_SIZE": "1", "RANK": "0"}):
-        ended = programs.run("begin()", **{"RANK": "1", "WORLD_SIZE": "2", **known})
+        ended = programs.run("start_run()", **{"RANK": "1", "WORLD_SIZE": "2", **known})
         assert "RUN_WORKLOAD_ID" not in ended.errors
 
 
@@ -102,7 +102,7 @@ def torchrun(tmp_path: Path, program: str, *options: str, **environment: str) ->
 
 
 TRAIN = """
-run = begin()
+run = start_run()
 metrics.record("loss", 1.5, step=1)
 metrics.record("memory", 2.5, record_on_all_hosts=True)
 """
@@ -121,7 +121,7 @@ def test_two_ranks_are_one_run_of_two_processes(tmp_path: Path, options: tuple[s
 
 def test_a_restart_by_torchrun_is_another_attempt_of_the_run(tmp_path: Path) -> None:
     program = """
-    begin()
+    start_run()
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         time.sleep(0.5)
         sys.exit(int(os.environ["RANK"]))
@@ -133,20 +133,20 @@ def test_a_restart_by_torchrun_is_another_attempt_of_the_run(tmp_path: Path) -> 
     assert [attempt["number"] for attempt in run["attempts"]] == [1, 2]
 
 
-@pytest.mark.parametrize("way", ["agent", "group"])
-def test_ranks_that_the_environment_does_not_join_agree_through_the_store_of_torch(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("source", ["agent", "group"])
+def test_ranks_that_the_environment_does_not_join_agree_through_the_store_of_torch(tmp_path: Path, source: str) -> None:
     program = """
     import torch.distributed
     os.environ["TORCHELASTIC_RUN_ID"] = "none"
     del os.environ["LOCAL_WORLD_SIZE"]
-    if os.environ["WAY"] == "group":
+    if os.environ["SOURCE"] == "group":
         torch.distributed.init_process_group("gloo")
         del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
-    run = begin()
+    run = start_run()
     from google_cloud_mldiagnostics._agreement import agree
     print("session", agree("session", os.environ["RANK"]), flush=True)
     """
-    ended = torchrun(tmp_path, program, "--standalone", WAY=way)
+    ended = torchrun(tmp_path, program, "--standalone", SOURCE=source)
     assert ended.returncode == 0, ended.stderr
     (attempt,) = programs.kept_run()["attempts"]
     assert sorted(process["process_index"] for process in attempt["processes"]) == [0, 1]

@@ -19,7 +19,7 @@ from google_cloud_mldiagnostics._profiling.xprof import Xprof
 from google_cloud_mldiagnostics.mlrun_types import Framework
 
 from ..waiting import wait_until
-from .profiled_runs import processes_told, profiled_run, sessions_told, xplanes
+from .profiled_runs import profiled_run, reported_processes, reported_sessions, xplanes
 
 pytest.importorskip("jax")
 
@@ -74,7 +74,7 @@ def test_a_run_of_pytorch_is_profiled_by_torch_xla(torch_xla: Path) -> None:
             sum(range(1000))
         assert sys.modules["torch_xla.debug.profiler"].session is None
         assert xplanes(active.folder / "profiles") == ["plugins/profile/torch/host-a.xplane.pb"]
-        assert sessions_told("run-1") == [("torch", "ACTIVE"), ("torch", "SUCCEEDED")]
+        assert reported_sessions("run-1") == [("torch", "ACTIVE"), ("torch", "SUCCEEDED")]
 
 
 def test_on_demand_its_server_runs_on_every_process_until_it_is_stopped(torch_xla: Path) -> None:
@@ -82,7 +82,7 @@ def test_on_demand_its_server_runs_on_every_process_until_it_is_stopped(torch_xl
         start_on_demand_xprof(0)
         import torch_xla  # type: ignore[no-redef]  # noqa: F401  # The server waits for this.
 
-        (process,) = wait_until(lambda: processes_told("run-1"))
+        (process,) = wait_until(lambda: reported_processes("run-1"))
         profiler = sys.modules["torch_xla.debug.profiler"]
         assert profiler.servers == [process["profiler_port"]]
         stop_on_demand_xprof()
@@ -97,7 +97,7 @@ def test_a_torch_xla_without_start_trace_is_said_and_costs_a_profile(
         with Xprof(session_id="old"):
             pass
         assert "install a newer one" in caplog.text
-        assert sessions_told("run-1") == [("old", "FAILED")]
+        assert reported_sessions("run-1") == [("old", "FAILED")]
 
 
 def test_without_torch_xla_it_is_said_and_costs_a_profile(

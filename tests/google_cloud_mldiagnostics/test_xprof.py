@@ -32,7 +32,7 @@ from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.xplane import read_xplane
 
 from ..waiting import wait_until
-from .profiled_runs import profiled_run, sessions_put, sessions_told, xplanes
+from .profiled_runs import profiled_run, reported_sessions, sessions_put, xplanes
 
 jax = pytest.importorskip("jax")
 
@@ -72,13 +72,13 @@ def test_start_and_stop_leave_a_profile_in_its_place(run: ActiveRun) -> None:
     assert "/host:CPU" in found.planes
 
 
-@pytest.mark.parametrize("way", ["argument", "variable"])
+@pytest.mark.parametrize("source", ["argument", "variable"])
 def test_the_trace_is_kept_as_json_too_where_that_is_asked_for(
-    run: ActiveRun, monkeypatch: pytest.MonkeyPatch, way: str
+    run: ActiveRun, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    if way == "variable":
+    if source == "variable":
         monkeypatch.setenv("ML_DIAGNOSTICS_TRACE_JSON", "1")
-    with xprof(session_id="one", trace_json=True if way == "argument" else None):
+    with xprof(session_id="one", trace_json=True if source == "argument" else None):
         work()
     with xprof(session_id="two", trace_json=False):
         work()
@@ -233,17 +233,17 @@ def test_profiles_that_follow_each_other_have_sessions_of_their_own(run: ActiveR
 
 
 def test_a_profile_is_told_as_a_session_of_the_run(run: ActiveRun) -> None:
-    with xprof(session_id="told"):
+    with xprof(session_id="first"):
         work()
     assert finish_profiles(5)
-    assert sessions_told(run.run.name) == [("told", "ACTIVE"), ("told", "SUCCEEDED")]
+    assert reported_sessions(run.run.name) == [("first", "ACTIVE"), ("first", "SUCCEEDED")]
     (began, started), (ended, session) = sessions_put(run)
-    assert began == ended == "told"
+    assert began == ended == "first"
     assert started["targetSessions"]["host-a"]["sessionPhase"] == "ACTIVE"
     assert started["targetSessions"]["host-a"]["endTime"].startswith("0001")
     assert session["profilerTargets"] == ["host-a"]
     assert session["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
-    assert session["storageFolderUri"] == str(run.folder / "profiles/plugins/profile/told")
+    assert session["storageFolderUri"] == str(run.folder / "profiles/plugins/profile/first")
     assert float(session["duration"].removesuffix("s")) > 0
 
 
@@ -365,8 +365,8 @@ def test_of_many_threads_one_profiles_and_none_fails(run: ActiveRun, warnings: C
     for thread in threads:
         thread.join()
     assert not failed
-    told = sessions_told(run.run.name)
-    assert len(taken(run)) == sum(phase == "SUCCEEDED" for _, phase in told) > 0
+    reported = reported_sessions(run.run.name)
+    assert len(taken(run)) == sum(phase == "SUCCEEDED" for _, phase in reported) > 0
     assert all("another profile" in text for text in warnings())
 
 
@@ -395,7 +395,7 @@ def test_beside_the_users_own_profiler_nothing_is_taken_from_it(
     assert not taken(run)
     assert "could not be started" in warnings()[0]
     assert LOSSES["xprof start: RuntimeError"] == 1
-    assert sessions_told(run.run.name) == [("refused", "FAILED")]
+    assert reported_sessions(run.run.name) == [("refused", "FAILED")]
     with xprof():
         work()
     assert len(taken(run)) == 1
@@ -414,7 +414,7 @@ def test_a_trace_that_cannot_be_written_leaves_profiling_usable(
     with xprof(session_id="lost"):
         work()
     assert "is lost" in warnings()[0]
-    assert sessions_told(run.run.name) == [("lost", "ACTIVE"), ("lost", "FAILED")]
+    assert reported_sessions(run.run.name) == [("lost", "ACTIVE"), ("lost", "FAILED")]
     monkeypatch.undo()
     with xprof(session_id="after"):
         work()
@@ -439,7 +439,7 @@ def test_a_profile_without_the_device_is_told_as_failed(
     with xprof(session_id="blind"):
         work()
     assert "it shows no device" in warnings()[0]
-    assert sessions_told(run.run.name)[-1] == ("blind", "FAILED")
+    assert reported_sessions(run.run.name)[-1] == ("blind", "FAILED")
     assert len(taken(run)) == 1
 
 
@@ -475,7 +475,7 @@ def test_a_control_plane_that_cannot_even_be_told_costs_the_telling(run: ActiveR
         work()
     assert finish_profiles(5)
     assert taken(run) == ["untold/host-a.xplane.pb"]
-    assert sessions_told(run.run.name)[-1] == ("untold", "SUCCEEDED")
+    assert reported_sessions(run.run.name)[-1] == ("untold", "SUCCEEDED")
 
 
 def test_a_forked_child_neither_profiles_nor_ends_its_parents_profile(run: ActiveRun) -> None:
@@ -496,7 +496,7 @@ def test_a_forked_child_neither_profiles_nor_ends_its_parents_profile(run: Activ
     work()
     profile.stop()
     assert taken(run) == ["parents/host-a.xplane.pb"]
-    assert sessions_told(run.run.name) == [("parents", "ACTIVE"), ("parents", "SUCCEEDED")]
+    assert reported_sessions(run.run.name) == [("parents", "ACTIVE"), ("parents", "SUCCEEDED")]
 
 
 def test_the_end_of_the_process_ends_its_profile(run: ActiveRun) -> None:

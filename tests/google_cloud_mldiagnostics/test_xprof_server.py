@@ -31,7 +31,7 @@ _TRAINER = f"""
 import jax, jax.numpy as jnp
 from google_cloud_mldiagnostics import xprof
 
-run = begin()
+run = start_run()
 step = jax.jit(lambda x: jnp.tanh(x @ x) / 8)
 x = step(jnp.ones((256, 256)))
 with xprof() as profile:

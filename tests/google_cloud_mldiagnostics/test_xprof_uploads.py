@@ -22,7 +22,7 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Fault, Hang, Status
 
 from ..waiting import wait_until
-from .profiled_runs import profiled_run, sessions_put, sessions_told, xplanes
+from .profiled_runs import profiled_run, reported_sessions, sessions_put, xplanes
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("google.cloud.storage")
@@ -58,7 +58,7 @@ def test_a_profile_comes_to_the_bucket_whole_and_leaves_nothing_behind(
     assert bucket.names("bucket") == [NAME]
     assert summary_of(bucket.read("bucket", NAME)).is_whole
     assert not xplanes(run.folder)
-    assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
+    assert reported_sessions("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
     session = sessions_put(run)[-1][1]
     assert session["storageFolderUri"] == "gs://bucket/folder/run-1/plugins/profile/one"
     assert session["profilerTargets"] == ["host-a"]
@@ -93,7 +93,7 @@ def test_a_bucket_that_fails_for_a_while_gets_it_later(
     assert len(warnings) == 1
     assert "roles/storage.objectUser" in warnings[0]
     assert str(run.folder / "staged") in warnings[0]
-    assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
+    assert reported_sessions("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
 
 
 def test_what_sync_has_uploaded_meanwhile_is_not_missed(
@@ -107,7 +107,7 @@ def test_what_sync_has_uploaded_meanwhile_is_not_missed(
     storage.write(f"gs://bucket/{NAME}", staged.read_bytes())
     staged.unlink()
     assert finish_profiles(20)
-    assert sessions_told("run-1")[-1] == ("one", "SUCCEEDED")
+    assert reported_sessions("run-1")[-1] == ("one", "SUCCEEDED")
 
 
 def test_without_a_cloud_it_is_staged_for_sync(caplog: pytest.LogCaptureFixture) -> None:
@@ -120,7 +120,7 @@ def test_without_a_cloud_it_is_staged_for_sync(caplog: pytest.LogCaptureFixture)
         session = sessions_put(active)[-1][1]
         assert session["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
         assert session["storageFolderUri"] == str(active.folder / "staged/plugins/profile/one")
-        assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
+        assert reported_sessions("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
 
 
 def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(
@@ -175,7 +175,7 @@ def test_an_interpreter_that_starts_no_more_threads_uploads_all_the_same(
     profile_once()
     assert finish_profiles(20)
     assert bucket.names("bucket") == [NAME]
-    assert sessions_told("run-1")[-1] == ("one", "SUCCEEDED")
+    assert reported_sessions("run-1")[-1] == ("one", "SUCCEEDED")
     assert sessions_put(run)[-1][1]["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
 
 
@@ -217,4 +217,4 @@ def test_the_end_of_the_program_waits_for_uploads_and_ends_an_open_profile(bucke
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
     profiles = "folder/run-1/plugins/profile"
     assert bucket.names("bucket") == [f"{profiles}/{session}/host-a.xplane.pb" for session in ("closed", "open")]
-    assert sessions_told("run-1")[-1] == ("open", "SUCCEEDED")
+    assert reported_sessions("run-1")[-1] == ("open", "SUCCEEDED")

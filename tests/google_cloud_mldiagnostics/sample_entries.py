@@ -1,4 +1,4 @@
-"""What processes of a run may tell, as entries: for tests of what is shown of it."""
+"""Sample entries of a run's processes, for tests of its display."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _numbers = itertools.count(10**11)
 
 
 def at(seconds: float) -> int:
-    """A time so many seconds after the run began, in ns."""
+    """Return the time at this many seconds after the run's start, in ns."""
     return BEGAN_NS + round(seconds * SECOND_NS)
 
 
@@ -35,7 +35,7 @@ def entry(
     pid: int = 100,
     log_id: str = entries.LOG_ID,
 ) -> LogEntry:
-    """An entry of a process, as a journal has it."""
+    """Return an entry of a process, as a journal has it."""
     resource = {"type": entries.RESOURCE_TYPE, "labels": {"node_id": "run-1"}}
     labels = {"host": host, "pid": str(pid), "run": "run-1", "process_index": "0"}
     context = EntryContext(log_id, "", resource, labels, writer=f"{host}-{pid}-1-0")
@@ -43,57 +43,57 @@ def entry(
 
 
 def process(
-    phase: str, seconds: float, *, host: str = "host-0", pid: int = 100, index: int = 0, count: int = 1, **told: Any
+    phase: str, seconds: float, *, host: str = "host-0", pid: int = 100, index: int = 0, count: int = 1, **fields: Any
 ) -> LogEntry:
-    """A process tells of itself."""
-    attempt = told.pop("attempt", 1)
+    """Return an entry in which a process reports its own state."""
+    attempt = fields.pop("attempt", 1)
     payload = entries.process_entry(
-        phase, attempt=attempt, host=host, process_index=index, process_count=count, pid=pid, **told
+        phase, attempt=attempt, host=host, process_index=index, process_count=count, pid=pid, **fields
     )
     return entry(entries.PROCESS, seconds, payload, host=host, pid=pid)
 
 
-def metric(name: str, seconds: float, value: float, *, step: int | None = None, **told: Any) -> LogEntry:
-    """A value is recorded."""
+def metric(name: str, seconds: float, value: float, *, step: int | None = None, **fields: Any) -> LogEntry:
+    """Return an entry with the value of a metric."""
     steps = {} if step is None else {"step_index": step}
-    return entry(name, seconds, {"values": [value], **steps, "unit": "1"}, **told)
+    return entry(name, seconds, {"values": [value], **steps, "unit": "1"}, **fields)
 
 
 def session(
-    session_id: str, phase: str, seconds: float, *, host: str = "host-0", index: int = 0, **told: Any
+    session_id: str, phase: str, seconds: float, *, host: str = "host-0", index: int = 0, **fields: Any
 ) -> LogEntry:
-    """A process tells of a profile."""
+    """Return an entry in which a process reports a profile."""
     payload = entries.session_entry(
         session_id,
         phase,
-        kind=told.pop("kind", "programmatic"),
-        folder=told.pop("folder", f"/runs/run-1/profiles/plugins/profile/{session_id}"),
+        kind=fields.pop("kind", "programmatic"),
+        folder=fields.pop("folder", f"/runs/run-1/profiles/plugins/profile/{session_id}"),
         host=host,
         process_index=index,
-        **told,
+        **fields,
     )
     return entry(entries.SESSION, seconds, payload, host=host)
 
 
-def ending(how: str, seconds: float, *, host: str = "host-0", pid: int = 100, **told: Any) -> LogEntry:
-    """The companion of a process tells of its end."""
-    payload = {"verb": "stacktraceanalyzer", "kind": "job_ended", "how": how, "message": f"The job: {how}", **told}
+def ending(how: str, seconds: float, *, host: str = "host-0", pid: int = 100, **fields: Any) -> LogEntry:
+    """Return an entry in which the companion of a process reports the end of the process."""
+    payload = {"verb": "stacktraceanalyzer", "kind": "job_ended", "how": how, "message": f"The job: {how}", **fields}
     return entry("", seconds, payload, host=host, pid=pid, log_id=COMPANION_LOG_ID)
 
 
-def resource(phase: str = "ACTIVE", **told: Any) -> Resource:
-    """The run as a control plane has it."""
+def resource(phase: str = "ACTIVE", **fields: Any) -> Resource:
+    """Return the run as a control plane has it."""
     kept = {"name": "run-1", "displayName": "Run 1", "runPhase": phase, "createTime": rfc3339(0), "labels": {}}
-    return {**kept, **told}
+    return {**kept, **fields}
 
 
-def attempt(number: int, phase: str, seconds: float, *processes: Mapping[str, Any], **told: Any) -> dict[str, Any]:
-    """An attempt as the folder of a run has it."""
-    return {"number": number, "phase": phase, "startTime": rfc3339(seconds), "processes": list(processes), **told}
+def attempt(number: int, phase: str, seconds: float, *processes: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return an attempt as the folder of a run has it."""
+    return {"number": number, "phase": phase, "startTime": rfc3339(seconds), "processes": list(processes), **fields}
 
 
 def kept_process(phase: str = "ACTIVE", *, host: str = "host-0", pid: int = 100, index: int = 0) -> dict[str, Any]:
-    """A process as an attempt in the folder of a run has it."""
+    """Return a process as an attempt in the folder of a run has it."""
     return {
         "hostname": host,
         "process_index": index,
@@ -104,8 +104,8 @@ def kept_process(phase: str = "ACTIVE", *, host: str = "host-0", pid: int = 100,
     }
 
 
-def view(kept: Resource, *told: LogEntry, now: float, **options: Any) -> RunView:
-    """The run as it is shown so many seconds after it began."""
+def view(kept: Resource, *log: LogEntry, now: float, **options: Any) -> RunView:
+    """Return the run as it is shown at this many seconds after its start."""
     history = RunHistory()
-    history.add(told)
+    history.add(log)
     return view_run(kept, history, now_ns=at(now), **options)
