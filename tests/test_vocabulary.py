@@ -80,7 +80,7 @@ LIMITS: dict[str, int | None] = {
     "packages/testing": None,
     "packages/xprofiler": 89,
     "docs": 29,
-    "tests": 984,
+    "tests": None,
     "benchmarks examples": 28,
 }
 

@@ -17,7 +17,7 @@ from ml_diagnostics_common.environment import diagnostics_directory
 
 from .kept_entries import kept_entries
 
-BEGIN = """
+PREAMBLE = """
 import atexit, os, signal, sys, threading, time
 from google_cloud_mldiagnostics import machinelearning_run, metrics
 
@@ -47,7 +47,7 @@ class Ended(NamedTuple):
 def start(program: str, prefix: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
     """Start a program; `start_run()` in it starts a run."""
     return subprocess.Popen(
-        [*prefix, sys.executable, "-c", BEGIN + textwrap.dedent(program)],
+        [*prefix, sys.executable, "-c", PREAMBLE + textwrap.dedent(program)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,14 +12,14 @@ from google_cloud_mldiagnostics._reading.run_view import RunView, view_run
 from google_cloud_mldiagnostics.control_plane import Resource
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, EntryContext, LogEntry, format_timestamp
 
-BEGAN_NS = 1_763_710_310_000_000_000
+START_NS = 1_763_710_310_000_000_000
 SECOND_NS = 1_000_000_000
 _numbers = itertools.count(10**11)
 
 
 def at(seconds: float) -> int:
     """Return the time at this many seconds after the run's start, in ns."""
-    return BEGAN_NS + round(seconds * SECOND_NS)
+    return START_NS + round(seconds * SECOND_NS)
 
 
 def rfc3339(seconds: float) -> str:

@@ -232,9 +232,9 @@ class Lasting:
 lasting = Lasting()
 repeated = jax.jit(lambda x, count: jax.lax.fori_loop(0, count, lambda _, y: jnp.tanh(y @ y), x).sum())
 repeated(x, 1).block_until_ready()
-began = time.perf_counter()
+started_at = time.perf_counter()
 repeated(x, 100).block_until_ready()
-each = (time.perf_counter() - began) / 100
+each = (time.perf_counter() - started_at) / 100
 device_values._EXIT_SECONDS = 0.1
 record("loss", repeated(x, int(float(sys.argv[2]) / each)), 1)
 """
@@ -389,7 +389,7 @@ assert not xla_bridge.backends_are_initialized()
     run_program(program, tmp_path)
 
 
-# --- PyTorch --------------------------------------------------------------------------------------------
+# --- PyTorch ------------------------------------------------------------------------------------------
 
 
 class XlaTensor:

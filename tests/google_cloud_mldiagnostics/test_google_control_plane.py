@@ -23,7 +23,7 @@ from ml_diagnostics_testing.faults import Delay, Reset, Status
 from ..loopback.control_plane import ControlPlaneServer
 from .asked_control_planes import RUN, Time, asked, in_phase
 
-# --- What is kept ----------------------------------------------------------------------------------------
+# --- What is kept -------------------------------------------------------------------------------------
 
 
 def test_a_run_is_created_read_and_changed(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
@@ -116,7 +116,7 @@ def test_an_error_of_the_change_is_the_callers(google: GoogleControlPlane, serve
         google.update_run("train-1", lambda run: 1 / 0)  # type: ignore[arg-type, return-value]
 
 
-# --- Others write too ------------------------------------------------------------------------------------
+# --- Others write too ---------------------------------------------------------------------------------
 
 
 def test_a_concurrent_change_is_kept(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
@@ -167,7 +167,7 @@ def test_changes_of_many_threads_all_arrive(google: GoogleControlPlane, server: 
     assert sorted(server.run("train-1")["labels"]) == ["host-0", "host-1", "host-2", "host-3"]
 
 
-# --- Operations ------------------------------------------------------------------------------------------
+# --- Operations ---------------------------------------------------------------------------------------
 
 
 def test_an_operation_is_asked_for_at_once_then_ever_less_often(
@@ -244,7 +244,7 @@ def test_errors_while_an_operation_is_asked_for_are_waited_out(
     assert google.create_run("train-1", RUN)["name"] == "train-1"
 
 
-# --- Where and how ---------------------------------------------------------------------------------------
+# --- Where and how ------------------------------------------------------------------------------------
 
 
 def test_the_environment_redirects_every_request(server: ControlPlaneServer, time: Time) -> None:

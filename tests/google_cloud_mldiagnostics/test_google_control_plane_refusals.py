@@ -22,7 +22,7 @@ from ml_diagnostics_testing.oauth import OAuthServer
 from ..loopback.control_plane import ControlPlaneServer
 from .asked_control_planes import ACCOUNT, RUN, Time, asked, connected, in_phase, session
 
-# --- Refusals --------------------------------------------------------------------------------------------
+# --- Refusals -----------------------------------------------------------------------------------------
 
 
 def test_a_missing_role_is_named_with_its_account_and_project(
@@ -136,7 +136,7 @@ def test_what_json_does_not_take_is_refused_here(google: GoogleControlPlane, ser
     assert not server.requests
 
 
-# --- Credentials -----------------------------------------------------------------------------------------
+# --- Credentials --------------------------------------------------------------------------------------
 
 
 def account(oauth_server: OAuthServer) -> service_account.Credentials:

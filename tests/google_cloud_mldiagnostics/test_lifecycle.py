@@ -1,4 +1,4 @@
-"""However a process ends, its run says so: real processes, real signals."""
+"""The run records each end of its process: real processes, real signals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_program_without_them_has_a_run() -> None:
     assert last_phase() == "COMPLETED"
 
 
-def test_sys_exit_that_somebody_catches_ends_nothing() -> None:
+def test_sys_exit_that_the_program_catches_does_not_end_the_run() -> None:
     ended = programs.run("""
         start_run()
         try:
@@ -80,7 +80,7 @@ def test_sys_exit_in_the_depth_of_the_program_is_known_to_end_it() -> None:
     assert last_phase() == "FAILED"
 
 
-def test_an_exception_that_nobody_catches_fails_the_run_and_is_shown_as_ever() -> None:
+def test_an_uncaught_exception_fails_the_run_and_is_printed_as_usual() -> None:
     ended = programs.run("start_run(); raise ValueError('nan loss')")
     assert ended.code == 1
     assert "ValueError: nan loss" in ended.errors
@@ -140,7 +140,7 @@ def test_sigterm_fails_the_run_and_ends_the_process_by_the_signal() -> None:
     assert programs.phases() == ["ACTIVE", "FAILED"]
 
 
-def test_the_users_sigterm_handler_runs_too_and_decides_how_it_ends() -> None:
+def test_the_users_sigterm_handler_runs_too_and_decides_the_outcome() -> None:
     ended = programs.run_until_ready(
         """
         def save(*_):
@@ -181,7 +181,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
     assert last_phase() == "COMPLETED"
 
 
-@pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux tells who has handlers in C")
+@pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux shows handlers in C")
 def test_a_handler_of_c_is_left_alone() -> None:
     ended = programs.run("""
         import faulthandler
@@ -196,7 +196,7 @@ def test_a_handler_of_c_is_left_alone() -> None:
     assert last_phase() == "COMPLETED"
 
 
-def test_sigterm_while_the_run_ends_is_no_deadlock() -> None:
+def test_sigterm_while_the_run_ends_does_not_deadlock() -> None:
     ended = programs.run_until_ready(
         """
         from google_cloud_mldiagnostics._run.lifecycle import Lifecycle
@@ -212,10 +212,10 @@ def test_sigterm_while_the_run_ends_is_no_deadlock() -> None:
         programs.SIGTERM,
     )
     assert ended.code == -signal.SIGTERM
-    assert last_phase() == "COMPLETED"  # It was, before the signal came.
+    assert last_phase() == "COMPLETED"  # It ended before the signal.
 
 
-def test_sigterm_while_the_program_holds_the_locks_of_logging_is_no_deadlock() -> None:
+def test_sigterm_while_the_program_holds_the_locks_of_logging_does_not_deadlock() -> None:
     ended = programs.run_until_ready(
         """
         import logging
@@ -231,7 +231,7 @@ def test_sigterm_while_the_program_holds_the_locks_of_logging_is_no_deadlock() -
 
 
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "os.abort()"])
-def test_a_run_whose_process_ends_without_a_word_is_found_failed_by_the_next_attempt(ending: str) -> None:
+def test_a_run_without_a_recorded_end_is_failed_by_the_next_attempt(ending: str) -> None:
     programs.run(f"start_run(); {ending}", RUN_WORKLOAD_ID="w")
     assert last_phase() == "ACTIVE"
     programs.run("start_run()", RUN_WORKLOAD_ID="w")
@@ -241,7 +241,7 @@ def test_a_run_whose_process_ends_without_a_word_is_found_failed_by_the_next_att
     assert [entry.payload["attempt"] for entry in kept_entries("mlrun_process")] == [1, 2, 2]
 
 
-def test_what_the_companion_told_is_why_an_attempt_has_ended() -> None:
+def test_the_exit_reason_of_an_attempt_comes_from_the_companion() -> None:
     programs.run(
         """
         from pathlib import Path
@@ -260,7 +260,7 @@ def test_what_the_companion_told_is_why_an_attempt_has_ended() -> None:
     assert programs.end(second, input_text="go on\n").code == 0
 
 
-def test_a_failed_run_that_is_begun_again_is_active_and_then_completed() -> None:
+def test_a_failed_run_that_is_started_again_is_active_and_then_completed() -> None:
     programs.run("start_run(); sys.exit(1)", RUN_WORKLOAD_ID="w")
     programs.run("start_run(); assert __import__('json')", RUN_WORKLOAD_ID="w")
     run = programs.kept_run()
@@ -269,12 +269,12 @@ def test_a_failed_run_that_is_begun_again_is_active_and_then_completed() -> None
     assert "errorDetails" not in run
 
 
-def can_begin_as_the_first_process() -> bool:
+def can_start_as_the_first_process() -> bool:
     command = ["unshare", "--fork", "--pid", "--mount-proc", "true"]
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not can_begin_as_the_first_process(), reason="this user may not begin a container")
+@pytest.mark.skipif(not can_start_as_the_first_process(), reason="this user may not start a container")
 def test_sigterm_ends_no_run_where_it_ends_no_process() -> None:
     """The first process of a container goes on after a signal that it has no handler for."""
     ended = programs.run(
@@ -309,7 +309,7 @@ def test_a_run_that_is_over_at_once_has_its_configs() -> None:
     assert configs["hardwareConfigs"]["device_type"] == "cpu"
 
 
-def test_a_run_can_begin_off_the_main_thread() -> None:
+def test_a_run_can_start_off_the_main_thread() -> None:
     ended = programs.run("""
         thread = threading.Thread(target=start_run)
         thread.start()
@@ -390,7 +390,7 @@ def test_a_forked_child_may_have_a_run_of_its_own() -> None:
     }
 
 
-def test_processes_of_one_host_share_an_attempt_though_nothing_tells_their_life() -> None:
+def test_processes_of_one_host_share_an_attempt_without_a_workload_id() -> None:
     job = {"RUN_WORKLOAD_ID": "w", "JAX_NUM_PROCESSES": "2"}
     first = programs.start("start_run(); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
     programs.await_line(first, "ready")

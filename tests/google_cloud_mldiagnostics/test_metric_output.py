@@ -49,7 +49,7 @@ def test_a_metric_without_a_finite_value_has_no_mean() -> None:
     assert "(1 not finite)" in "\n".join(format_summaries(series_of(metric("loss", 0, math.inf))))
 
 
-def test_metrics_of_the_model_come_first_and_those_of_the_system_last() -> None:
+def test_metrics_of_the_model_are_first_and_those_of_the_system_last() -> None:
     names = ["host_cpu_utilization", "zeta", "step_time", "loss", "alpha", "learning_rate"]
     assert list(series_of(*(metric(name, 0, 1.0) for name in names))) == [
         "loss",
@@ -71,7 +71,7 @@ def test_csv_has_a_line_for_each_value_of_each_chip() -> None:
     assert (second["value"], second["chip"], second["step"]) == ("20.5", "h-tpu1", "")
 
 
-def test_csv_and_json_say_what_is_not_finite_in_words_that_programs_read() -> None:
+def test_csv_and_json_have_values_that_are_not_finite_as_texts_that_programs_read() -> None:
     by_metric = series_of(*(metric("loss", at, value) for at, value in enumerate([math.nan, math.inf, -math.inf])))
     assert [row["value"] for row in rows(by_metric)] == ["NaN", "Infinity", "-Infinity"]
     encoded = "".join(json_lines("run-1", by_metric))
@@ -93,14 +93,14 @@ def test_csv_has_no_formula_and_numbers_stay_numbers() -> None:
 
 
 def test_labels_of_the_user_are_kept() -> None:
-    entries = entry("loss", 0, {"values": [1.0], "unit": "1", "split": "eval"})
-    assert json.loads(rows(series_of(entries))[0]["labels"]) == {"split": "eval"}
-    assert json.loads("".join(json_lines("run-1", series_of(entries))))["metrics"][0]["points"][0]["labels"] == {
+    labelled = entry("loss", 0, {"values": [1.0], "unit": "1", "split": "eval"})
+    assert json.loads(rows(series_of(labelled))[0]["labels"]) == {"split": "eval"}
+    assert json.loads("".join(json_lines("run-1", series_of(labelled))))["metrics"][0]["points"][0]["labels"] == {
         "split": "eval"
     }
 
 
-def test_processes_are_told_apart_and_summed_up_in_one_row() -> None:
+def test_processes_have_their_own_points_and_share_one_row() -> None:
     entries = [metric("loss", 0, 1.0), entry("loss", 1, {"values": [3.0], "hostname": "host-1", "process_index": "1"})]
     by_metric = series_of(*entries)
     assert format_summaries(by_metric)[2].split()[:5] == ["loss", "1", "2", "2", "2"]

@@ -101,7 +101,7 @@ def test_steps_of_the_public_package_are_read(step: Any, read: int | None) -> No
     assert series.of("loss")[0].points[0].step == read
 
 
-def test_entries_that_are_no_metrics_are_passed_over() -> None:
+def test_entries_other_than_metrics_are_skipped() -> None:
     series = MetricSeries()
     series.add(
         [

@@ -1,4 +1,4 @@
-"""Recording: what an entry says of each kind of value, and that nothing else happens to the job."""
+"""Recording: the entry of each kind of value, and no other effect on the job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def payload_of(root: Path) -> dict[str, Any]:
     return payload
 
 
-# --- The entry ------------------------------------------------------------------------------------------
+# --- The entry ----------------------------------------------------------------------------------------
 
 
 def test_an_entry_is_that_of_the_public_package(tmp_path: Path, run: ActiveRun) -> None:
@@ -87,7 +87,7 @@ def test_what_cannot_be_a_name_is_counted(
     assert len(caplog.records) == 1
 
 
-# --- Values ---------------------------------------------------------------------------------------------
+# --- Values -------------------------------------------------------------------------------------------
 
 ONE_AND_A_HALF: list[Any] = [
     1.5,
@@ -203,7 +203,7 @@ NO_VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: type(value).__name__)
-def test_what_is_no_number_is_counted_and_told_once(
+def test_a_value_that_is_not_a_number_is_counted_and_logged_once(
     tmp_path: Path, run: ActiveRun, caplog: pytest.LogCaptureFixture, value: Any
 ) -> None:
     for step in range(3):
@@ -221,7 +221,7 @@ def test_a_float_that_lies_is_taken_by_what_it_is(tmp_path: Path, run: ActiveRun
     assert [payload["values"] for _, payload in metrics_of(tmp_path)] in ([[2.5]], [])
 
 
-def test_what_is_lost_is_told_in_the_log_itself(tmp_path: Path, run: ActiveRun) -> None:
+def test_dropped_values_are_recorded_in_the_log_itself(tmp_path: Path, run: ActiveRun) -> None:
     record("x", None)
     record("x", None)
     run.log.flush(5)
@@ -264,7 +264,7 @@ def test_no_junk_raises_and_all_of_it_is_counted(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=st.floats() | st.integers(-(2**1000), 2**1000), step=st.integers(-(2**63) + 1, 2**63 - 1))
-def test_every_number_comes_back_as_it_was(tmp_path: Path, run: ActiveRun, value: float, step: int) -> None:
+def test_every_number_is_read_back_unchanged(tmp_path: Path, run: ActiveRun, value: float, step: int) -> None:
     record("x", value, step)
     _, payload = max(
         ((entry.sequence, entry.payload) for entry in kept_entries(root=tmp_path)), key=lambda numbered: numbered[0]
@@ -274,7 +274,7 @@ def test_every_number_comes_back_as_it_was(tmp_path: Path, run: ActiveRun, value
     assert payload["step_index"] == step
 
 
-# --- Steps ----------------------------------------------------------------------------------------------
+# --- Steps --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [7, 7.0, "7", numpy.int64(7), numpy.float32(7), numpy.array(7), fractions.Fraction(7)])
@@ -293,10 +293,10 @@ def test_a_value_without_a_usable_step_is_recorded_and_counted(tmp_path: Path, r
     assert run.log.lost_values.total() == 1
 
 
-# --- Labels, hosts, times -------------------------------------------------------------------------------
+# --- Labels, hosts, times -----------------------------------------------------------------------------
 
 
-def test_labels_stand_beside_the_value_and_never_in_its_place(tmp_path: Path, run: ActiveRun) -> None:
+def test_labels_never_replace_the_fields_of_a_value(tmp_path: Path, run: ActiveRun) -> None:
     labels = {"split": "test", "values": "x", "step_index": "y", "unit": "z", "not_finite": "n", "label_unit": "w"}
     record("loss", 0.5, 3, labels)
     assert payload_of(tmp_path) == {
@@ -357,7 +357,7 @@ def test_a_time_that_is_none_is_counted_and_now(tmp_path: Path, run: ActiveRun, 
     assert run.log.lost_values.total() == 1
 
 
-# --- Several at once ------------------------------------------------------------------------------------
+# --- Several at once ----------------------------------------------------------------------------------
 
 
 def test_record_metrics_changes_nothing_that_it_is_given(tmp_path: Path, run: ActiveRun) -> None:
@@ -395,13 +395,13 @@ def test_one_bad_item_takes_no_other_with_it(tmp_path: Path, run: ActiveRun) -> 
 
 @pytest.mark.usefixtures("in_production")
 @pytest.mark.parametrize("items", [None, 5, {"metric_name": "a", "value": 1}, "loss"])
-def test_what_is_no_list_of_metrics_raises_nothing(tmp_path: Path, run: ActiveRun, items: Any) -> None:
+def test_an_invalid_list_of_metrics_raises_nothing(tmp_path: Path, run: ActiveRun, items: Any) -> None:
     record_metrics(items)
     assert LOSSES.total() >= 1
     assert metrics_of(tmp_path) == []
 
 
-# --- Runs -----------------------------------------------------------------------------------------------
+# --- Runs ---------------------------------------------------------------------------------------------
 
 
 def test_without_a_run_values_are_counted_not_kept(caplog: pytest.LogCaptureFixture) -> None:
@@ -464,7 +464,7 @@ def test_a_bug_of_ours_is_counted_not_raised(tmp_path: Path, run: ActiveRun, mon
     assert LOSSES.total() >= 2
 
 
-def test_a_full_disk_is_counted_and_told_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_counted_and_reported_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -493,7 +493,7 @@ def test_labels_cannot_move_a_value_to_another_process(tmp_path: Path) -> None:
     assert (payload["label_hostname"], payload["label_process_index"]) == ("elsewhere", "7")
 
 
-def test_a_masked_value_is_no_number_and_is_counted(
+def test_a_masked_value_is_counted_as_not_a_number(
     tmp_path: Path, in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     numpy = pytest.importorskip("numpy")
@@ -506,7 +506,7 @@ def test_a_masked_value_is_no_number_and_is_counted(
     assert caplog.text.count("is masked") == 1
 
 
-def test_a_step_that_is_lost_is_said_once_with_its_metric(
+def test_a_dropped_step_is_logged_once_with_its_metric(
     tmp_path: Path, in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with active(tmp_path):
@@ -530,7 +530,9 @@ def test_a_value_beside_a_mapping_is_warned_of_once(
     assert caplog.text.count("a value beside a mapping is ignored") == 1
 
 
-def test_a_mapping_beside_which_is_none_is_no_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_optional_mapping_of_none_is_not_counted_as_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with active(tmp_path) as run:
         record({"loss": 0.5}, None)
         record({"loss": 0.5}, None, step=3)

@@ -53,7 +53,7 @@ def run(root: Path, server: CloudLoggingServer, count: int, end: str) -> subproc
 
 
 def ship_the_rest(root: Path, server: CloudLoggingServer, count: int) -> None:
-    """As the next process does that begins a run."""
+    """Send what is left, as the next process of the run does at its start."""
     environ = server.environment()
 
     def arrived() -> int:
@@ -98,19 +98,19 @@ def test_a_cloud_that_hangs_holds_up_neither_the_steps_nor_the_exit(
     cloud_logging_server.faults.always(Hang(), on="write")
     timed = """
 def seconds():
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     for step in range(1000):
         record("loss", 0.5, step)
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 before = min(seconds() for _ in range(20))
-log.flush(0.2)  # It has begun to ask, and hangs.
+log.flush(0.2)  # The request has started, and hangs.
 print(before, min(seconds() for _ in range(20)))
 """
     done = run(tmp_path, cloud_logging_server, 10, timed)
     before, during = map(float, done.stdout.split())
     assert done.returncode == 0, done.stderr.decode()
     assert during < 5 * before
-    assert len(cloud_logging_server.requests_for("write")) == 1  # The end came before that one was given up.
+    assert len(cloud_logging_server.requests_for("write")) == 1  # The process ended before that request timed out.
     assert len(metrics_of(tmp_path, "run")) == 40_010
 
 

@@ -38,7 +38,7 @@ def test_of_many_points_none_is_lost_in_the_band() -> None:
     assert all(low <= mean <= high for low, mean, high in zip(curve.low, curve.mean, curve.high, strict=True))
 
 
-def test_what_is_not_finite_is_no_point_of_the_line() -> None:
+def test_values_that_are_not_finite_are_not_points_of_the_line() -> None:
     curve = curve_of([(0, [1.0]), (1, [math.nan]), (2, [math.inf, 5.0])])
     assert (curve.x, curve.mean) == ([0, 2], [1.0, 5.0])
 
@@ -68,7 +68,7 @@ def test_nothing_has_no_limits(values: list[float]) -> None:
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=60))
-def test_limits_hold_what_is_shown_and_tell_what_is_not(values: list[float]) -> None:
+def test_limits_hold_the_shown_values_and_count_the_others(values: list[float]) -> None:
     limits = limits_of(values)
     assert limits is not None
     assert limits.low <= limits.high
@@ -91,14 +91,12 @@ def test_a_picture_is_drawn_of_every_kind_of_series(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])
-def test_the_suffix_says_which_kind_of_picture(name: str, start: bytes, tmp_path: Path) -> None:
+def test_the_suffix_selects_the_image_format(name: str, start: bytes, tmp_path: Path) -> None:
     plot_metrics("run-1", series_of(metric("loss", 0, 1.0)), tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(start)
 
 
-def test_of_too_many_metrics_some_are_left_out_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_beyond_the_limit_are_left_out_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plot, "_MOST_PANELS", 2)
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # Text as text.
     plot.plot_metrics("run-1", series_of(*(metric(f"m{number}", 0, 1.0) for number in range(100))), tmp_path / "a.svg")
@@ -107,9 +105,7 @@ def test_of_too_many_metrics_some_are_left_out_and_that_is_said(
     assert [name in picture for name in (">m0<", ">m1<", ">m2<")] == [True, True, False]
 
 
-def test_what_is_out_of_proportion_and_what_is_not_finite_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outliers_and_values_that_are_not_finite_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
     entries = [metric("step_time", step, 0.1 + step % 7 / 1000, step=step) for step in range(1, 100)]
     entries += [metric("step_time", 0, 12.0, step=0), metric("step_time", 100, math.nan, step=100)]

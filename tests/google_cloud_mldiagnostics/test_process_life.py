@@ -30,7 +30,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     child.communicate()
 
 
-def test_a_process_lives_until_it_is_killed_also_while_nobody_has_asked_for_its_status(
+def test_a_process_is_alive_until_it_is_killed_even_before_its_status_is_collected(
     child: subprocess.Popen[bytes],
 ) -> None:
     other = process(child.pid, start_mark(child.pid))
@@ -40,18 +40,18 @@ def test_a_process_lives_until_it_is_killed_also_while_nobody_has_asked_for_its_
     assert not is_alive(other, HERE)
 
 
-@pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux tells when a process began")
+@pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux shows the start time of a process")
 def test_another_process_of_the_same_pid_is_not_the_one(child: subprocess.Popen[bytes]) -> None:
     assert not is_alive(process(child.pid, "1"), HERE)
 
 
-def test_where_the_system_does_not_tell_when_a_process_began_its_pid_must_do(child: subprocess.Popen[bytes]) -> None:
+def test_without_a_start_time_a_process_is_identified_by_its_pid(child: subprocess.Popen[bytes]) -> None:
     assert is_alive(process(child.pid, ""), HERE)
     assert not is_alive(process(2**22 + 1, ""), HERE)
 
 
 @pytest.mark.parametrize("pid", [None, "12", 0, -1, 10**30, True])
-def test_what_is_no_pid_is_no_process(pid: object) -> None:
+def test_an_invalid_pid_is_not_alive(pid: object) -> None:
     assert not is_alive(process(pid, "1"), HERE)
 
 

@@ -78,7 +78,7 @@ def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path:
     answers = run_job(
         JOB
         + textwrap.dedent("""
-        if index == 0:  # A profile of which the other process knows nothing.
+        if index == 0:  # A profile that the other process does not take.
             with xprof(session_id="alone"):
                 train()
         with xprof(process_index_list=[1]):
@@ -103,7 +103,7 @@ def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path:
     assert "host-a.xplane.pb" in names
     assert names < {"host-a.xplane.pb", "host-a-0.xplane.pb", "host-a-1.xplane.pb"}
 
-    # Process 0 speaks for both, and process 1 only for the one it took alone.
+    # Process 0 reports for both, and process 1 only the profile that it took alone.
     last_of_0 = [reported for reported in answers[0] if reported[0] == shared[0]][-1]
     last_of_1 = answers[1][-1]
     assert last_of_0[1]["profilerTargets"] == sorted(name.removesuffix(".xplane.pb") for name in names)
@@ -126,7 +126,7 @@ together("start", 60_000)
 with xprof():
     jax.numpy.ones(8).sum().block_until_ready()
 together("end", 60_000)
-time.sleep(2 if index == 0 else 0)  # The last that is said of a session, is said when all have uploaded theirs.
+time.sleep(2 if index == 0 else 0)  # The last report of a session is sent when all processes have uploaded.
 print(json.dumps(run.name))
 """
 

@@ -26,13 +26,13 @@ def after(seconds: float) -> datetime.datetime:
 
 @pytest.fixture
 def coordinator(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the first process says of a key, all hear: the rule of `agreement.agree`."""
+    """The first value of a key is returned to all processes: the rule of `agreement.agree`."""
     decided: dict[str, str] = {}
     monkeypatch.setattr(sessions, "agree", lambda key, proposal, *, timeout_seconds: decided.setdefault(key, proposal))
     return decided
 
 
-def test_processes_that_begin_together_share_a_session_though_their_clocks_differ(coordinator: dict[str, str]) -> None:
+def test_processes_that_start_together_share_a_session_though_their_clocks_differ(coordinator: dict[str, str]) -> None:
     one, other = SessionIds("run"), SessionIds("run")
     assert one.next(None, after(0)) == other.next(None, after(1.5)) == "2026_11_21_12_00_00_000"
     assert other.next(None, after(300)) == one.next(None, after(302)) == "2026_11_21_12_05_00_000"
@@ -98,7 +98,7 @@ def test_agreement_is_asked_as_it_is() -> None:
     assert agreement.agree("xprof/run/1", "mine", timeout_seconds=1.0) == "mine"
 
 
-# --- Places -------------------------------------------------------------------------------------------
+# --- Targets ------------------------------------------------------------------------------------------
 
 
 def test_without_a_cloud_profiles_go_to_the_runs_own_folder() -> None:
@@ -108,7 +108,7 @@ def test_without_a_cloud_profiles_go_to_the_runs_own_folder() -> None:
     assert place.session("s") == f"{active.folder}/profiles/plugins/profile/s"
 
 
-def test_with_a_cloud_a_place_must_be_given() -> None:
+def test_with_a_cloud_a_path_must_be_given() -> None:
     with profiled_run("run-1", is_local=False) as active, pytest.raises(ProfilingError, match="gcs_path="):
         place_of(active)
 

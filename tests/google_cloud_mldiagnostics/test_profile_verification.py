@@ -1,4 +1,4 @@
-"""What is wrong with a profile is said, and nothing where nothing is."""
+"""Problems of a profile are reported, and a complete profile has none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def plane(name: str, *lines: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_junk_is_no_profile_and_no_error(seed: int) -> None:
+def test_random_bytes_are_not_a_profile_and_raise_nothing(seed: int) -> None:
     junk = random.Random(seed).randbytes(200 + seed)
     found = summary_of(junk)
     assert problem_of(found, has_accelerator=False) or found.planes
@@ -32,7 +32,7 @@ def test_junk_is_no_profile_and_no_error(seed: int) -> None:
         (plane("/host:CPU", b"e") + plane("/device:GPU:0", b"e"), True, ""),
     ],
 )
-def test_what_is_wrong_is_said(xspace: bytes, has_accelerator: bool, problem: str) -> None:
+def test_each_problem_is_named(xspace: bytes, has_accelerator: bool, problem: str) -> None:
     problem_found = problem_of(summary_of(xspace), has_accelerator=has_accelerator)
     assert problem in problem_found
     assert bool(problem_found) == bool(problem)

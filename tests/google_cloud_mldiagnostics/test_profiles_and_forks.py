@@ -52,7 +52,7 @@ def in_child(work: Callable[[], Any]) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def test_a_run_that_the_child_begins_is_profiled_and_the_parents_profile_goes_on() -> None:
+def test_a_run_that_the_child_starts_is_profiled_and_the_parents_profile_continues() -> None:
     with profiled_run("parents") as parent:
         profile = Xprof(session_id="parents")
         profile.start()

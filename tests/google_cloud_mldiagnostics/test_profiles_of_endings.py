@@ -1,4 +1,4 @@
-"""A run that ends, however that comes, takes its open profile with it: kept, told of, and nothing left behind."""
+"""A run that ends in any manner stops its open profile: it is kept and reported, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def assert_it_was_kept() -> None:
     assert list((_folder() / "scratch").iterdir()) == []
 
 
-def test_a_run_that_is_finished_ends_its_profile_and_another_can_begin() -> None:
+def test_a_run_that_is_finished_ends_its_profile_and_another_can_start() -> None:
     ended = programs.run(
         OPEN
         + """
@@ -96,7 +96,7 @@ def test_sigterm_while_a_profile_is_open_keeps_it() -> None:
 
 
 @pytest.mark.parametrize("end", ["run.finish()", "os.kill(os.getpid(), signal.SIGTERM)"])
-def test_the_control_plane_is_told_of_a_profile_that_ends_with_its_run(
+def test_a_profile_that_ends_with_its_run_is_reported_to_the_control_plane(
     control_plane_server: ControlPlaneServer,
     cloud_logging_server: CloudLoggingServer,
     cloud_storage_server: CloudStorageServer,
@@ -135,7 +135,7 @@ JaxEngine.stop = lambda self, folder: time.sleep(60)
     assert "the run ended before its profiler had" in kept_payloads("mlrun_session")[-1]["problem"]
 
 
-def test_sigterm_while_the_profiler_is_being_stopped_is_no_deadlock() -> None:
+def test_sigterm_while_the_profiler_is_being_stopped_does_not_deadlock() -> None:
     ended = programs.run(
         """
 from google_cloud_mldiagnostics._run import lifecycle

@@ -1,4 +1,4 @@
-"""Profiles that others take of a job: its server disturbs nobody, and what it gives is the run's, as any other."""
+"""Profiles that others take of a job: the server leaves the job alone, and its profiles are like any other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def served(run_id: str) -> dict[str, Any]:
-    """Where the run's process can be profiled, as its log tells it."""
+    """Return the last record of the run's process with a port to profile it at."""
     return wait_until(lambda: [process for process in reported_processes(run_id) if "profiler_port" in process])[-1]
 
 
@@ -67,7 +67,7 @@ def test_what_others_take_is_a_session_of_the_run() -> None:
         assert session["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
 
 
-def test_into_a_bucket_it_goes_by_way_of_this_machine(
+def test_a_profile_for_a_bucket_is_staged_on_this_machine(
     cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("google.cloud.storage")
@@ -96,7 +96,7 @@ def test_the_programs_own_profiles_are_not_taken_for_others() -> None:
         assert len(xplanes(active.folder / "profiles")) == 2
 
 
-def test_profiles_of_earlier_attempts_are_not_told_again() -> None:
+def test_profiles_of_earlier_attempts_are_not_reported_again() -> None:
     with profiled_run("run-1") as active:
         earlier = active.folder / "profiles/plugins/profile/earlier"
         earlier.mkdir(parents=True)
@@ -107,7 +107,7 @@ def test_profiles_of_earlier_attempts_are_not_told_again() -> None:
         assert reported_sessions("run-1") == [("asked", "SUCCEEDED")]
 
 
-def test_a_profile_is_not_told_before_all_of_it_is_there() -> None:
+def test_a_profile_is_not_reported_before_it_is_complete() -> None:
     with profiled_run("run-1") as active:
         watch = CaptureWatch(active, place_of(active), "host-a", 0, lambda: False)
         session = active.folder / "profiles/plugins/profile/growing"
@@ -126,7 +126,7 @@ def test_a_profile_is_not_told_before_all_of_it_is_there() -> None:
         assert reported_sessions("run-1").count(("growing", "SUCCEEDED")) == 1
 
 
-def test_a_port_that_is_taken_is_said_once_and_another_one_registered(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_in_use_is_logged_once_and_another_one_registered(caplog: pytest.LogCaptureFixture) -> None:
     """JAX itself would share it: each process would get some of the requests."""
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -144,7 +144,7 @@ def test_a_port_that_is_taken_is_said_once_and_another_one_registered(caplog: py
     assert str(process["profiler_port"]) in warnings[0]
 
 
-def test_the_server_ends_with_the_run_and_can_begin_again() -> None:
+def test_the_server_ends_with_the_run_and_can_start_again() -> None:
     for name in ("run-1", "run-2"):
         with profiled_run(name) as active:
             start_on_demand_xprof(0)
@@ -165,7 +165,7 @@ def test_a_second_start_is_a_warning_and_a_second_stop_nothing(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "9999", None])
-def test_what_is_no_port_is_an_error(port: Any) -> None:
+def test_an_invalid_port_is_an_error(port: Any) -> None:
     with pytest.raises(ProfilingError, match="no port"):
         start_on_demand_xprof(port)
 

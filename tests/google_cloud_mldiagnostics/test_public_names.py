@@ -85,7 +85,7 @@ def test_the_arguments_are_those_of_the_first_release_in_its_order_and_those_of_
     assert [(p.name, p.default) for p in positional] == OF_1_0_0
     keywords = {p.name: p.default for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
     assert {name: keywords[name] for name in OF_1_0_10} == OF_1_0_10
-    assert keywords["log_system_metrics"] is True  # As the first release measured, and its documents say.
+    assert keywords["log_system_metrics"] is True  # As in the first release and its documentation.
     assert keywords["strict"] is False
 
 
@@ -121,7 +121,7 @@ def test_errors_are_one_family_and_the_kinds_that_programs_catch() -> None:
         assert issubclass(getattr(exceptions, name), exceptions.MLDiagnosticError)
 
 
-def test_a_run_of_the_users_own_has_no_project_of_somebody_elses() -> None:
+def test_a_run_outside_of_google_cloud_has_no_project() -> None:
     run = mlrun_types.MLRun("mine")
     assert (run.project, run.location, run.run_phase) == ("", "us-central1", mlrun_types.RunPhase.PHASE_ACTIVE)
     run.configs.update(lr=0.1)

@@ -55,7 +55,7 @@ def leave_the_cloud(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("HOME", str(folder))
 
 
-# --- What is told -------------------------------------------------------------------------------------
+# --- Requests -----------------------------------------------------------------------------------------
 
 
 def test_a_run_is_asked_for_created_polled_and_ended(server: ControlPlaneServer) -> None:
@@ -78,7 +78,7 @@ def test_the_control_plane_has_what_the_folder_has_but_for_what_is_ours_alone(se
     assert not {"attempts", "metrics", "errorDetails"} & set(server.requests[1].body)
 
 
-def test_the_labels_are_those_that_the_console_looks_for(server: ControlPlaneServer) -> None:
+def test_the_labels_are_those_that_the_console_filters_by(server: ControlPlaneServer) -> None:
     start_run(strict=True, on_demand_xprof=False)
     labels = server.run(RUN)["labels"]
     assert labels["created_by"] == "diagon_sdk"
@@ -110,7 +110,7 @@ def test_a_session_reaches_the_control_plane_and_the_folder(server: ControlPlane
     assert [s["name"] for s in LocalControlPlane(diagnostics_directory()).list_sessions(RUN)] == ["s1"]
 
 
-def test_what_somebody_else_changed_meanwhile_is_kept(server: ControlPlaneServer) -> None:
+def test_a_concurrent_change_of_another_client_is_kept(server: ControlPlaneServer) -> None:
     run = start_run(strict=True)
     server.change_run(RUN, labels={**server.run(RUN)["labels"], "team": "vision"})
     run.finish()
@@ -118,7 +118,7 @@ def test_what_somebody_else_changed_meanwhile_is_kept(server: ControlPlaneServer
     assert server.run(RUN)["runPhase"] == "COMPLETED"
 
 
-def test_a_profile_that_is_on_its_way_when_the_run_is_finished_is_told_of(server: ControlPlaneServer) -> None:
+def test_a_profile_in_delivery_when_the_run_is_finished_is_reported(server: ControlPlaneServer) -> None:
     from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
 
     run = start_run(strict=True)
@@ -141,7 +141,7 @@ def test_a_session_after_the_end_is_kept_on_this_machine(server: ControlPlaneSer
     wait_until(lambda: len(list(LocalControlPlane(diagnostics_directory()).list_sessions(RUN))) == 1)
 
 
-def test_a_self_hosted_control_plane_is_told_instead_of_google(
+def test_a_self_hosted_control_plane_is_used_instead_of_google(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SelfHostedServer() as own:
@@ -208,11 +208,11 @@ def test_a_restart_on_a_new_machine_counts_on_where_the_run_is_known(server: Con
     assert server.run(RUN)["labels"]["attempt"] == "5"
 
 
-def test_a_worker_that_fails_says_so_itself_and_process_0_does_not_take_it_back(server: ControlPlaneServer) -> None:
+def test_a_failing_worker_reports_its_failure_and_process_0_does_not_overwrite_it(server: ControlPlaneServer) -> None:
     job = {"TORCHELASTIC_RUN_ID": "t", "JAX_NUM_PROCESSES": "2"}
     first = programs.start("start_run(strict=True); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
     programs.await_line(first, "ready")
-    # On a host of its own: what is kept on this one is not how process 0 learns of it.
+    # In a folder of its own, like on another host: process 0 learns of it from the control plane.
     elsewhere = diagnostics_directory().parent / "elsewhere"
     assert (
         programs.run("start_run(); sys.exit(2)", JAX_PROCESS_ID="1", ML_DIAGNOSTICS_DIR=str(elsewhere), **job).code == 2
@@ -237,7 +237,7 @@ def test_a_signal_ends_a_run_there_too_and_loses_nothing(
 # --- What may go wrong --------------------------------------------------------------------------------
 
 
-def test_a_control_plane_that_forbids_costs_one_warning_that_names_who_needs_what(
+def test_a_missing_permission_costs_one_warning_with_the_account_and_the_role(
     server: ControlPlaneServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.is_permitted = False
@@ -251,7 +251,7 @@ def test_a_control_plane_that_forbids_costs_one_warning_that_names_who_needs_wha
     assert kept_here()["runPhase"] == "COMPLETED"
 
 
-def test_a_strict_run_raises_what_the_control_plane_says_and_does_not_go_on(server: ControlPlaneServer) -> None:
+def test_a_strict_run_raises_the_error_of_the_control_plane_and_does_not_start(server: ControlPlaneServer) -> None:
     server.is_enabled = False
     with pytest.raises(ControlPlaneError, match="enable"):
         start_run(strict=True)
@@ -332,7 +332,9 @@ def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silen
     assert programs.kept_run()["runPhase"] == "FAILED"
 
 
-def test_what_failed_at_first_is_told_later(server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registration_that_failed_is_repeated_later(
+    server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics._run_state.registration._FIRST_ACCESS_SECONDS", 0.1)
     server.is_permitted = False
     start_run(configs={"lr": 0.1})
@@ -341,7 +343,7 @@ def test_what_failed_at_first_is_told_later(server: ControlPlaneServer, monkeypa
     wait_until(lambda: server.run(RUN)["configs"]["userConfigs"] == {"lr": "0.1"})
 
 
-def test_a_run_that_somebody_deletes_is_created_again(server: ControlPlaneServer) -> None:
+def test_a_deleted_run_is_created_again(server: ControlPlaneServer) -> None:
     run = start_run(strict=True)
     server.clear()
     run.finish()
@@ -351,7 +353,7 @@ def test_a_run_that_somebody_deletes_is_created_again(server: ControlPlaneServer
 # --- People -------------------------------------------------------------------------------------------
 
 
-def test_one_line_tells_people_where_the_run_is(server: ControlPlaneServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_line_has_the_link_of_the_run(server: ControlPlaneServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="google_cloud_mldiagnostics")
     start_run(strict=True)
     lines = [record.getMessage() for record in caplog.records if record.name == "google_cloud_mldiagnostics"]

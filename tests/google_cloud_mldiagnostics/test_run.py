@@ -154,7 +154,7 @@ def test_a_secret_in_the_name_or_the_group_of_a_run_is_redacted() -> None:
         (Path("/data"), "/data"),
     ],
 )
-def test_a_place_for_profiles_has_no_doubled_slashes(given_path: str | Path | None, kept_path: str | None) -> None:
+def test_a_path_for_profiles_has_no_doubled_slashes(given_path: str | Path | None, kept_path: str | None) -> None:
     assert checked_gcs_path(given_path) == kept_path
 
 
@@ -174,7 +174,7 @@ def test_a_region_may_be_given_by_a_zone(given_region: str | None, region: str |
     assert checked_region(given_region) == region
 
 
-def test_what_does_not_look_like_a_region_is_said_to(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_region_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     checked_region("<some_zone>")
     assert "does not look like one" in caplog.text
 
@@ -195,7 +195,7 @@ def test_enumerations_are_taken_by_their_text_too() -> None:
 # --- The run ------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_kept_in_a_folder_of_its_own_from_the_beginning() -> None:
+def test_a_run_is_kept_in_a_folder_of_its_own_from_the_start() -> None:
     run = start_run("My Run 1", run_group="sweep", configs={"lr": 0.1, "model": {"layers": 2}})
     assert active_run().folder == diagnostics_directory() / "runs" / run.name
     here = kept(run)
@@ -205,7 +205,7 @@ def test_a_run_is_kept_in_a_folder_of_its_own_from_the_beginning() -> None:
     assert run.name.startswith("my-run-1-")
 
 
-def test_entries_carry_who_wrote_them() -> None:
+def test_entries_have_labels_of_their_process() -> None:
     run = start_run("My Run 1")
     metrics.record("loss", 0.5, step=1)
     (entry,) = kept_entries("loss")
@@ -215,7 +215,7 @@ def test_entries_carry_who_wrote_them() -> None:
     assert (labels["run"], labels["attempt"], labels["process_index"]) == (run.name, "1", "0")
 
 
-def test_what_the_user_gave_is_not_changed_and_what_he_changes_later_changes_nothing() -> None:
+def test_the_users_mapping_is_not_changed_and_later_changes_do_not_reach_process_0() -> None:
     configs = {"lr": 0.1, "nested": {"a": 1}}
     before = copy.deepcopy(configs)
     run = start_run(configs=configs)
@@ -225,7 +225,7 @@ def test_what_the_user_gave_is_not_changed_and_what_he_changes_later_changes_not
     assert run.configs.lr == 0.1  # Also on process 0.
 
 
-def test_configs_may_be_changed_in_every_way_that_a_dict_and_an_object_can() -> None:
+def test_configs_may_be_changed_like_a_dict_and_like_an_object() -> None:
     run = start_run(configs={"a": 1, "b": 2, "c": 3, "d": 4})
     run.configs.update({"e": 5})
     run.configs.f = 6
@@ -297,7 +297,7 @@ def test_finish_takes_completed_and_failed_and_nothing_else() -> None:
     assert kept(run)["runPhase"] == "FAILED"
 
 
-def test_a_heartbeat_tells_that_the_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_records_that_the_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._HEARTBEAT_SECONDS", 0.05)
     start_run()
     wait_until(lambda: programs.phases().count("ACTIVE") >= 4)
@@ -306,7 +306,7 @@ def test_a_heartbeat_tells_that_the_process_lives(monkeypatch: pytest.MonkeyPatc
 # --- People -------------------------------------------------------------------------------------------
 
 
-def test_one_info_tells_where_the_run_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_info_record_has_the_path_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     run = start_run()
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("google_cloud_mldiag")]
@@ -314,7 +314,7 @@ def test_one_info_tells_where_the_run_is(caplog: pytest.LogCaptureFixture) -> No
     assert f"mldiagnostics show {run.name}" in line
 
 
-def test_the_documented_debug_record_tells_the_details(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_documented_debug_record_has_the_details(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     run = start_run(gcs_path="gs://bucket/profiles")
     records = [r for r in caplog.records if r.name == "google_cloud_mldiagnostics.core.global_manager"]
@@ -332,13 +332,13 @@ def test_a_metric_is_not_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.records == []
 
 
-# --- The job comes first ------------------------------------------------------------------------------
+# --- Failures do not stop the job ---------------------------------------------------------------------
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_the_job(
     in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (diagnostics_directory() / "runs").write_text("in the way")
+    (diagnostics_directory() / "runs").write_text("not a folder")
     run = start_run()
     metrics.record("loss", 0.5)
     run.finish()
@@ -359,9 +359,7 @@ def test_a_bug_of_ours_costs_the_run_and_never_the_job(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_run_file_that_somebody_has_spoilt_does_not_stop_the_job(
-    in_production: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_run_file_does_not_stop_the_job(in_production: None, caplog: pytest.LogCaptureFixture) -> None:
     programs.run("start_run()", RUN_WORKLOAD_ID="w")
     path = programs.runs_folder() / "train-w" / "run.json"
     for spoilt in ('{"attempts": "none"}', "[]", "", '{"attempts": [{"processes": 5, "phase": []}]}', '{"labels": 3}'):
@@ -410,7 +408,7 @@ def test_a_thread_that_changes_configs_all_the_time_costs_bounded_memory() -> No
     assert kept(run)["configs"]["userConfigs"] == {"step": "99999"}
 
 
-def test_where_nobody_answers_a_run_begins_and_ends_before_a_request_is_given_up() -> None:
+def test_a_run_starts_and_ends_before_an_unanswered_request_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         nowhere = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         ended = programs.run(
@@ -422,10 +420,10 @@ def test_where_nobody_answers_a_run_begins_and_ends_before_a_request_is_given_up
             patience = inspect.signature(GoogleControlPlane).parameters["request_seconds"].default
             started = time.monotonic()
             run = start_run()
-            begun = time.monotonic()
+            created_at = time.monotonic()
             metrics.record("loss", 1.0)
             run.finish()
-            print(begun - started < patience, time.monotonic() - begun < patience)
+            print(created_at - started < patience, time.monotonic() - created_at < patience)
             """,
             ML_DIAGNOSTICS_BACKEND="auto",
             CLOUDSDK_AUTH_DISABLE_CREDENTIALS="1",
@@ -463,7 +461,7 @@ def test_two_processes_of_jax_share_a_run_though_their_clocks_differ() -> None:
     assert {entry.payload["process_count"] for entry in kept_entries("mlrun_process")} == {2}
 
 
-def test_a_run_that_began_before_its_processes_could_agree_says_so() -> None:
+def test_a_run_that_started_before_its_processes_could_agree_warns() -> None:
     ended = programs.run(
         """
         import types
@@ -482,7 +480,7 @@ def test_a_run_that_began_before_its_processes_could_agree_says_so() -> None:
     assert "before jax.distributed.initialize" in ended.errors
 
 
-def test_of_runs_that_threads_begin_at_once_one_gets_what_is_recorded_and_all_end_with_the_program() -> None:
+def test_of_runs_that_threads_start_at_once_one_is_recorded_to_and_all_end_with_the_program() -> None:
     ended = programs.run("""
         threads = [threading.Thread(target=start_run, args=(f"run-{number}",)) for number in range(4)]
         for thread in threads:

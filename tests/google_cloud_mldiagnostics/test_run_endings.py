@@ -1,4 +1,4 @@
-"""A run that ends is told as it has ended, though the process ends meanwhile, or who keeps it is slow."""
+"""The outcome of a run is recorded even if the process ends meanwhile, or the control plane is slow."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from . import run_programs as programs
 
 RUN = "train-w"
 
-# A profile that is on its way for as long as `finish` waits for one.
+# A profile with a delivery that takes as long as `finish` waits for one.
 SLOW_PROFILE = """
 from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
 
-def profile_on_its_way():
+def unfinished_profile():
     return None if os.environ.get("DELIVERED") else 0.01
 
 """
@@ -47,7 +47,7 @@ def test_sigterm_while_finish_waits_leaves_the_run_as_it_was_finished() -> None:
         SLOW_PROFILE
         + """
 run = start_run()
-deliveries_of_this_process().add(profile_on_its_way, is_awaited=True)
+deliveries_of_this_process().add(unfinished_profile, is_awaited=True)
 threading.Timer(0.3, ready).start()
 run.finish()
 """,
@@ -64,7 +64,7 @@ def test_an_interrupt_that_the_program_catches_while_finish_waits_ends_the_run_a
         SLOW_PROFILE
         + f"""
 run = start_run()
-deliveries_of_this_process().add(profile_on_its_way, is_awaited=True)
+deliveries_of_this_process().add(unfinished_profile, is_awaited=True)
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     {block}
@@ -77,10 +77,10 @@ except KeyboardInterrupt:
     assert programs.phases() == ["ACTIVE", "COMPLETED"]
 
 
-# --- Who keeps it is slow, or fails -------------------------------------------------------------------
+# --- The control plane is slow, or fails --------------------------------------------------------------
 
 
-def test_an_operation_that_takes_long_does_not_keep_the_end_from_being_told(
+def test_a_slow_operation_does_not_stop_the_end_from_being_sent(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 2.0)
@@ -90,10 +90,10 @@ def test_an_operation_that_takes_long_does_not_keep_the_end_from_being_told(
     wait_until(lambda: "update" in [request.operation for request in server.requests])
     run.finish()
     assert server.run(RUN)["runPhase"] == "COMPLETED"
-    assert "not done yet" in caplog.text  # That nobody has seen it arrive is said.
+    assert "not done yet" in caplog.text  # The warning that the arrival was not confirmed.
 
 
-def test_a_request_that_is_never_answered_does_not_keep_the_end_from_being_told(server: ControlPlaneServer) -> None:
+def test_an_unanswered_request_does_not_stop_the_end_from_being_sent(server: ControlPlaneServer) -> None:
     run = start_run(strict=True)
     server.faults.script([Hang()], on="update")
     run.configs.update(lr=0.1)
@@ -103,7 +103,7 @@ def test_a_request_that_is_never_answered_does_not_keep_the_end_from_being_told(
     assert server.run(RUN)["configs"]["userConfigs"] == {"lr": "0.1"}
 
 
-def test_an_end_that_could_not_be_told_is_one_warning(
+def test_an_end_that_could_not_be_sent_is_one_warning(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 1.0)
@@ -125,7 +125,7 @@ def test_a_run_that_ends_while_it_is_created_is_created_and_ended(server: Contro
 
 
 @pytest.mark.parametrize(("ending", "phase"), [("pass", "COMPLETED"), ("sys.exit(3)", "FAILED")])
-def test_an_end_that_the_control_plane_refuses_for_the_moment_is_told_again(
+def test_an_end_that_the_control_plane_refuses_temporarily_is_sent_again(
     server: ControlPlaneServer, ending: str, phase: str
 ) -> None:
     process = programs.start(f"start_run(strict=True); ready(); sys.stdin.readline(); {ending}")
@@ -136,7 +136,7 @@ def test_an_end_that_the_control_plane_refuses_for_the_moment_is_told_again(
 
 
 @pytest.mark.parametrize(("ending", "state"), [("sys.exit(2)", "STATE_FAILED"), ("pass", "STATE_ACTIVE")])
-def test_a_process_that_is_not_the_first_tells_a_control_plane_of_ones_own_only_that_it_failed(
+def test_a_process_other_than_the_first_reports_only_its_failure_to_a_self_hosted_control_plane(
     ending: str, state: str
 ) -> None:
     with SelfHostedServer() as own:
@@ -177,7 +177,7 @@ def test_an_exception_in_a_thread_is_the_programs_own_affair() -> None:
 
 
 @pytest.mark.parametrize(("left_by", "code"), [("pass", 0), ("sys.exit(0)", 0), ("sys.exit(4)", 4), ("1 / 0", 1)])
-def test_a_system_exit_that_somebody_has_caught_and_kept_ends_nothing(left_by: str, code: int) -> None:
+def test_a_caught_and_stored_system_exit_does_not_end_the_run(left_by: str, code: int) -> None:
     ended = programs.run(f"""
         start_run()
         kept = []
@@ -211,7 +211,7 @@ UNSEEN = ["raise SystemExit({})", "leave({})", "sys.exit = leave; sys.exit({})"]
 
 @pytest.mark.parametrize("leave", UNSEEN)
 @pytest.mark.parametrize("code", [0, 3])
-def test_of_a_system_exit_that_is_not_seen_the_run_says_that_its_code_is_not_known(leave: str, code: int) -> None:
+def test_a_run_records_an_unknown_exit_code_after_an_unseen_system_exit(leave: str, code: int) -> None:
     assert programs.run(f"from sys import exit as leave; start_run(); {leave.format(code)}").code == code
     run = programs.kept_run()
     assert run["runPhase"] == "COMPLETED"
@@ -220,11 +220,11 @@ def test_of_a_system_exit_that_is_not_seen_the_run_says_that_its_code_is_not_kno
 
 
 @pytest.mark.parametrize("arguments", [["-m", "left"], ["left.py"], ["."]])
-def test_a_program_is_known_to_have_come_to_its_last_line_however_it_was_started(
+def test_a_program_that_reached_its_last_line_is_recognised_however_it_was_started(
     arguments: list[str], tmp_path: Path
 ) -> None:
     for name in ("left.py", "__main__.py"):
-        (tmp_path / name).write_text(programs.BEGIN + "start_run()\nif len(sys.argv) > 1: raise SystemExit(3)\n")
+        (tmp_path / name).write_text(programs.PREAMBLE + "start_run()\nif len(sys.argv) > 1: raise SystemExit(3)\n")
     for raised in ([], ["raised"]):
         subprocess.run([sys.executable, *arguments, *raised], cwd=tmp_path, check=not raised)
     returned, raised_by_hand = programs.kept_runs()
@@ -237,7 +237,7 @@ from pathlib import Path
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.environment import identity
 
-def companion_tells(how, message):
+def record_end(how, message):
     root = Path(os.environ["ML_DIAGNOSTICS_DIR"])
     journal = Journal("tpu.googleapis.com/runtime_monitor", root=root, labels=identity().labels())
     journal.append({"kind": "job_ended", "how": how, "message": message})
@@ -246,11 +246,11 @@ def companion_tells(how, message):
 
 
 @pytest.mark.parametrize(("how", "phase"), [("exit", "FAILED"), ("clean", "COMPLETED")])
-def test_who_sees_the_code_of_an_exit_corrects_the_run(
+def test_the_companion_that_sees_the_exit_code_corrects_the_run(
     how: str, phase: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = {"RUN_WORKLOAD_ID": "w"}
-    programs.run(COMPANION + f"start_run(); companion_tells('{how}', 'The job exited'); raise SystemExit(3)", **job)
+    programs.run(COMPANION + f"start_run(); record_end('{how}', 'The job exited'); raise SystemExit(3)", **job)
     for command in (["show", RUN], ["runs"]):
         assert main(command) == 0
         assert phase in capsys.readouterr().out

@@ -92,8 +92,8 @@ def test_xprof_takes_what_it_does_in_the_public_package() -> None:
 
 def test_a_run_knows_the_workload_by_whoever_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start_run().workload_id is None
-    monkeypatch.setenv("RUN_WORKLOAD_ID", "told")
-    assert start_run().workload_id == "told"
+    monkeypatch.setenv("RUN_WORKLOAD_ID", "of-env")
+    assert start_run().workload_id == "of-env"
     run = start_run(run_workload_id="given", metrics_exporter_config={"a": 1})
     assert (run.workload_id, run.metrics_exporter_config, run.ml_run_id) == ("given", {"a": 1}, run.name)
 
@@ -104,7 +104,7 @@ def test_a_run_on_gke_knows_its_namespace(monkeypatch: pytest.MonkeyPatch) -> No
     assert start_run().namespace == "ml"
 
 
-def test_a_run_was_created_when_its_first_attempt_began() -> None:
+def test_a_run_was_created_at_the_start_of_its_first_attempt() -> None:
     programs.run("start_run('created')", RUN_WORKLOAD_ID="w")
     run = start_run(name="created", run_workload_id="w")
     kept = LocalControlPlane(diagnostics_directory()).get_run(run.name)
@@ -130,18 +130,18 @@ def checked(**given: Any) -> RunArguments:
         *((value, True) for value in ("yes", "true", " 1", 1, True, np.bool_(True))),
     ],
 )
-def test_a_flag_that_is_a_text_means_what_it_says(flag: str, value: object, meant: bool) -> None:
+def test_a_flag_given_as_text_is_parsed(flag: str, value: object, meant: bool) -> None:
     assert getattr(checked(**{flag: value}), flag) is meant
 
 
 @pytest.mark.parametrize("argument", [*FLAGS, "environment", "base_url", "run_group", "metrics_record_interval_sec"])
 @pytest.mark.parametrize("value", [np.zeros(3), [], object(), "perhaps" * 300])
-def test_what_cannot_be_used_is_told_by_its_name(argument: str, value: object) -> None:
+def test_an_invalid_argument_is_named(argument: str, value: object) -> None:
     with pytest.raises(MLRunConfigurationError, match=argument):
         checked(**{argument: value})
 
 
-def test_a_url_of_the_environment_that_cannot_be_used_is_told_by_the_variables_name(
+def test_an_invalid_url_of_the_environment_is_named_by_its_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DIAGON_BASE_URL", "diagon.local")
@@ -157,7 +157,7 @@ def test_a_status_that_no_run_ends_with_raises(status: Any) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_a_number_that_is_too_long_to_be_shown_is_told_too() -> None:
+def test_a_number_too_long_to_print_is_reported_too() -> None:
     for call in (lambda: MLRun("train").finish(10**5000), lambda: checked(strict=10**5000)):  # type: ignore[arg-type]
         with pytest.raises(MLRunConfigurationError):
             call()

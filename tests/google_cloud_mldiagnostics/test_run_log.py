@@ -201,7 +201,7 @@ def test_what_cannot_be_json_is_text(tmp_path: Path) -> None:
 def test_setup_logging_gets_one_line_of_ours_and_none_of_the_shippers(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
-    """At DEBUG, with the real client: what our thread does for Cloud Logging is no news for Cloud Logging."""
+    """At DEBUG, with the real client: requests of our thread to Cloud Logging are not logged to Cloud Logging."""
     program = f"""
 import logging, os, sys
 from pathlib import Path
@@ -256,7 +256,7 @@ assert log.close(20)
     assert len(metrics) == 10
 
 
-def test_without_a_cloud_one_warning_says_where_the_data_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_cloud_one_warning_has_the_path_of_the_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def no_cloud() -> LoggingTransport:
         from ml_diagnostics_common.exceptions import CredentialsError
 

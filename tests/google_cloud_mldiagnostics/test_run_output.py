@@ -17,7 +17,7 @@ def part(page: str, title: str) -> list[str]:
     return [line for line in lines[first : lines.index("", first) if "" in lines[first:] else None] if line]
 
 
-def test_of_many_processes_those_that_failed_come_first_in_their_order() -> None:
+def test_failed_processes_are_listed_first_in_order_of_time() -> None:
     entries = [process("ACTIVE", 0, host=f"host-{number}", index=number, count=128) for number in range(128)]
     entries.append(process("FAILED", 9, host="host-90", index=90, count=128, reason="lost host-100"))
     entries.append(process("FAILED", 8, host="host-100", index=100, count=128, reason="disk full"))
@@ -29,7 +29,7 @@ def test_of_many_processes_those_that_failed_come_first_in_their_order() -> None
     assert lines[-1] == "  ... 116 more processes; --format json has all"
 
 
-def test_a_single_process_that_cannot_be_profiled_is_no_table() -> None:
+def test_a_single_process_that_cannot_be_profiled_is_not_a_table() -> None:
     assert "process " not in format_run(view(resource(), process("ACTIVE", 0), now=1), [], [], at(1))
 
 
@@ -44,18 +44,18 @@ def test_many_attempts_and_profiles_are_cut_in_the_middle() -> None:
     assert len(page.splitlines()) < 60
 
 
-def test_profiles_say_how_they_are_opened_and_what_is_wrong() -> None:
+def test_profiles_are_listed_with_the_command_to_open_them_and_their_problems() -> None:
     folder = "/my runs/run-1/profiles/plugins/profile/s1"
-    entries = session("s1", "FAILED", 5, folder=folder, problem="its file is empty", size_bytes=0)
-    page = format_run(view(resource(), entries, now=9), [], [], at(9))
+    profile = session("s1", "FAILED", 5, folder=folder, problem="its file is empty", size_bytes=0)
+    page = format_run(view(resource(), profile, now=9), [], [], at(9))
     assert "host-0: its file is empty" in page
     assert "  open: xprof --logdir '/my runs/run-1/profiles' --port 8791" in page
 
 
 def test_text_of_others_stays_in_its_line() -> None:
-    entries = process("FAILED", 5, reason="first line\nsecond line\r\n" + "x" * 500)
+    failed = process("FAILED", 5, reason="first line\nsecond line\r\n" + "x" * 500)
     kept = resource(displayName="two\nlines", configs={"userConfigs": {"a\nb": "c\nd" * 500}})
-    page = format_run(view(kept, entries, now=6), [], [], at(6))
+    page = format_run(view(kept, failed, now=6), [], [], at(6))
     assert "first line second line" in page
     assert "  a b  c dc d" in page
     assert max(map(len, page.splitlines())) < 320
@@ -68,16 +68,16 @@ def test_how_long_a_run_lasted(ended: str | None) -> None:
     assert ("2 min 5 s" if ended else "2 min 0 s") in lines[2]
 
 
-def test_a_silent_run_lasted_until_it_was_last_heard_of() -> None:
+def test_a_silent_run_lasted_until_its_last_event() -> None:
     shown = view(resource(), process("ACTIVE", 0), metric("loss", 60, 1.0), now=7200)
     assert "1 min 0 s" in format_runs([shown], at(7200)).splitlines()[2]
 
 
 def test_json_has_times_as_text_and_none_for_what_is_not_known() -> None:
     shown = view(resource(), process("ACTIVE", 0, profiler_port=9999), now=1)
-    entries = run_as_dict(shown)
-    assert json.loads(json.dumps(entries)) == entries
-    assert (entries["started"], entries["ended"]) == (rfc3339(0), None)
-    (known,) = entries["attempts"][0]["processes"]
+    as_dict = run_as_dict(shown)
+    assert json.loads(json.dumps(as_dict)) == as_dict
+    assert (as_dict["started"], as_dict["ended"]) == (rfc3339(0), None)
+    (known,) = as_dict["attempts"][0]["processes"]
     assert (known["state"], known["started"], known["profiler_port"]) == ("ACTIVE", rfc3339(0), 9999)
     assert runs_as_dicts([shown])[0]["run"] == "run-1"

@@ -1,4 +1,4 @@
-"""Entries are sent until Cloud Logging has each, or never will: what it says of one is not said of the others."""
+"""Entries are sent until Cloud Logging accepts or refuses each; the refusal of one does not affect the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer = Callable[[Sequence[Mapping[str, Any]]], TransportError | None]
 
 
 class Scripted:
-    """A transport that answers as it is told, and then takes everything."""
+    """A transport that gives prepared answers, and then accepts everything."""
 
     project = "p"
     principal = None
@@ -57,7 +57,7 @@ def refusing(code: str, *numbers: int) -> Answer:
 
 
 def sent_by(transport: Scripted, count: int = 10) -> tuple[EntriesSent, list[float]]:
-    """Records entries and sends them; what came of it, and the waits."""
+    """Record entries and send them; return the result and the waits."""
     log = RunLog("run-1", location="here", project="", labels={"job": "run-1"}, is_shipped=False)
     for number in range(count):
         log.write("n", {"n": number})
@@ -104,7 +104,7 @@ def test_what_is_refused_whatever_is_sent_is_an_error_and_nothing_is_ticked_off(
     assert sent.sent == 10
 
 
-def test_entries_say_in_the_cloud_where_they_are() -> None:
+def test_entries_carry_their_log_and_resource_labels() -> None:
     seen: list[Mapping[str, Any]] = []
     sent_by(Scripted(lambda entries: seen.extend(entries)))
     assert {entry["logName"] for entry in seen} == {"projects/p/logs/ml_diagnostics_metric"}

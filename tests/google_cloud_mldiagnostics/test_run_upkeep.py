@@ -20,7 +20,7 @@ from ..waiting import wait_until
 from . import run_programs as programs
 
 
-def test_what_the_job_runs_is_collected_once_and_devices_are_looked_for_ever_less_often() -> None:
+def test_software_is_collected_once_and_devices_are_polled_with_growing_delays() -> None:
     ended = programs.run("""
         from google_cloud_mldiagnostics._run import begin as beginning
         from google_cloud_mldiagnostics._run import lifecycle
@@ -56,7 +56,7 @@ def test_a_runs_start_and_end_are_put_on_the_disk_itself(monkeypatch: pytest.Mon
     assert all("ml_diagnostics_metric" in path for path in kept)
 
 
-def test_a_run_that_begins_while_the_interpreter_ends_says_that_nobody_will_see_it_end() -> None:
+def test_a_run_that_starts_while_the_interpreter_ends_warns_that_its_end_is_not_recorded() -> None:
     ended = programs.run("""
         import logging
         logging.basicConfig()
@@ -71,7 +71,7 @@ def test_a_run_that_begins_while_the_interpreter_ends_says_that_nobody_will_see_
     }
 
 
-def test_a_profile_that_cannot_be_written_down_is_not_told_as_a_matter_of_other_keepers(
+def test_a_profile_that_cannot_be_written_is_not_blamed_on_a_control_plane(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> None:
@@ -88,7 +88,7 @@ def test_a_profile_that_cannot_be_written_down_is_not_told_as_a_matter_of_other_
     assert "keeper" not in caplog.text
 
 
-# --- Two that are told the same place -----------------------------------------------------------------
+# --- Two processes with the same index ----------------------------------------------------------------
 
 TRAINER, EVALUATOR = Member("a", 0, 100, "ticks-100"), Member("a", 0, 101, "ticks-101")
 NOW = "2026-03-10T01:02:03Z"
@@ -111,7 +111,7 @@ def phases(run: Resource) -> list[Any]:
 
 
 @pytest.mark.parametrize("token", ["", "life-1"])
-def test_a_process_that_lives_is_not_told_as_killed_by_another_in_its_place(token: str) -> None:
+def test_a_living_process_is_not_recorded_as_killed_by_another_of_its_index(token: str) -> None:
     run = joined(new_run({}, TRAINER, token=token, number=1, now=NOW), EVALUATOR, is_alive=True, token=token)
     assert phases(run) == ["ACTIVE"]
     run = ended(run, EVALUATOR)
@@ -120,7 +120,7 @@ def test_a_process_that_lives_is_not_told_as_killed_by_another_in_its_place(toke
     assert (phases(run), run["runPhase"]) == (["COMPLETED"], "COMPLETED")
 
 
-def test_a_process_in_the_place_of_one_that_is_gone_begins_another_attempt() -> None:
+def test_a_process_with_the_index_of_one_that_is_gone_starts_another_attempt() -> None:
     run = joined(new_run({}, TRAINER, token="", number=1, now=NOW), EVALUATOR, is_alive=False)
     assert phases(run) == ["FAILED", "ACTIVE"]
 
@@ -140,12 +140,12 @@ def test_two_programs_of_one_workload_at_once_share_its_attempt() -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("workload", [{}, {"RUN_WORKLOAD_ID": "w"}, {"SLURM_JOB_ID": "7"}])
-def test_workers_that_import_the_script_anew_begin_no_run(
+def test_workers_that_import_the_script_again_do_not_start_a_run(
     method: str, workload: dict[str, str], tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        programs.BEGIN
+        programs.PREAMBLE
         + f"""
 import multiprocessing
 run = start_run()
@@ -172,7 +172,7 @@ if __name__ == "__main__":
 def test_a_worker_may_have_a_run_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        programs.BEGIN
+        programs.PREAMBLE
         + """
 import multiprocessing
 

@@ -1,4 +1,4 @@
-"""How a run is: told by its processes, by what was written down of it, and by silence."""
+"""The state of a run, from entries of its processes, its stored record, and silence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ml_diagnostics_common.entry import LogEntry
 from .sample_entries import at, attempt, ending, entry, kept_process, metric, process, resource, rfc3339, session, view
 
 
-def test_a_run_whose_process_was_heard_of_lately_is_active() -> None:
+def test_a_run_with_a_recent_event_is_active() -> None:
     shown = view(resource(), process("ACTIVE", 0), process("ACTIVE", 60), now=61 + SILENT_SECONDS - 2)
     assert (shown.state, shown.reason, shown.ended_ns) == (State.ACTIVE, "", None)
     assert shown.last_sign_ns == at(60)
 
 
-def test_a_run_of_which_nothing_was_heard_for_three_minutes_is_stale() -> None:
+def test_a_run_without_an_event_for_three_minutes_is_stale() -> None:
     shown = view(resource(), process("ACTIVE", 0), process("ACTIVE", 60), now=61 + SILENT_SECONDS)
     assert shown.state is State.STALE
     assert shown.reason == "no event of it for 3 min"
@@ -36,7 +36,7 @@ def test_any_entry_of_a_process_is_a_sign_of_life() -> None:
     assert view(resource(), process("ACTIVE", 0), metric("loss", 500, 0.1, pid=7), now=510).state is State.STALE
 
 
-def test_what_the_companion_tells_of_the_end_counts() -> None:
+def test_the_outcome_that_the_companion_recorded_is_used() -> None:
     shown = view(resource(), process("ACTIVE", 0), ending("out_of_memory", 90), now=100)
     assert (shown.state, shown.reason, shown.ended_ns) == (State.FAILED, "The job: out_of_memory", at(90))
 
@@ -57,7 +57,7 @@ def test_an_end_of_something_else_is_none_of_the_run(other: LogEntry) -> None:
     assert view(resource(), process("ACTIVE", 0), other, now=100).state is State.ACTIVE
 
 
-def test_the_last_word_of_the_process_itself_wins_over_its_companion() -> None:
+def test_the_exit_reason_of_the_process_itself_has_priority_over_its_companion() -> None:
     log = [process("ACTIVE", 0), process("FAILED", 80, reason="ValueError: no data"), ending("exception", 81)]
     assert view(resource(), *log, now=100).reason == "ValueError: no data"
 
@@ -74,16 +74,16 @@ def test_a_process_that_is_gone_has_failed_at_once() -> None:
     assert view(kept, process("ACTIVE", 0), now=5).state is State.ACTIVE
 
 
-def test_a_signal_that_came_before_a_death_is_told() -> None:
+def test_a_signal_before_the_end_of_a_process_is_part_of_the_reason() -> None:
     kept = resource(attempts=[attempt(1, "ACTIVE", 0, kept_process())])
-    log = process("ACTIVE", 4, reason="SIGTERM has come")
-    assert view(kept, log, now=5, is_gone=lambda _: True).reason == f"SIGTERM has come; {gone(4)}"
-    # And forgotten where the process went on.
+    log = process("ACTIVE", 4, reason="SIGTERM was received")
+    assert view(kept, log, now=5, is_gone=lambda _: True).reason == f"SIGTERM was received; {gone(4)}"
+    # And dropped if the process continued.
     later = process("ACTIVE", 60)
     assert view(kept, log, later, now=65, is_gone=lambda _: True).reason == gone(60)
 
 
-def test_a_run_that_was_ended_is_not_judged_anew() -> None:
+def test_a_recorded_outcome_is_not_changed() -> None:
     shown = view(resource("COMPLETED", endTime=rfc3339(50)), process("ACTIVE", 0), now=10_000)
     assert (shown.state, shown.ended_ns) == (State.COMPLETED, at(50))
     assert view(resource("FAILED", errorDetails="why"), process("ACTIVE", 0), now=9).reason == "why"
@@ -106,7 +106,7 @@ def test_the_first_failure_is_the_reason() -> None:
     assert view(resource(), *log, now=60).reason == "host-1 (process 1): disk full"
 
 
-def test_a_run_goes_on_while_one_process_does_and_who_is_silent_is_named() -> None:
+def test_a_run_is_active_while_one_process_is_and_silent_processes_are_named() -> None:
     log = [process("ACTIVE", 400, count=3), process("ACTIVE", 10, host="host-1", index=1, count=3)]
     shown = view(resource(), *log, now=410)
     assert shown.state is State.ACTIVE
@@ -116,13 +116,13 @@ def test_a_run_goes_on_while_one_process_does_and_who_is_silent_is_named() -> No
     ]
 
 
-def test_a_run_that_tells_of_no_process_may_go_on_or_not() -> None:
+def test_a_run_without_entries_of_processes_is_shown_as_recorded_with_a_note() -> None:
     shown = view(resource(), now=1e6)  # As the public package makes them.
     assert shown.state is State.ACTIVE
     assert "not known" in shown.notes[0]
 
 
-def test_an_attempt_that_ended_without_a_word_lasted_until_its_last_sign() -> None:
+def test_an_attempt_without_a_recorded_end_lasted_until_its_last_event() -> None:
     ended = kept_process() | {"phase": "FAILED", "endTime": rfc3339(300), "reason": WITHOUT_A_WORD}
     first = attempt(1, "FAILED", 0, ended) | {"endTime": rfc3339(300), "reason": WITHOUT_A_WORD}
     kept = resource(attempts=[first, attempt(2, "ACTIVE", 300, kept_process() | {"pid": 200})])
@@ -143,7 +143,7 @@ def test_an_attempt_that_another_followed_has_failed() -> None:
     assert shown.attempts[0].ended_ns == at(0)
 
 
-def test_what_was_written_down_of_an_attempt_and_what_its_process_told_is_one() -> None:
+def test_the_stored_record_of_an_attempt_and_its_entries_are_merged() -> None:
     kept = resource(
         attempts=[
             attempt(1, "FAILED", 0, kept_process("FAILED"), reason="exit code 3", endTime=rfc3339(40)),
@@ -185,12 +185,12 @@ def test_numbers_are_numbers_as_cloud_logging_gives_them_back() -> None:
     assert all(type(number) is int for number in (only.process_index, only.attempt, only.pid))
 
 
-def test_googles_year_one_is_no_end() -> None:
+def test_googles_year_one_is_not_an_end_time() -> None:
     shown = view(resource(endTime="0001-01-01T00:00:00Z"), now=5)
     assert shown.ended_ns is None
 
 
-def test_a_profile_is_what_its_hosts_tell_of_it() -> None:
+def test_a_profile_merges_the_entries_of_its_hosts() -> None:
     log = [
         session("s1", "ACTIVE", 10),
         session("s1", "SUCCEEDED", 12, duration_seconds=1.5, size_bytes=1000, planes=["/host:CPU"]),

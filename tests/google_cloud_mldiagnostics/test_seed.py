@@ -1,7 +1,7 @@
 """The public documentation's examples, to the letter: on a cloud on loopback, and on a laptop without their two lines.
 
 The programs are real processes with the real google-cloud-logging; where that has no setting for another endpoint, it
-is redirected before the program begins.
+is redirected before the program starts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logging_client.setup_logging()
 DEBUG = """# Optional: Set logging level to DEBUG for more detailed SDK logs
 logging.getLogger().setLevel(logging.DEBUG)
 """
-# Google's handler sends nothing that is still queued when the program ends; so it is told before.
+# Google's handler sends nothing that is still queued when the program ends; so it is flushed before.
 CLOSE = """
 logging_client.close()
 """
@@ -179,19 +179,19 @@ _REDIRECTION = """
 import os
 from google.cloud.logging_v2 import client
 
-begin = client.Client.__init__
+construct = client.Client.__init__
 
 def redirected(self, **given):
     target = os.environ.get("LOOPBACK_GRPC")
     if not target:
-        begin(self, _use_grpc=False, client_options={"api_endpoint": os.environ["LOOPBACK_REST"]}, **given)
+        construct(self, _use_grpc=False, client_options={"api_endpoint": os.environ["LOOPBACK_REST"]}, **given)
         return
     import grpc
     from google.cloud.logging_v2 import _gapic
     from google.cloud.logging_v2.services import logging_service_v2
     from google.cloud.logging_v2.services.logging_service_v2.transports import LoggingServiceV2GrpcTransport
 
-    begin(self, _use_grpc=True, **given)
+    construct(self, _use_grpc=True, **given)
     transport = LoggingServiceV2GrpcTransport(channel=grpc.insecure_channel(target))
     self._logging_api = _gapic._LoggingAPI(logging_service_v2.LoggingServiceV2Client(transport=transport), self)
 
@@ -200,7 +200,7 @@ client.Client.__init__ = redirected
 
 
 class Cloud:
-    """A Google Cloud on loopback, whose account may do everything."""
+    """Start a Google Cloud on loopback with an account that may do everything."""
 
     def __init__(self, folder: Path) -> None:
         self.logging, self.storage = CloudLoggingServer(), CloudStorageServer()
@@ -237,7 +237,7 @@ class Cloud:
         return [entry["jsonPayload"] for entry in self.logging.entries(query)]
 
     def lines(self) -> list[tuple[str, str, str]]:
-        """Severity, logger and text of what came through `setup_logging()`."""
+        """Return severity, logger and text of each line that `setup_logging()` sent."""
         entries = self.logging.entries('NOT log_id("ml_diagnostics_metric")')
         return [(entry["severity"], entry["labels"]["python_logger"], _text(entry)) for entry in entries]
 
@@ -334,7 +334,7 @@ def test_the_basic_example_runs_in_the_cloud(is_grpc: bool, cloud: Cloud, tmp_pa
     complaints = [line for line in lines if line[0] in ("WARNING", "ERROR") and "urllib3" not in line[1]]
     # The example's port is one for all jobs of this machine, tests that run beside this one among them.
     assert [line for line in complaints if "Port 9999 is taken" not in line[2]] == []
-    assert [text for _, _, text in lines if "0.123" in text or "entries:write" in text] == []  # A metric is no line.
+    assert [text for _, _, text in lines if "0.123" in text or "entries:write" in text] == []  # Metrics are not lines.
 
 
 def test_with_debug_the_documented_record_shows_the_runs_details(cloud: Cloud, tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_the_basic_example_runs_on_a_laptop(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
-def test_on_a_laptop_the_log_says_where_the_run_is(tmp_path: Path) -> None:
+def test_on_a_laptop_the_log_has_the_path_of_the_run(tmp_path: Path) -> None:
     to_stderr = "logging.basicConfig(level=logging.INFO)\n"
     done = run(on_a_laptop(IMPORTS + to_stderr + RUN), tmp_path, {})
     found = shown(tmp_path)

@@ -1,4 +1,4 @@
-"""A self-hosted control plane is told of runs, without Google Cloud and without credentials."""
+"""A self-hosted control plane receives runs, without Google Cloud and without credentials."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def in_phase(phase: str) -> Change:
     return lambda run: {**run, "runPhase": phase}
 
 
-def test_a_run_is_registered_and_its_end_is_told(
-    control_plane: SelfHostedControlPlane, server: SelfHostedServer
-) -> None:
+def test_a_run_and_its_end_are_registered(control_plane: SelfHostedControlPlane, server: SelfHostedServer) -> None:
     control_plane.create_run("train-1", RUN)
     (kept,) = server.runs.values()
     assert kept["displayName"] == "Train"
@@ -85,7 +83,9 @@ def test_a_run_that_is_registered_again_after_a_restart_is_one_run(
     assert len(server.runs) == 1
 
 
-def test_only_what_is_kept_there_is_told(control_plane: SelfHostedControlPlane, server: SelfHostedServer) -> None:
+def test_only_fields_that_the_control_plane_keeps_are_sent(
+    control_plane: SelfHostedControlPlane, server: SelfHostedServer
+) -> None:
     control_plane.create_run("train-1", RUN)
     before = len(server.requests)
     control_plane.update_run("train-1", lambda run: {**run, "configs": {"userConfigs": {"a": "1"}}})
@@ -97,7 +97,7 @@ def test_only_what_is_kept_there_is_told(control_plane: SelfHostedControlPlane, 
     assert control_plane.get_run("train-1")["configs"] == {"userConfigs": {"a": "1"}}
 
 
-def test_it_knows_only_what_it_was_told_here(control_plane: SelfHostedControlPlane) -> None:
+def test_only_runs_of_this_process_are_known(control_plane: SelfHostedControlPlane) -> None:
     with pytest.raises(RunNotFoundError):
         control_plane.get_run("train-1")
     with pytest.raises(RunNotFoundError):
@@ -111,7 +111,7 @@ def test_it_knows_only_what_it_was_told_here(control_plane: SelfHostedControlPla
     assert list(control_plane.list_sessions("train-1")) == []
 
 
-def test_a_failure_says_where_and_what_to_look_at(
+def test_a_failure_names_the_address_and_what_to_check(
     control_plane: SelfHostedControlPlane, server: SelfHostedServer
 ) -> None:
     server.faults.script([Status(500)], on="register")

@@ -1,4 +1,4 @@
-"""What a control plane is told of a profile."""
+"""The session of a profile that a control plane receives."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_a_profile_that_runs_has_no_end() -> None:
 
 
 @pytest.mark.parametrize("phase", [SUCCEEDED, FAILED])
-def test_one_that_has_ended_says_when_and_how(phase: str) -> None:
+def test_an_ended_session_has_its_end_time_and_phase(phase: str) -> None:
     sent = resource("programmatic", phase)
     assert sent["targetSessions"]["host-a"]["endTime"] == "2026-11-21T12:00:01.750000000Z"
     assert sent["targetSessions"]["host-a"]["sessionPhase"] == phase
     assert (sent["duration"], sent["kind"]) == ("1.500s", "KIND_PROGRAMMATIC")
 
 
-def test_levels_are_told_by_who_knows_them() -> None:
+def test_tracer_levels_are_reported_only_where_they_are_known() -> None:
     levels = {"hostTracerLevel": "HOST_TRACER_LEVEL_INFO", "deviceTracerLevel": "DEVICE_TRACER_LEVEL_ENABLED"}
     assert levels.items() <= resource("programmatic", SUCCEEDED).items()
     assert not [name for name in resource("on_demand", SUCCEEDED) if name.endswith("TracerLevel")]
@@ -60,13 +60,13 @@ def test_levels_are_told_by_who_knows_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "is_told"), [("gs://b/run-1/plugins/profile/s1", True), ("/mnt/run-1/plugins/profile/s1", False)]
+    ("folder", "is_sent"), [("gs://b/run-1/plugins/profile/s1", True), ("/mnt/run-1/plugins/profile/s1", False)]
 )
-def test_a_folder_that_only_this_machine_has_is_not_told_to_a_cloud(folder: str, is_told: bool) -> None:
-    assert is_told_of({"storageFolderUri": folder}) is is_told
+def test_a_folder_that_only_this_machine_has_is_not_sent_to_a_cloud(folder: str, is_sent: bool) -> None:
+    assert is_told_of({"storageFolderUri": folder}) is is_sent
 
 
-def test_files_are_where_xprof_looks_for_them() -> None:
+def test_files_are_at_the_path_that_xprof_reads() -> None:
     folder = session_folder("gs://b/run-1", "s1")
     assert f"{folder}/{file_of('host-a')}" == "gs://b/run-1/plugins/profile/s1/host-a.xplane.pb"
     assert logdir_of(folder) == logdir_of(sessions_folder("gs://b/run-1")) == "gs://b/run-1"

@@ -1,4 +1,4 @@
-"""A profile whose process has ended goes on no more, whatever it said last."""
+"""A profile of an ended process is not shown as active, whatever its last entry."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ def sessions_of(
     return view_run(kept, history, resources, now_ns=at(now)).sessions
 
 
-BEGUN = (process("ACTIVE", 0), session("s1", "ACTIVE", 10))
+STARTED = (process("ACTIVE", 0), session("s1", "ACTIVE", 10))
 
 
 def test_while_its_process_lives_it_is_active() -> None:
-    (shown,) = sessions_of(resource(), *BEGUN)
+    (shown,) = sessions_of(resource(), *STARTED)
     assert shown.phase == "ACTIVE"
 
 
 @pytest.mark.parametrize("phase", ["COMPLETED", "FAILED"])
 def test_it_has_failed_with_its_process(phase: str) -> None:
-    (shown,) = sessions_of(resource(), *BEGUN, process(phase, 20))
+    (shown,) = sessions_of(resource(), *STARTED, process(phase, 20))
     assert shown.phase == "FAILED"
     assert "its process ended before" in shown.hosts[0].problem
 
 
-def test_what_came_to_its_place_stays_there() -> None:
-    (shown,) = sessions_of(resource("FAILED"), *BEGUN, session("s1", "SUCCEEDED", 15), process("FAILED", 20))
+def test_a_delivered_profile_stays_delivered() -> None:
+    (shown,) = sessions_of(resource("FAILED"), *STARTED, session("s1", "SUCCEEDED", 15), process("FAILED", 20))
     assert (shown.phase, shown.hosts[0].problem) == ("SUCCEEDED", "")
 
 
 def test_of_two_processes_one_may_go_on() -> None:
     other = process("ACTIVE", 0, host="host-1", index=1, count=2), session("s1", "ACTIVE", 10, host="host-1", index=1)
-    (shown,) = sessions_of(resource(), *BEGUN, *other, process("FAILED", 20))
+    (shown,) = sessions_of(resource(), *STARTED, *other, process("FAILED", 20))
     assert [(host.host, host.phase) for host in shown.hosts] == [("host-0", "FAILED"), ("host-1", "ACTIVE")]
 
 
@@ -56,14 +56,14 @@ def test_one_that_only_the_control_plane_knows_ends_with_the_run(phase: str, sho
 
 
 @pytest.mark.parametrize(("kept_phase", "shown_as"), [("ACTIVE", "FAILED"), ("SUCCEEDED", "SUCCEEDED")])
-def test_one_that_was_brought_to_its_place_afterwards_is_there(kept_phase: str, shown_as: str) -> None:
+def test_a_profile_that_was_delivered_afterwards_is_shown_as_delivered(kept_phase: str, shown_as: str) -> None:
     kept = {"name": "s1", "targetSessions": {"host-0": {"sessionPhase": kept_phase}}}
-    (shown,) = sessions_of(resource("FAILED"), *BEGUN, process("FAILED", 20), resources=(kept,))
+    (shown,) = sessions_of(resource("FAILED"), *STARTED, process("FAILED", 20), resources=(kept,))
     assert shown.phase == shown_as
     assert bool(shown.hosts[0].problem) == (shown_as == "FAILED")
 
 
-def test_what_sync_finds_there_has_come() -> None:
+def test_a_profile_that_sync_finds_at_its_target_is_delivered() -> None:
     targets = {host: {"sessionPhase": phase} for host, phase in (("a", "ACTIVE"), ("b", "FAILED"), ("c", "ACTIVE"))}
     kept = {"name": "s1", "updateTime": "2026-11-21T12:00:00Z", "targetSessions": targets}
     now = arrived(kept, ["a", "b"])["targetSessions"]

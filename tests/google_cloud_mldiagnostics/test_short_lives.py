@@ -81,7 +81,7 @@ def phases(server: ControlPlaneServer) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("count", "at_once"), [(24, 8), pytest.param(2000, 24, marks=pytest.mark.slow)], ids=["quick", "slow"]
 )
-def test_every_run_ends_as_its_process_did_or_says_that_sync_completes_it(
+def test_every_run_has_the_outcome_of_its_process_or_a_warning_that_sync_completes_it(
     cloud_of_a_run: ControlPlaneServer, tmp_path: Path, count: int, at_once: int
 ) -> None:
     server = cloud_of_a_run

@@ -75,7 +75,7 @@ def stuck(program: str, library: str, seconds: float = 60, has_helper: bool = Tr
 
 
 def waits_for(pid: int, mutex: int) -> bool:
-    """Return True if the main thread waits for a mutex, whose first word is what glibc gives to futex(2)."""
+    """Return True if the main thread waits for this mutex, which glibc passes to futex(2)."""
     try:
         system_call = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:  # Not every kernel and container has this file.
@@ -146,7 +146,7 @@ def test_where_the_control_plane_does_not_answer_in_time_sync_completes_the_run(
 
 @pytest.mark.timing
 @pytest.mark.parametrize("library", [RELEASED, HELD])
-def test_a_process_whose_run_is_over_is_not_touched(library: str) -> None:
+def test_a_process_with_a_finished_run_is_not_touched(library: str) -> None:
     code, seconds = terminated(stuck("run = start_run()\ntime.sleep(0.5)\nrun.finish()\n", library, has_helper=False))
     assert (code, seconds <= LONGEST_SECONDS) == (-signal.SIGTERM, True)
     assert programs.kept_run()["runPhase"] == "COMPLETED"
@@ -168,12 +168,12 @@ def test_a_handler_of_the_users_is_left_in_charge(library: str, when: str) -> No
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR2])
 def test_other_signals_wait_for_python_as_ever(library: str, number: signal.Signals) -> None:
     handlers = (
-        "for each in (signal.SIGINT, signal.SIGUSR2): signal.signal(each, lambda *_: print('came', flush=True))\n"
+        "for each in (signal.SIGINT, signal.SIGUSR2): signal.signal(each, lambda *_: print('signal', flush=True))\n"
     )
     process = stuck(handlers + "start_run()\n", library, seconds=3)
     process.send_signal(number)
     ended = programs.end(process)
-    assert (ended.code, ended.output.split()) == (0, ["came", "goes", "on"])
+    assert (ended.code, ended.output.split()) == (0, ["signal", "goes", "on"])
 
 
 def test_a_descriptor_for_wakeups_that_was_set_before_is_served_and_put_back() -> None:
@@ -252,7 +252,7 @@ def test_a_job_that_closes_all_descriptors_goes_on_and_ends_as_ever() -> None:
     assert ended.code == -signal.SIGTERM, ended.errors
 
 
-# --- The helper -----------------------------------------------------------------------------------------
+# --- The helper ---------------------------------------------------------------------------------------
 
 # Nothing releases the GIL between `machinelearning_run` and the native code, so no thread of ours can run.
 STUCK_AT_ONCE = """
@@ -275,7 +275,7 @@ NO_HELPER = {
 
 
 def stuck_at_once(library: str, before: str = "") -> subprocess.Popen[str]:
-    """Start a program that is stuck in native code when this returns, and has been since its run began."""
+    """Start a program that is stuck in native code when this returns, and has been since the start of its run."""
     process = programs.start(STUCK_AT_ONCE.format(library=library, before=before))
     mutex = int(process.stdout.readline())
     wait_until(lambda: waits_for(process.pid, mutex))
@@ -284,14 +284,14 @@ def stuck_at_once(library: str, before: str = "") -> subprocess.Popen[str]:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("library", [RELEASED, HELD])
-def test_sigterm_ends_a_process_that_is_stuck_directly_after_its_run_began(library: str) -> None:
+def test_sigterm_ends_a_process_that_is_stuck_directly_after_the_start_of_its_run(library: str) -> None:
     code, seconds = terminated(stuck_at_once(library))
     assert (code, seconds <= LONGEST_SECONDS) == (-signal.SIGTERM, True)
     wait_until(lambda: programs.kept_run()["runPhase"] == "FAILED")
     assert programs.kept_run()["errorDetails"] == "SIGTERM"
 
 
-def test_sigterm_directly_after_the_run_began_is_recorded() -> None:
+def test_sigterm_directly_after_the_start_of_the_run_is_recorded() -> None:
     ended = programs.run("start_run()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)")
     assert ended.code == -signal.SIGTERM, ended.errors
     assert (programs.kept_run()["runPhase"], programs.kept_run()["errorDetails"]) == ("FAILED", "SIGTERM")
@@ -410,11 +410,11 @@ jax.distributed.shutdown()
         pytest.param("start_run()", "start_run('two')", "", id="another", marks=pytest.mark.slow),
     ],
 )
-def test_jax_saves_at_a_preemption_whenever_the_run_was_begun(first: str, then: str, last: str) -> None:
+def test_jax_saves_at_a_preemption_whenever_the_run_was_started(first: str, then: str, last: str) -> None:
     program = PREEMPTED.format(first=first, then=then, last=last, port=free_port())
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", programs.BEGIN + program, str(index)],
+            [sys.executable, "-c", programs.PREAMBLE + program, str(index)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

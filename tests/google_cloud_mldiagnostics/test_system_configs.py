@@ -152,7 +152,7 @@ JOB = """
 """
 
 
-def test_processes_that_no_launcher_counts_say_on_which_hosts_they_are() -> None:
+def test_processes_without_a_launcher_publish_their_hosts() -> None:
     port = free_port()
     environ = os.environ | {"JAX_PLATFORMS": "cpu"}
     processes = [
@@ -171,8 +171,8 @@ def test_processes_that_no_launcher_counts_say_on_which_hosts_they_are() -> None
     assert after["num_hosts"] == "1"
 
 
-@pytest.mark.parametrize(("told", "hosts"), [(["a", "b", "a", "b"], "2"), (["a", "b", "c"], None)])
-def test_hosts_are_unknown_until_each_process_has_told_its_own(
+@pytest.mark.parametrize(("names", "hosts"), [(["a", "b", "a", "b"], "2"), (["a", "b", "c"], None)])
+def test_hosts_are_unknown_until_each_process_has_published_its_own(
     monkeypatch: pytest.MonkeyPatch, names: list[str], hosts: str | None
 ) -> None:
     _job_on(monkeypatch, [types.SimpleNamespace(platform="cpu", device_kind="cpu")] * 4, processes=4)
@@ -221,7 +221,7 @@ def test_slices_and_hosts_of_a_tpu_job_are_counted(monkeypatch: pytest.MonkeyPat
         ({}, None),
     ],
 )
-def test_hosts_of_several_processes_each_are_counted_where_the_launcher_tells(
+def test_hosts_of_several_processes_each_are_counted_if_the_launcher_provides_them(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], hosts: str | None
 ) -> None:
     gpus = [types.SimpleNamespace(platform="cuda", device_kind="NVIDIA H100", slice_index=None)] * 16
@@ -328,7 +328,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def revision_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return the git settings of a program whose script is in this folder."""
+    """Return the git settings of a program with its script in this folder."""
     script = types.ModuleType("__main__")
     script.__file__ = str(folder / "train.py")
     monkeypatch.setitem(sys.modules, "__main__", script)

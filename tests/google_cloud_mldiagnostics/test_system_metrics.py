@@ -1,4 +1,4 @@
-"""Hosts and chips are measured while the run goes on, and nobody waits for it."""
+"""Hosts and chips are measured while the run is active, and the job does not wait for it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def by_name(readings: list[Reading]) -> dict[str, Reading]:
 # --- The thread ---------------------------------------------------------------------------------------
 
 
-def test_a_run_of_any_length_has_its_hosts_figures(run: ActiveRun, tmp_path: Path) -> None:
+def test_a_run_of_any_length_has_metrics_of_its_host(run: ActiveRun, tmp_path: Path) -> None:
     metrics = SystemMetrics(run, 0.2, chips=[])
     metrics.start()
     wait_until(lambda: "host_cpu_utilization" in metric_names(tmp_path))
@@ -180,7 +180,7 @@ def test_a_forked_child_measures_nothing_and_stops_nothing(run: ActiveRun, tmp_p
     assert metric_names(tmp_path) == []
 
 
-def test_stopping_twice_or_before_the_start_is_no_error(run: ActiveRun) -> None:
+def test_stopping_twice_or_before_the_start_is_not_an_error(run: ActiveRun) -> None:
     metrics = SystemMetrics(run, 0.1, host=[], chips=[])
     assert metrics.stop(1)
     metrics.start()
@@ -249,7 +249,7 @@ def test_throughput_is_of_bytes_a_second_and_each_byte_counts_once(monkeypatch: 
     networks = iter(
         [
             {"lo": counter(0, 0, 0, 0), "eth0": counter(0, 0, 500, 1000)},
-            {"lo": counter(0, 0, 10**9, 10**9), "eth0": counter(0, 0, 2500, 0)},  # Sent: the counter began anew.
+            {"lo": counter(0, 0, 10**9, 10**9), "eth0": counter(0, 0, 2500, 0)},  # Sent: the counter was reset.
         ]
     )
     monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk: next(disks))
@@ -277,7 +277,7 @@ def test_a_host_without_disks_or_networks_has_no_zeros(monkeypatch: pytest.Monke
     assert not [reading for reading in meter.collect() if "throughput" in reading.name]
 
 
-def test_partitions_volumes_and_loops_are_no_disks_of_their_own(tmp_path: Path) -> None:
+def test_partitions_volumes_and_loops_are_not_counted_as_disks(tmp_path: Path) -> None:
     for name in ("nvme0n1", "dm-0", "loop0"):
         (tmp_path / "block" / name / "slaves").mkdir(parents=True)
     (tmp_path / "block/dm-0/slaves/nvme0n1").touch()
@@ -379,11 +379,14 @@ def test_chips_of_a_tpu_are_measured_each(libtpu: Callable[[], Any]) -> None:
     ("cores", "chips"),
     [
         (["10", "30", "n/a", "40", "0", "0", "n/a", "n/a"], {"tpu0": 20.0, "tpu1": 40.0, "tpu2": 0.0}),
-        (["1", "2", "3"], {"tpu0": 1.0, "tpu1": 2.0, "tpu2": 3.0}),  # Not as many a chip: they are told as they are.
+        (
+            ["1", "2", "3"],
+            {"tpu0": 1.0, "tpu1": 2.0, "tpu2": 3.0},
+        ),  # Not the same number on each chip: recorded unchanged.
         ([], {}),
     ],
 )
-def test_cores_of_one_chip_are_told_as_their_mean(
+def test_cores_of_one_chip_are_recorded_as_their_mean(
     libtpu: Callable[[], Any], cores: list[str], chips: dict[str, float]
 ) -> None:
     tpu.collect_tpu()
@@ -402,7 +405,7 @@ def test_only_metrics_that_libtpu_knows_are_asked_for(libtpu: Callable[[], Any])
     assert [name for name, _ in module.asked] == ["duty_cycle_pct"]
 
 
-def test_a_libtpu_that_blocks_for_minutes_holds_nobody_up(
+def test_a_libtpu_that_blocks_for_minutes_delays_no_other_metric(
     libtpu: Callable[[], Any], run: ActiveRun, tmp_path: Path
 ) -> None:
     tpu.collect_tpu()
@@ -479,7 +482,7 @@ def test_gpus_are_measured_each_and_over_the_whole_interval(monkeypatch: pytest.
     assert driver.samples_alive == 1
 
 
-def test_gpus_are_looked_for_only_where_there_is_a_driver(
+def test_gpus_are_detected_only_where_there_is_a_driver(
     run: ActiveRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not gpu.may_have_gpu(tmp_path)
@@ -508,18 +511,18 @@ def test_samples_of_earlier_collections_are_not_counted_again(monkeypatch: pytes
     assert by_name(meter.collect())["gpu_duty_cycle"].values == [100.0]
 
 
-def test_what_a_gpu_does_not_tell_is_absent_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_a_gpu_does_not_support_are_absent_and_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     Driver([Gpu("GPU-aa", utilization=None, used_bytes=None)]).installed(monkeypatch)
     assert GpuMeter(lambda uuid: True, environ={}).collect() == []
 
 
-def test_no_driver_is_no_error_and_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_not_an_error_and_records_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([Gpu("GPU-aa")]).installed(monkeypatch)
     driver.nvmlInitWithFlags = lambda flags: pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     assert GpuMeter(lambda uuid: True, environ={}).collect() == []
 
 
-def test_no_pynvml_is_no_error_and_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pynvml_is_not_an_error_and_records_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert GpuMeter(lambda uuid: True, environ={}).collect() == []
 

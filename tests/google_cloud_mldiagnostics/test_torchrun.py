@@ -13,7 +13,7 @@ import pytest
 from google_cloud_mldiagnostics._identity import identify, process_position, workload_of
 
 from . import run_programs as programs
-from .run_programs import BEGIN
+from .run_programs import PREAMBLE
 
 STANDALONE = {
     "TORCHELASTIC_RUN_ID": "32dc140a-3324-4c9b-8e19-a5bf4d5a150a",
@@ -89,7 +89,7 @@ def test_processes_that_cannot_agree_are_warned_once_of_the_variable_to_set() ->
 def torchrun(tmp_path: Path, program: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("torch", reason="torchrun comes with torch, which is not installed")
     script = tmp_path / "train.py"
-    script.write_text(BEGIN + textwrap.dedent(program))
+    script.write_text(PREAMBLE + textwrap.dedent(program))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *options, str(script)]
     return subprocess.run(
         command,

@@ -72,7 +72,7 @@ def wire_of(value: object) -> str:
     return to_wire({"config": value})["config"]
 
 
-def test_values_of_yaml_and_json_come_back_as_they_were() -> None:
+def test_values_of_yaml_and_json_are_read_back_unchanged() -> None:
     text = "epochs: 100\nlr: 3e-4\nuse: true\nnothing: null\nname: base\nversion: '1'\nmesh: {data: 4, axes: [x, y]}"
     for configs in (yaml.safe_load(text), json.loads(json.dumps(yaml.safe_load(text)))):
         wire = to_wire(configs)
@@ -243,7 +243,7 @@ def test_secrets_stay_home() -> None:
     ],
     ids=["words", "no space", "list", "dicts", "floats", "keys", "controls", "set", "bytes", "accents"],
 )
-def test_a_config_that_is_too_large_is_kept_in_part_and_says_so(value: object, in_production: None) -> None:
+def test_a_config_that_is_too_large_is_cut_and_marked(value: object, in_production: None) -> None:
     wire = to_wire({"big": value, "small": 1})
     assert len(wire["big"].encode()) <= MAX_CONFIG_BYTES
     assert "[TRUNCATED]" in wire["big"]
@@ -278,7 +278,7 @@ def test_the_users_own_objects_are_never_changed() -> None:
 
 
 @pytest.mark.parametrize("configs", [[1], "text", 7, {"a"}, Optimizer, b""], ids=str)
-def test_configs_that_are_no_mapping_are_refused_with_what_to_do(configs: object) -> None:
+def test_configs_other_than_a_mapping_are_refused_with_what_to_do(configs: object) -> None:
     with pytest.raises(MLRunConfigurationError, match="give a dict"):
         as_mapping(configs)
 

@@ -89,7 +89,7 @@ def test_on_demand_its_server_runs_on_every_process_until_it_is_stopped(torch_xl
         assert profiler.servers == []
 
 
-def test_a_torch_xla_without_start_trace_is_said_and_costs_a_profile(
+def test_a_torch_xla_without_start_trace_is_logged_and_costs_a_profile(
     torch_xla: Path, in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch_xla.write_text("def start_server(port, only_on_master=True): ...")
@@ -100,7 +100,7 @@ def test_a_torch_xla_without_start_trace_is_said_and_costs_a_profile(
         assert reported_sessions("run-1") == [("old", "FAILED")]
 
 
-def test_without_torch_xla_it_is_said_and_costs_a_profile(
+def test_a_missing_torch_xla_is_logged_and_costs_a_profile(
     in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with profiled_run("run-1", framework=Framework.PYTORCH), Xprof():
@@ -109,14 +109,16 @@ def test_without_torch_xla_it_is_said_and_costs_a_profile(
 
 
 @pytest.mark.parametrize(("device", "expected"), [("TPU", True), ("CUDA", True), ("CPU", False), ("", False)])
-def test_pjrt_device_says_whether_a_device_is_expected(
+def test_pjrt_device_decides_whether_a_device_is_expected(
     monkeypatch: pytest.MonkeyPatch, device: str, expected: bool
 ) -> None:
     monkeypatch.setenv("PJRT_DEVICE", device)
     assert XlaEngine().has_accelerator() is expected
 
 
-def test_a_program_that_has_only_torch_xla_need_not_say_so(torch_xla: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_with_only_torch_xla_needs_no_engine_argument(
+    torch_xla: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     import torch_xla  # type: ignore[no-redef]  # noqa: F401
 

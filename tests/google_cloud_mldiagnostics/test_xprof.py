@@ -1,4 +1,4 @@
-"""xprof(): three ways to say it, one profile at a time, in its place when stop() returns; never at the job's cost."""
+"""xprof(): three forms, one profile at a time, at its target when stop() returns; never at the job's cost."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def taken(active: ActiveRun) -> list[str]:
     return xplanes(active.folder / "profiles" / "plugins" / "profile")
 
 
-# --- Three ways to say it -----------------------------------------------------------------------------
+# --- Three forms --------------------------------------------------------------------------------------
 
 
-def test_start_and_stop_leave_a_profile_in_its_place(run: ActiveRun) -> None:
+def test_start_and_stop_leave_a_profile_in_the_runs_folder(run: ActiveRun) -> None:
     profile = xprof()
     profile.start()
     work()
@@ -185,7 +185,7 @@ def test_an_asynchronous_generator_is_profiled_while_it_is_iterated(run: ActiveR
     assert len(taken(run)) == 1
 
 
-def test_a_decorator_without_parentheses_is_an_error_that_says_so(run: ActiveRun) -> None:
+def test_a_decorator_without_parentheses_is_an_error_with_the_reason(run: ActiveRun) -> None:
     with pytest.raises(ProfilingError, match=r"@xprof\(\), with parentheses"):
 
         @xprof  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ def test_a_decorator_without_parentheses_is_an_error_that_says_so(run: ActiveRun
 
 
 @pytest.mark.parametrize("indexes", [0, ["first"], [None], "ab"])
-def test_what_are_no_indexes_of_processes_is_an_error(indexes: Any) -> None:
+def test_invalid_indexes_of_processes_are_an_error(indexes: Any) -> None:
     with pytest.raises(ProfilingError, match=r"such as \[0, 2\]"):
         xprof(process_index_list=indexes)
 
@@ -232,13 +232,13 @@ def test_profiles_that_follow_each_other_have_sessions_of_their_own(run: ActiveR
     assert len(taken(run)) == 3
 
 
-def test_a_profile_is_told_as_a_session_of_the_run(run: ActiveRun) -> None:
+def test_a_profile_is_reported_as_a_session_of_the_run(run: ActiveRun) -> None:
     with xprof(session_id="first"):
         work()
     assert finish_profiles(5)
     assert reported_sessions(run.run.name) == [("first", "ACTIVE"), ("first", "SUCCEEDED")]
-    (began, started), (ended, session) = sessions_put(run)
-    assert began == ended == "first"
+    (first_id, started), (last_id, session) = sessions_put(run)
+    assert first_id == last_id == "first"
     assert started["targetSessions"]["host-a"]["sessionPhase"] == "ACTIVE"
     assert started["targetSessions"]["host-a"]["endTime"].startswith("0001")
     assert session["profilerTargets"] == ["host-a"]
@@ -248,7 +248,7 @@ def test_a_profile_is_told_as_a_session_of_the_run(run: ActiveRun) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b""])
-def test_hosts_that_are_missing_are_said(warnings: Callable[[], list[str]], content: bytes | None) -> None:
+def test_missing_hosts_are_logged(warnings: Callable[[], list[str]], content: bytes | None) -> None:
     with profiled_run("run-1", process_count=2) as active:
         folder = active.folder / "profiles/plugins/profile/half"
         folder.mkdir(parents=True)
@@ -269,7 +269,7 @@ def test_hosts_that_are_missing_are_said(warnings: Callable[[], list[str]], cont
         assert list(sessions_put(active)[-1][1]["targetSessions"]) == ["host-a", "host-b"]
 
 
-def test_a_process_that_is_not_listed_does_nothing_and_says_so(
+def test_a_process_that_is_not_listed_does_nothing_and_logs_it(
     run: ActiveRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -301,7 +301,7 @@ def test_decorating_initialises_nothing() -> None:
 # --- Wrong use ----------------------------------------------------------------------------------------
 
 
-def test_without_a_run_or_a_place_the_start_says_what_to_do() -> None:
+def test_start_without_a_run_or_a_path_raises_with_what_to_do() -> None:
     set_active_run(None)
     with pytest.raises(ProfilingError, match="call machinelearning_run first"):
         xprof().start()
@@ -312,7 +312,7 @@ def test_without_a_run_or_a_place_the_start_says_what_to_do() -> None:
             work()
 
 
-def test_what_axlearn_asks_before_it_profiles_says_the_same(run: ActiveRun) -> None:
+def test_the_check_of_axlearn_before_it_profiles_agrees(run: ActiveRun) -> None:
     xprof()._ensure_initialized()
     set_active_run(None)
     with pytest.raises(ProfilingError, match="machinelearning_run"):
@@ -421,7 +421,7 @@ def test_a_trace_that_cannot_be_written_leaves_profiling_usable(
     assert taken(run) == ["after/host-a.xplane.pb"]
 
 
-def test_a_place_that_cannot_be_written_keeps_the_profile_on_this_machine(
+def test_a_path_that_cannot_be_written_keeps_the_profile_on_this_machine(
     in_production: None, warnings: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -432,7 +432,7 @@ def test_a_place_that_cannot_be_written_keeps_the_profile_on_this_machine(
         assert "waits in" in wait_until(warnings)[0]
 
 
-def test_a_profile_without_the_device_is_told_as_failed(
+def test_a_profile_without_the_device_is_reported_as_failed(
     run: ActiveRun, warnings: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(JaxEngine, "has_accelerator", lambda self: True)
@@ -469,13 +469,13 @@ def test_ctrl_c_inside_start_leaves_profiling_usable(run: ActiveRun, monkeypatch
     assert taken(run) == ["after/host-a.xplane.pb"]
 
 
-def test_a_control_plane_that_cannot_even_be_told_costs_the_telling(run: ActiveRun, in_production: None) -> None:
+def test_a_failing_registration_does_not_fail_the_profile(run: ActiveRun, in_production: None) -> None:
     run.registration.put_session = None
-    with xprof(session_id="untold"):
+    with xprof(session_id="unreported"):
         work()
     assert finish_profiles(5)
-    assert taken(run) == ["untold/host-a.xplane.pb"]
-    assert reported_sessions(run.run.name)[-1] == ("untold", "SUCCEEDED")
+    assert taken(run) == ["unreported/host-a.xplane.pb"]
+    assert reported_sessions(run.run.name)[-1] == ("unreported", "SUCCEEDED")
 
 
 def test_a_forked_child_neither_profiles_nor_ends_its_parents_profile(run: ActiveRun) -> None:

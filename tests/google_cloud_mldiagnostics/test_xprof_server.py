@@ -105,7 +105,7 @@ def test_a_browser_shows_the_overview_page(logdir: Path, tmp_path: Path) -> None
         browser = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"]
         browser += ["--virtual-time-budget=20000", f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom"]
         end = time.monotonic() + _START_SECONDS
-        while True:  # On a busy machine it may need more than one look until it has drawn all.
+        while True:  # On a busy machine the page may need several polls until it has drawn everything.
             page = subprocess.run(
                 [*browser, f"{address}/#/overview_page/{session}"],
                 capture_output=True,

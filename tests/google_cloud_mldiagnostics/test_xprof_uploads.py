@@ -50,9 +50,7 @@ def profile_once() -> None:
         jax.numpy.ones(8).sum().block_until_ready()
 
 
-def test_a_profile_comes_to_the_bucket_whole_and_leaves_nothing_behind(
-    bucket: CloudStorageServer, run: ActiveRun
-) -> None:
+def test_a_profile_is_uploaded_whole_and_leaves_no_local_file(bucket: CloudStorageServer, run: ActiveRun) -> None:
     profile_once()
     assert finish_profiles(20)
     assert bucket.names("bucket") == [NAME]
@@ -140,14 +138,14 @@ def test_a_file_that_is_uploaded_while_another_is_staged_costs_neither(tmp_path:
     staging, source = tmp_path / "staged", tmp_path / "source"
     uploaded = staging / "0" / "host.xplane.pb"
     uploaded.parent.mkdir(parents=True)
-    uploaded.symlink_to(tmp_path / "gone")  # Listed, and gone when it is looked at.
+    uploaded.symlink_to(tmp_path / "gone")  # Listed, and gone when it is read.
     source.write_bytes(b"x")
     uploads.stage(source, staging / "1" / "host.xplane.pb", staging)
     assert (staging / "1" / "host.xplane.pb").read_bytes() == b"x"
 
 
 @pytest.mark.timing
-def test_a_place_that_refuses_is_tried_once_more_at_the_end_and_then_not_waited_for(
+def test_a_refusing_bucket_is_tried_once_more_at_the_end_and_then_not_waited_for(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 60.0)
