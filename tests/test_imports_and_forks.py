@@ -18,9 +18,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system doe
 SEEN = """
 import os, sys, threading, time
 from importlib.machinery import BuiltinImporter
-from ml_diagnostics_common import client_imports, process_hooks
+from ml_diagnostics_common import process_hooks
 
-LOCKS = [client_imports._IMPORT_LOCK, process_hooks.PROCESS_START_LOCK]
+LOCKS = [process_hooks._IMPORT_LOCK, process_hooks.PROCESS_START_LOCK]
 seen = {}
 
 class Witness:

@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import os, signal, sys, threading, time
 sys.path.insert(0, {folder!r})
-from ml_diagnostics_common.client_imports import import_clients, import_undisturbed
+from ml_diagnostics_common.process_hooks import import_clients, import_undisturbed
 
 def child_imports(name):
     pid = os.fork()

@@ -264,9 +264,7 @@ def test_a_bare_google_vm_is_known_by_its_firmware(
     product: Any, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "product_name").write_text(product)
-    monkeypatch.setattr(
-        "ml_diagnostics_common.credentials.instance_metadata._PRODUCT_NAME_FILE", str(tmp_path / "product_name")
-    )
+    monkeypatch.setattr("ml_diagnostics_common.environment._PRODUCT_NAME_FILE", str(tmp_path / "product_name"))
     assert orchestrator({}) is expected
 
 

@@ -16,8 +16,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth.credentials import AnonymousCredentials
-from ml_diagnostics_common.credentials import instance_metadata, known_project
-from ml_diagnostics_common.environment import find_cloud
+from ml_diagnostics_common.credentials import find_cloud, instance_metadata, known_project
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.metadata import MetadataServer
@@ -339,7 +338,7 @@ def test_a_forked_child_asks_for_itself(metadata_server: MetadataServer) -> None
 def test_the_real_google_auth_gets_its_tokens_from_the_machine(metadata_server: MetadataServer, tmp_path: Path) -> None:
     code = """
 import google.auth.transport.requests
-from ml_diagnostics_common.environment import find_cloud
+from ml_diagnostics_common.credentials import find_cloud
 cloud = find_cloud()
 cloud.credentials.refresh(google.auth.transport.requests.Request())
 print(cloud.project, cloud.principal, cloud.credentials.token)

@@ -13,7 +13,7 @@ from ml_diagnostics_common import program_end
 
 TWO = """
 import atexit, os, signal, sys, threading, time
-from ml_diagnostics_common.exit_hooks import ExitHooks
+from ml_diagnostics_common.program_end import ExitHooks
 from ml_diagnostics_common.program_end import preserve_interrupt
 
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -131,9 +131,9 @@ def _register_fork_hooks() -> None:
     global _has_fork_hooks
     if _has_fork_hooks:
         return
-    # Forks call hooks in reverse order, ours before those of `client_imports`: threads that hold our locks import
+    # Forks call hooks in reverse order, ours before those of `process_hooks`: threads that hold our locks import
     # modules through it, never the reverse.
-    from ml_diagnostics_common import client_imports  # noqa: F401
+    from ml_diagnostics_common import process_hooks  # noqa: F401
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
@@ -172,5 +172,5 @@ def _after_fork_in_child() -> None:
         hooks.after_in_child()
 
 
-if "logging" in sys.modules:  # `client_imports` needs it. In a program without it no thread is likely to fork yet.
+if "logging" in sys.modules:  # `process_hooks` imports it. In a program without it no thread is likely to fork yet.
     _register_fork_hooks()

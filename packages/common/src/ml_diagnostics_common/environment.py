@@ -1,7 +1,6 @@
 """Backend, folder, identity and endpoints, read from the process's environment at no cost.
 
 Nothing here uses the network or imports more than the standard library, so that a recorder may call it at construction.
-`credentials.find_cloud`, which is only re-exported here, may block.
 """
 
 from __future__ import annotations
@@ -15,13 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import warn_once
 
 __all__ = [
     "Backend",
-    "CloudEnvironment",
     "Identity",
     "Orchestrator",
     "announce_job",
@@ -30,12 +27,14 @@ __all__ = [
     "configured_backend",
     "diagnostics_directory",
     "endpoint",
-    "find_cloud",
     "identity",
     "logging_over_grpc",
+    "on_google_hardware",
     "orchestrator",
     "secure_endpoint",
 ]
+
+_PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
 
 
 class Backend(str, enum.Enum):
@@ -323,13 +322,20 @@ def orchestrator(environ: Mapping[str, str] = os.environ) -> Orchestrator:
     Returns:
         GKE for any Kubernetes pod, SLURM inside a Slurm job, GCE on a bare Google VM, else NONE.
     """
-    from ml_diagnostics_common.credentials.instance_metadata import on_google_hardware
-
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return Orchestrator.GKE
     if environ.get("SLURM_JOB_ID"):
         return Orchestrator.SLURM
     return Orchestrator.GCE if on_google_hardware() else Orchestrator.NONE
+
+
+def on_google_hardware() -> bool:
+    """Return True if this machine is Google's, according to its firmware."""
+    try:
+        with open(_PRODUCT_NAME_FILE, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read(64).startswith("Google")
+    except OSError:
+        return False
 
 
 # --- Endpoints ----------------------------------------------------------------------------------------

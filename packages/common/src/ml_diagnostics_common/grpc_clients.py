@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES
-from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.credentials import universe_domain
+from ml_diagnostics_common.process_hooks import import_undisturbed
 
 __all__ = ["import_grpc_modules", "open_client"]
 

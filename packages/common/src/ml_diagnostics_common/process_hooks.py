@@ -1,4 +1,4 @@
-"""The one set of hooks that runs when this process forks and when it exits.
+"""The one set of hooks that runs when this process forks and when it exits, and locks that keep it from being forked.
 
 A forked child starts clean: `at_fork` functions run in it in the order of their registration. At exit there are two
 moments. Functions of `at_exit` run late, when other exit functions can no longer record anything, in the order of
@@ -11,13 +11,15 @@ import atexit
 import contextlib
 import enum
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Final, Generic, TypeVar
 
 # It imports logging, whose hooks are registered first: before a fork its lock is taken after ours.
-from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.guard import LOSSES, job_logger
 
 __all__ = [
     "PROCESS_START_LOCK",
@@ -27,9 +29,24 @@ __all__ = [
     "at_exit",
     "at_exit_from_now",
     "at_fork",
+    "import_clients",
+    "import_undisturbed",
 ]
 
 _WAIT_SECONDS = 10.0
+_CLIENTS = (
+    "google.auth.compute_engine",
+    "google.auth.transport.mtls",
+    "google.auth.transport.requests",
+    "google.oauth2.credentials",
+    "google.oauth2.service_account",
+    "configparser",
+    "encodings.idna",
+    "netrc",
+    "ml_diagnostics_common._bounded_adapter",
+)
+
+logger = job_logger("ml_diagnostics")
 
 _Kind = TypeVar("_Kind")
 
@@ -183,3 +200,38 @@ PROCESS_START_LOCK: Final = ForkLock()
 `subprocess` waits until all processes have closed the pipe for the error of exec. A child that is forked by another
 thread in that moment has the pipe too, and closes it when it ends.
 """
+
+_IMPORT_LOCK: Final = ForkLock()
+"""Held while a thread of ours imports modules, such as Google's clients.
+
+The thread then holds the locks of these modules. A child that is forked in that moment has the locks and not the
+thread: it would wait for ever when it imports one of the modules itself, as the workers of data loaders do.
+"""
+
+
+def import_clients(*others: str) -> None:
+    """Import what all of Google's clients need, as far as it is installed; users of the rest report what is missing.
+
+    Args:
+        *others: The full names of modules that are imported too.
+    """
+    import_undisturbed(*_CLIENTS, *others)
+
+
+def import_undisturbed(*names: str) -> None:
+    """Import modules, while which no other thread forks; those that cannot be imported are left out.
+
+    It costs nothing where they have been imported before.
+
+    Args:
+        *names: The modules' full names.
+    """
+    names = tuple(name for name in names if name not in sys.modules)
+    if not names:
+        return
+    with _IMPORT_LOCK.held():
+        for name in names:
+            try:
+                import_module(name)
+            except Exception as error:
+                logger.debug("%s cannot be imported: %s", name, error)

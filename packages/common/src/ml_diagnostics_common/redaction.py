@@ -20,7 +20,7 @@ from ml_diagnostics_common._secret_keys import (
     looks_secret,
     may_be_secret_key,
 )
-from ml_diagnostics_common.client_imports import import_undisturbed
+from ml_diagnostics_common.process_hooks import import_undisturbed
 
 __all__ = ["REDACTED", "TRUNCATED", "is_secret_key", "redact", "redact_text"]
 

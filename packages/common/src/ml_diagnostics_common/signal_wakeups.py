@@ -262,7 +262,7 @@ _waiting_calls = _WaitingCalls()
 
 
 def _add_pending_call() -> None:
-    from ml_diagnostics_common.client_imports import import_undisturbed
+    from ml_diagnostics_common.process_hooks import import_undisturbed
 
     import_undisturbed("ctypes")
     import ctypes

@@ -157,7 +157,7 @@ class Collection:
         """Start the process that asks faulthandler to answer where Python cannot, unless a companion does so."""
         if self._companion is not None:
             return
-        from ml_diagnostics_common.client_imports import import_undisturbed
+        from ml_diagnostics_common.process_hooks import import_undisturbed
 
         # Not before now, and not within our lock: a thread that forks waits for the import, and may be waited for.
         import_undisturbed("cloud_tpu_diagnostics._collect.helper")

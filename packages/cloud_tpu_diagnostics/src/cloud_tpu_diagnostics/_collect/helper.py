@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from ml_diagnostics_common.client_imports import import_undisturbed
+from ml_diagnostics_common.process_hooks import import_undisturbed
 from ml_diagnostics_common.worker import start
 
 from cloud_tpu_diagnostics._collect.dump_requests import DumpRequests

@@ -180,8 +180,8 @@ def monitored_resource(environ: Mapping[str, str] = os.environ) -> dict[str, Any
     Args:
         environ: The environment variables.
     """
-    from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, on_google_hardware
-    from ml_diagnostics_common.environment import Orchestrator, orchestrator
+    from ml_diagnostics_common.credentials.instance_metadata import instance_metadata
+    from ml_diagnostics_common.environment import Orchestrator, on_google_hardware, orchestrator
 
     where = orchestrator(environ)
     if where is not Orchestrator.GKE and not environ.get("GCE_METADATA_HOST") and not on_google_hardware():

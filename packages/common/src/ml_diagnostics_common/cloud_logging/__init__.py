@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ml_diagnostics_common.client_imports import import_clients, import_undisturbed
 from ml_diagnostics_common.cloud_logging._filters import any_of, full_log_name, query_filter, quoted
 from ml_diagnostics_common.cloud_logging._queries import PageReader, QueryReader
 from ml_diagnostics_common.cloud_logging._reader import CloudLoggingReader
@@ -22,6 +21,7 @@ from ml_diagnostics_common.cloud_logging._transport import (
 )
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
 from ml_diagnostics_common.environment import logging_over_grpc, secure_endpoint
+from ml_diagnostics_common.process_hooks import import_clients, import_undisturbed
 
 __all__ = [
     "CloudLoggingReader",

@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ml_diagnostics_common.credentials.instance_metadata import (
-    InstanceMetadata,
-    metadata_host,
-    on_google_hardware,
-)
+from ml_diagnostics_common.credentials.instance_metadata import InstanceMetadata, metadata_host
 from ml_diagnostics_common.credentials.instance_metadata import (
     instance_metadata as _instance_metadata,  # The package's attribute of this name is the module.
 )
+from ml_diagnostics_common.environment import on_google_hardware
 from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError, NoCloudError
 from ml_diagnostics_common.files import read_regular
 

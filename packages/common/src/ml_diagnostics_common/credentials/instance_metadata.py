@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ml_diagnostics_common.client_imports import import_undisturbed
+from ml_diagnostics_common.environment import on_google_hardware
+from ml_diagnostics_common.process_hooks import import_undisturbed
 from ml_diagnostics_common.worker import start
 
-__all__ = ["InstanceMetadata", "instance_metadata", "metadata_host", "metadata_value", "on_google_hardware"]
+__all__ = ["InstanceMetadata", "instance_metadata", "metadata_host", "metadata_value"]
 
 _DEFAULT_HOST = "169.254.169.254"  # The address, not the name: a DNS server that never answers does not matter.
-_PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
 _SOCKET_TIMEOUT_SECONDS = 3.0
 _LONGEST_FACT = 4096
 _LONGEST_VALUE_BYTES = 262_144  # Compute Engine allows a value of custom metadata no more.
@@ -44,15 +44,6 @@ class InstanceMetadata:
 def metadata_host(environ: Mapping[str, str] = os.environ) -> str:
     """Return the metadata server's 'host' or 'host:port', by the variables that google.auth reads too."""
     return environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_ROOT") or _DEFAULT_HOST
-
-
-def on_google_hardware() -> bool:
-    """Return whether this machine is Google's, according to its firmware."""
-    try:
-        with open(_PRODUCT_NAME_FILE, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            return file.read(64).startswith("Google")
-    except OSError:
-        return False
 
 
 def instance_metadata(environ: Mapping[str, str] = os.environ, *, wait_seconds: float = 1.0) -> InstanceMetadata | None:

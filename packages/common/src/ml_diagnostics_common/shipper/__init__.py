@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff
-from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.exceptions import NoCloudError
 from ml_diagnostics_common.failures import RemoteError
 from ml_diagnostics_common.guard import LOSSES, Counters, log_once, warn_once
 from ml_diagnostics_common.journal._layout import log_directory
 from ml_diagnostics_common.journal._own_journals import flush_journals
-from ml_diagnostics_common.process_hooks import ExitOrder, LiveObjects, at_exit, at_fork
+from ml_diagnostics_common.process_hooks import ExitOrder, LiveObjects, at_exit, at_fork, import_undisturbed
 from ml_diagnostics_common.program_end import exit_deadline, preserve_interrupt
 from ml_diagnostics_common.shipper._own_records import kept_from_cloud_logging
 from ml_diagnostics_common.worker import Task, start
 
 if TYPE_CHECKING:
-    from ml_diagnostics_common.cloud_logging import LoggingTransport
+    from ml_diagnostics_common.cloud_logging._transport import LoggingTransport
     from ml_diagnostics_common.shipper._delivery import Delivery
 
 __all__ = ["Shipper", "ShipperStatistics"]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ml_diagnostics_common.backoff import Backoff, Retries
-from ml_diagnostics_common.client_imports import import_clients
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
     CredentialsError,
@@ -25,6 +24,7 @@ from ml_diagnostics_common.exceptions import (
     StorageError,
 )
 from ml_diagnostics_common.failures import Kind, classify
+from ml_diagnostics_common.process_hooks import import_clients
 
 __all__ = ["GoogleCloudStorage", "split_path"]
 
@@ -208,7 +208,8 @@ class GoogleCloudStorage:
 
     def _new_client(self) -> Any:
         import_clients(*_MODULES)
-        from ml_diagnostics_common.environment import endpoint, find_cloud
+        from ml_diagnostics_common.credentials import find_cloud
+        from ml_diagnostics_common.environment import endpoint
 
         try:
             import google.auth.credentials

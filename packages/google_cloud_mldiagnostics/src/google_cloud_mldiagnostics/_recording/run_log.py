@@ -150,7 +150,7 @@ class RunLog:
         run_id: The run's id.
         averages: Of the metrics that this process has recorded.
         lost_values: Counts values that could not be made an entry, by reason.
-        write_text: `write_text(now, text, timestamp=None)`, the hot path: `now` is `steady_clock.now_ns()` as digits;
+        write_text: `write_text(now, text, timestamp=None)`, the hot path: `now` is `clock.now_ns()` as digits;
             `text` is the payload's JSON in one line, and `namespace_fields` behind it; `timestamp` is the entry's time
             as digits, where that is another. It raises nothing because of the disk.
     """

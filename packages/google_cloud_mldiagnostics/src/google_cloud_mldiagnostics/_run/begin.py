@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.credentials import known_project
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, ProcessEndings, format_timestamp, parse_timestamp
 from ml_diagnostics_common.environment import Backend, announce_run, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
 from ml_diagnostics_common.guard import job_logger, report_loss, warn_once
+from ml_diagnostics_common.process_hooks import import_undisturbed
 from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics._agreement import has_coordinator, hear, jax_processes, tell

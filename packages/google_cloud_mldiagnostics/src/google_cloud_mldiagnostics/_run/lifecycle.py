@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ml_diagnostics_common.entry import format_timestamp
-from ml_diagnostics_common.exit_hooks import ExitHooks
 from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
-from ml_diagnostics_common.program_end import exit_deadline
+from ml_diagnostics_common.program_end import ExitHooks, exit_deadline
 from ml_diagnostics_common.raised_exception import RaisedException
 from ml_diagnostics_common.worker import Task, Worker, start, wait_until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from ml_diagnostics_common.client_imports import import_clients
+from ml_diagnostics_common.process_hooks import import_clients
 from ml_diagnostics_common.texts import readable_id
 
 from google_cloud_mldiagnostics._identity import Workload

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ml_diagnostics_common.client_imports import import_undisturbed
+from ml_diagnostics_common.process_hooks import import_undisturbed
 
 from google_cloud_mldiagnostics._system_metrics import cgroup
 from google_cloud_mldiagnostics._system_metrics.readings import Reading

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ml_diagnostics_common.client_imports import import_undisturbed
+from ml_diagnostics_common.process_hooks import import_undisturbed
 
 from google_cloud_mldiagnostics._runtimes import jax_is_initialised, torch_xla_is_initialised
 from google_cloud_mldiagnostics._system_metrics.readings import Reading
