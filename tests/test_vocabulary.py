@@ -73,13 +73,13 @@ FINE = [
 # number of words that it had when the limit was last lowered. Lower a limit after a rewrite; never raise one.
 WORDS_IN_1000_LINES = 2
 LIMITS: dict[str, int | None] = {
-    "packages/cloud_tpu_diagnostics": 270,
-    "packages/common": 255,
-    "packages/google_cloud_mldiagnostics": 636,
+    "packages/cloud_tpu_diagnostics": 263,
+    "packages/common": 219,
+    "packages/google_cloud_mldiagnostics": 470,
     "packages/ml_goodput_measurement": None,
     "packages/testing": None,
     "packages/xprofiler": 89,
-    "docs": 29,
+    "docs": 24,
     "tests": None,
     "benchmarks examples": 28,
 }

@@ -12,7 +12,7 @@ from . import run_programs as programs
 
 CONNECTED = """
 import jax
-from google_cloud_mldiagnostics._agreement import agree, hear, jax_processes, tell
+from google_cloud_mldiagnostics._agreement import agree, jax_processes, publish, subscribe
 jax.distributed.initialize("127.0.0.1:{port}", num_processes=1, process_id=0)
 """
 
@@ -23,8 +23,8 @@ def run(program: str, **arguments: str) -> programs.Ended:
 
 def test_without_jax_distributed_each_process_uses_its_own_value() -> None:
     assert agreement.agree("key", "mine") == "mine"
-    agreement.tell("key", "mine")
-    agreement.hear("key", lambda _: pytest.fail("no process publishes"))
+    agreement.publish("key", "mine")
+    agreement.subscribe("key", lambda _: pytest.fail("no process publishes"))
     assert agreement.jax_processes() is None
 
 
@@ -39,14 +39,14 @@ print(agree("a", "first"), agree("a", "second"), agree("b", "third"), jax_proces
 def test_a_value_that_one_process_publishes_is_received_by_the_others() -> None:
     ended = run("""
 received = []
-hear("a", received.append)
+subscribe("a", received.append)
 time.sleep(0.1)
-tell("a", "1")
+publish("a", "1")
 while not received:
     time.sleep(0.01)
-tell("a", "2")
+publish("a", "2")
 time.sleep(0.2)
-hear("a", received.append)
+subscribe("a", received.append)
 while len(received) < 2:
     time.sleep(0.01)
 print(received)
@@ -75,12 +75,12 @@ def test_a_process_that_waits_for_the_coordinator_is_not_ended_by_our_requests()
     """jaxlib ends a process that asks before it is connected, and JAX shows the client before that."""
     program = """
 import jax
-from google_cloud_mldiagnostics._agreement import hear, jax_processes, tell
+from google_cloud_mldiagnostics._agreement import jax_processes, publish, subscribe
 
 def ask():
     while not jax_processes():
-        tell("a", "1")
-        hear("a", print)
+        publish("a", "1")
+        subscribe("a", print)
         time.sleep(0.01)
 
 threading.Thread(target=ask, daemon=True).start()

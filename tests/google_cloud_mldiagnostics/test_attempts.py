@@ -7,15 +7,15 @@ from collections.abc import Collection
 
 import pytest
 from google_cloud_mldiagnostics._run_state.attempts import (
-    WITHOUT_A_WORD,
+    END_NOT_RECORDED,
     Member,
-    begin,
     end,
-    ended_without_a_word,
     explain,
+    join,
     last_attempt,
     new_run,
     renumber,
+    unexplained_attempt,
 )
 from google_cloud_mldiagnostics.control_plane import Resource
 
@@ -34,7 +34,7 @@ def new(participant: Member, token: str = "life-1", number: int = 1) -> Resource
 def joined(
     run: Resource, participant: Member, token: str = "life-1", number: int = 1, alive: Collection[int] = ()
 ) -> Resource:
-    change = begin(
+    change = join(
         {"displayName": "train"},
         participant,
         token=token,
@@ -88,7 +88,7 @@ def test_a_process_without_a_token_starts_another_attempt_if_no_process_lives() 
 def test_a_restarted_process_of_the_same_index_starts_another_attempt() -> None:
     run = joined(new(member(0)), member(0, 101), alive=set())
     assert phases(run) == ["FAILED", "ACTIVE"]
-    assert run["attempts"][0]["reason"] == WITHOUT_A_WORD
+    assert run["attempts"][0]["reason"] == END_NOT_RECORDED
     assert run["attempts"][0]["processes"][0]["phase"] == "FAILED"
 
 
@@ -118,7 +118,7 @@ def test_new_configs_and_labels_are_merged_into_the_stored_run() -> None:
         "configs": {"userConfigs": {"lr": "0.1", "old": "1"}},
         "labels": {"attempt": "1", "x": "y"},
     }
-    change = begin(
+    change = join(
         {"displayName": "new", "configs": {"userConfigs": {"lr": "0.2"}}, "labels": {"framework": "jax"}},
         member(1, 101),
         token="life-1",
@@ -189,8 +189,8 @@ def test_the_end_of_an_unknown_process_changes_nothing() -> None:
 
 def test_why_an_attempt_ended_may_be_known_later() -> None:
     run = joined(new(member(0)), member(0, 101))
-    assert ended_without_a_word(run)["number"] == 1
+    assert unexplained_attempt(run)["number"] == 1
     explained = explain(1, "FAILED", "out of memory")(run)
     assert explained["attempts"][0]["reason"] == "out of memory"
-    assert ended_without_a_word(explained) is None  # type: ignore[arg-type]
+    assert unexplained_attempt(explained) is None  # type: ignore[arg-type]
     assert explain(1, "FAILED", "something else")(explained) is None  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from google_cloud_mldiagnostics._run_state.attempts import WITHOUT_A_WORD
+from google_cloud_mldiagnostics._run_state.attempts import END_NOT_RECORDED
 
 from ..waiting import wait_until
 from . import run_programs as programs
@@ -236,7 +236,7 @@ def test_a_run_without_a_recorded_end_is_failed_by_the_next_attempt(ending: str)
     assert last_phase() == "ACTIVE"
     programs.run("start_run()", RUN_WORKLOAD_ID="w")
     first, second = programs.kept_run()["attempts"]
-    assert (first["phase"], first["reason"]) == ("FAILED", WITHOUT_A_WORD)
+    assert (first["phase"], first["reason"]) == ("FAILED", END_NOT_RECORDED)
     assert (second["phase"], second["number"]) == ("COMPLETED", 2)
     assert [entry.payload["attempt"] for entry in kept_entries("mlrun_process")] == [1, 2, 2]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from google_cloud_mldiagnostics import _agreement as agreement
 from google_cloud_mldiagnostics._profiling import locations, sessions
-from google_cloud_mldiagnostics._profiling.locations import Way, place_of, xplane_name
+from google_cloud_mldiagnostics._profiling.locations import UploadMode, location_of, xplane_name
 from google_cloud_mldiagnostics._profiling.sessions import SessionIds, checked_session_id
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 
@@ -103,28 +103,28 @@ def test_agreement_is_asked_as_it_is() -> None:
 
 def test_without_a_cloud_profiles_go_to_the_runs_own_folder() -> None:
     with profiled_run("run-1") as active:
-        place = place_of(active)
-    assert (place.logdir, place.way) == (str(active.folder / "profiles"), Way.MOVED)
-    assert place.session("s") == f"{active.folder}/profiles/plugins/profile/s"
+        location = location_of(active)
+    assert (location.logdir, location.mode) == (str(active.folder / "profiles"), UploadMode.MOVED)
+    assert location.session("s") == f"{active.folder}/profiles/plugins/profile/s"
 
 
 def test_with_a_cloud_a_path_must_be_given() -> None:
     with profiled_run("run-1", is_local=False) as active, pytest.raises(ProfilingError, match="gcs_path="):
-        place_of(active)
+        location_of(active)
 
 
 def test_a_given_folder_holds_a_folder_of_each_run(tmp_path: Path) -> None:
     with profiled_run("run-1", gcs_path=str(tmp_path / "all")) as active:
-        place = place_of(active)
-    assert (place.logdir, place.way) == (f"{tmp_path}/all/run-1", Way.MOVED)
+        location = location_of(active)
+    assert (location.logdir, location.mode) == (f"{tmp_path}/all/run-1", UploadMode.MOVED)
 
 
-@pytest.mark.parametrize(("is_local", "way"), [(True, Way.STAGED), (False, Way.UPLOADED)])
-def test_a_bucket_is_uploaded_to_where_there_is_a_cloud(is_local: bool, way: Way) -> None:
+@pytest.mark.parametrize(("is_local", "mode"), [(True, UploadMode.STAGED), (False, UploadMode.UPLOADED)])
+def test_a_bucket_is_uploaded_to_where_there_is_a_cloud(is_local: bool, mode: UploadMode) -> None:
     with profiled_run("run-1", gcs_path="gs://bucket/folder", is_local=is_local) as active:
-        place = place_of(active)
-    assert (place.session("s"), place.way) == ("gs://bucket/folder/run-1/plugins/profile/s", way)
-    assert place.staged_session("s") == active.folder / "staged/plugins/profile/s"
+        location = location_of(active)
+    assert (location.session("s"), location.mode) == ("gs://bucket/folder/run-1/plugins/profile/s", mode)
+    assert location.staged_session("s") == active.folder / "staged/plugins/profile/s"
 
 
 def test_processes_of_one_host_have_files_of_their_own() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics._profiling import on_demand
-from google_cloud_mldiagnostics._profiling.locations import place_of
+from google_cloud_mldiagnostics._profiling.locations import location_of
 from google_cloud_mldiagnostics._profiling.on_demand import CaptureWatch, start_on_demand_xprof, stop_on_demand_xprof
 from google_cloud_mldiagnostics._profiling.xprof import Xprof
 from google_cloud_mldiagnostics.exceptions import ProfilingError
@@ -109,7 +109,7 @@ def test_profiles_of_earlier_attempts_are_not_reported_again() -> None:
 
 def test_a_profile_is_not_reported_before_it_is_complete() -> None:
     with profiled_run("run-1") as active:
-        watch = CaptureWatch(active, place_of(active), "host-a", 0, lambda: False)
+        watch = CaptureWatch(active, location_of(active), "host-a", 0, lambda: False)
         session = active.folder / "profiles/plugins/profile/growing"
         session.mkdir(parents=True)
         with Xprof(session_id="a-real-one"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run
 from google_cloud_mldiagnostics._run_state.active_run import active_run
-from google_cloud_mldiagnostics._run_state.attempts import Member, begin, end, last_attempt, new_run
+from google_cloud_mldiagnostics._run_state.attempts import Member, end, join, last_attempt, new_run
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
@@ -95,7 +95,7 @@ NOW = "2026-03-10T01:02:03Z"
 
 
 def joined(run: Resource, member: Member, *, is_alive: bool, token: str = "") -> Resource:
-    changed = begin({}, member, token=token, number=1, now=NOW, is_alive=lambda *_: is_alive)(run)
+    changed = join({}, member, token=token, number=1, now=NOW, is_alive=lambda *_: is_alive)(run)
     assert changed is not None
     return changed
 

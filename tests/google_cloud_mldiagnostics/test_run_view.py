@@ -9,7 +9,7 @@ import pytest
 from google_cloud_mldiagnostics import _entries as entries
 from google_cloud_mldiagnostics._reading.run_history import RunHistory
 from google_cloud_mldiagnostics._reading.run_view import SILENT_SECONDS, State, view_run
-from google_cloud_mldiagnostics._run_state.attempts import WITHOUT_A_WORD
+from google_cloud_mldiagnostics._run_state.attempts import END_NOT_RECORDED
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.entry import LogEntry
@@ -123,8 +123,8 @@ def test_a_run_without_entries_of_processes_is_shown_as_recorded_with_a_note() -
 
 
 def test_an_attempt_without_a_recorded_end_lasted_until_its_last_event() -> None:
-    ended = kept_process() | {"phase": "FAILED", "endTime": rfc3339(300), "reason": WITHOUT_A_WORD}
-    first = attempt(1, "FAILED", 0, ended) | {"endTime": rfc3339(300), "reason": WITHOUT_A_WORD}
+    ended = kept_process() | {"phase": "FAILED", "endTime": rfc3339(300), "reason": END_NOT_RECORDED}
+    first = attempt(1, "FAILED", 0, ended) | {"endTime": rfc3339(300), "reason": END_NOT_RECORDED}
     kept = resource(attempts=[first, attempt(2, "ACTIVE", 300, kept_process() | {"pid": 200})])
     shown = view(
         kept, process("ACTIVE", 0), metric("loss", 40, 0.1), process("ACTIVE", 300, pid=200, attempt=2), now=310
@@ -136,7 +136,7 @@ def test_an_attempt_that_another_followed_has_failed() -> None:
     log = [process("ACTIVE", 0), process("ACTIVE", 300, pid=200, attempt=2)]
     shown = view(resource(), *log, now=310)
     assert [(one.number, one.state, one.reason) for one in shown.attempts] == [
-        (1, State.FAILED, WITHOUT_A_WORD),
+        (1, State.FAILED, END_NOT_RECORDED),
         (2, State.ACTIVE, ""),
     ]
     assert (shown.state, [one.pid for one in shown.processes]) == (State.ACTIVE, [200])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics._profiling.locations import file_of, logdir_of, session_folder, sessions_folder
 from google_cloud_mldiagnostics._profiling.sessions import ACTIVE, FAILED, SUCCEEDED, Session, session_resource
-from google_cloud_mldiagnostics._run_state.mirroring import is_told_of
+from google_cloud_mldiagnostics._run_state.mirroring import is_sent_to_cloud
 from ml_diagnostics_common.profiler_service import TracerLevels
 
 from .profiled_runs import profiled_run
@@ -63,7 +63,7 @@ def test_tracer_levels_are_reported_only_where_they_are_known() -> None:
     ("folder", "is_sent"), [("gs://b/run-1/plugins/profile/s1", True), ("/mnt/run-1/plugins/profile/s1", False)]
 )
 def test_a_folder_that_only_this_machine_has_is_not_sent_to_a_cloud(folder: str, is_sent: bool) -> None:
-    assert is_told_of({"storageFolderUri": folder}) is is_sent
+    assert is_sent_to_cloud({"storageFolderUri": folder}) is is_sent
 
 
 def test_files_are_at_the_path_that_xprof_reads() -> None:

@@ -178,7 +178,7 @@ def test_hosts_are_unknown_until_each_process_has_published_its_own(
     _job_on(monkeypatch, [types.SimpleNamespace(platform="cpu", device_kind="cpu")] * 4, processes=4)
     monkeypatch.setattr(system_configs, "_HOSTS_SECONDS", 0.2)
     monkeypatch.setattr(agreement, "jax_processes", lambda: (0, 4))
-    monkeypatch.setattr(agreement, "told", lambda folder: names)
+    monkeypatch.setattr(agreement, "published", lambda folder: names)
     configs = collect_hardware({})
     assert configs is not None
     assert configs.get("num_hosts") == hosts

@@ -17,7 +17,7 @@ from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.thread_frames import current_frames
 from ml_diagnostics_common.worker import call, start
 
-__all__ = ["agree", "has_coordinator", "hear", "jax_processes", "tell", "told"]
+__all__ = ["agree", "has_coordinator", "jax_processes", "publish", "published", "subscribe"]
 
 _NAMESPACE = "ml_diagnostics/"
 
@@ -103,15 +103,15 @@ def _store_of_torch(timeout_seconds: float) -> Callable[[str, str], str] | None:
     return first_value
 
 
-def tell(key: str, value: str) -> None:
-    """Tells all processes something that only this one knows; in a thread of its own, and in vain if it fails."""
+def publish(key: str, value: str) -> None:
+    """Publish a value of this process to all others, in a thread of its own; a failure is ignored."""
     client = _coordination_client()
     if client is not None:
         start(lambda: client.key_value_set(_NAMESPACE + key, value, allow_overwrite=True), "mldiagnostics-agreement")
 
 
-def hear(key: str, take: Callable[[str], object], *, timeout_seconds: float = 60.0) -> None:
-    """Has `take` called with what another process tells, in a thread of its own; never, if none does in that time."""
+def subscribe(key: str, take: Callable[[str], object], *, timeout_seconds: float = 60.0) -> None:
+    """Call `take` with the value that another process publishes, in a thread of its own; never after the timeout."""
     client = _coordination_client()
     if client is not None:
         milliseconds = max(1, int(timeout_seconds * 1000))
@@ -119,14 +119,14 @@ def hear(key: str, take: Callable[[str], object], *, timeout_seconds: float = 60
         start(lambda: take(get()), "mldiagnostics-agreement")
 
 
-def told(folder: str) -> list[str]:
-    """Returns what processes have told so far under keys in a folder: asks the coordinator, so for a thread of ours."""
+def published(folder: str) -> list[str]:
+    """Return the values published under keys in a folder. Asks the coordinator, so call it in a thread of ours."""
     client = _coordination_client()
     return [] if client is None else [value for _, value in client.key_value_dir_get(f"{_NAMESPACE}{folder}/")]
 
 
 def jax_processes() -> tuple[int, int] | None:
-    """Returns this process's index among all, and how many there are; None before `jax.distributed.initialize`.
+    """Return this process's index among all, and how many there are; None before `jax.distributed.initialize`.
 
     JAX is neither imported nor initialised.
     """

@@ -87,7 +87,7 @@ class ProfileCommand:
 
         from google_cloud_mldiagnostics._reading.run_history import RunHistory
         from google_cloud_mldiagnostics._reading.run_source import LocalSource
-        from google_cloud_mldiagnostics._run_state.mirroring import is_told_of
+        from google_cloud_mldiagnostics._run_state.mirroring import is_sent_to_cloud
         from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 
         source = run_source(options, console)
@@ -113,7 +113,7 @@ class ProfileCommand:
         folders = _folders(view, targets, session_id)
         try:
             kept = _session_resource(folders, targets, results, start_ns) | levels.as_resource()
-            if is_told_of(kept) or isinstance(source, LocalSource):
+            if is_sent_to_cloud(kept) or isinstance(source, LocalSource):
                 source.control_plane.put_session(view.run_id, session_id, kept)
         except ControlPlaneError as error:
             console.warn(f"the profile was saved, but could not be added to the run: {error}")

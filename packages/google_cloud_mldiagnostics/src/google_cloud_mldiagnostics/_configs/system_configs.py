@@ -307,7 +307,7 @@ def _tell_host() -> None:
     known = agreement.jax_processes()
     if known is not None and known != _told_in_this_process:
         _told_in_this_process = known
-        agreement.tell(f"{_HOSTS_KEY}/{known[0]}", platform.node())
+        agreement.publish(f"{_HOSTS_KEY}/{known[0]}", platform.node())
 
 
 def _told_hosts(processes: int) -> int | None:
@@ -315,7 +315,7 @@ def _told_hosts(processes: int) -> int | None:
     if agreement.jax_processes() is None:
         return None
     deadline = time.monotonic() + _HOSTS_SECONDS
-    while len(hosts := agreement.told(_HOSTS_KEY)) < processes:
+    while len(hosts := agreement.published(_HOSTS_KEY)) < processes:
         if time.monotonic() > deadline:
             return None
         time.sleep(_POLL_SECONDS)

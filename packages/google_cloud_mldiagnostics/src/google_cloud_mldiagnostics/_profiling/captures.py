@@ -26,10 +26,10 @@ from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_
 from google_cloud_mldiagnostics._profiling.engines import Engine, engine_for
 from google_cloud_mldiagnostics._profiling.locations import (
     TRACE_JSON_SUFFIX,
-    Place,
-    Way,
+    Location,
+    UploadMode,
     file_of,
-    place_of,
+    location_of,
     scratch_folder,
     xplane_name,
 )
@@ -88,7 +88,7 @@ class Capture:
     """
 
     session: Session
-    place: Place
+    location: Location
     engine: Engine
     scratch: Path
     started_seconds: float
@@ -121,7 +121,13 @@ class Captures:
         return folder in self._folders
 
     def begin(
-        self, active: ActiveRun, place: Place, session_id: str | None, members: Members, *, trace_json: bool = False
+        self,
+        active: ActiveRun,
+        location: Location,
+        session_id: str | None,
+        members: Members,
+        *,
+        trace_json: bool = False,
     ) -> Capture | None:
         """Begins a profile; None, with a WARNING, if that fails, or another one runs."""
         now = datetime.datetime.now(datetime.timezone.utc)
@@ -135,7 +141,7 @@ class Captures:
                 active=active,
                 session_id=session_id,
                 kind="programmatic",
-                folder=place.session(session_id),
+                folder=location.session(session_id),
                 name=xplane_name(active, members.index, members.count),
                 process_index=members.index,
                 expected_hosts=len(members.expected),
@@ -143,7 +149,7 @@ class Captures:
                 started=now,
             )
             try:
-                capture = self._start(session, place, undo)
+                capture = self._start(session, location, undo)
             except Exception as error:
                 LOSSES.add(f"xprof start: {type(error).__name__}")
                 logger.warning(
@@ -155,14 +161,14 @@ class Captures:
             undo.pop_all()
             return capture
 
-    def _start(self, session: Session, place: Place, undo: contextlib.ExitStack) -> Capture:
+    def _start(self, session: Session, location: Location, undo: contextlib.ExitStack) -> Capture:
         """Starts the engine and tells it; adds to `undo` what takes back what is done by then."""
         scratch = scratch_folder(session.active)
         undo.callback(shutil.rmtree, scratch, ignore_errors=True)
         engine = engine_for(session.active.run.framework)
         engine.start(scratch)
         undo.callback(engine.abandon)
-        capture = Capture(session, place, engine, scratch, time.monotonic())
+        capture = Capture(session, location, engine, scratch, time.monotonic())
         at_exit_from_now(finish_profiles)
         undo.callback(self._forget)
         self._folders.append(session.folder)
@@ -207,35 +213,35 @@ class Captures:
 
     def _keep(self, capture: Capture, file: Path) -> None:
         """Looks at a trace, and brings it on its way."""
-        session, place = capture.session, capture.place
-        if place.way is Way.STAGED:  # Perhaps a cloud was found meanwhile.
-            place = place_of(session.active)
+        session, location = capture.session, capture.location
+        if location.mode is UploadMode.STAGED:  # Perhaps a cloud was found meanwhile.
+            location = location_of(session.active)
         problem = _look_at(session, file, has_accelerator=capture.engine.has_accelerator())
         if capture.trace_json:
-            _keep_json(capture, place)
-        told = self._telling(session, place, problem)
+            _keep_json(capture, location)
+        told = self._telling(session, location, problem)
         name = file_of(session.name)
         target = f"{session.folder}/{name}"
-        if place.way is Way.MOVED:
+        if location.mode is UploadMode.MOVED:
             try:
                 move(file, Path(target))
                 told("")
                 return
             except OSError:  # It waits like one for a network; what is wrong there is said at the first try.
                 pass
-        staged = place.staged_session(session.session_id) / name
-        stage(file, staged, place.staging)
-        if place.way is Way.STAGED:
-            _tell_staged(session, place, staged.parent, problem)
+        staged = location.staged_session(session.session_id) / name
+        stage(file, staged, location.staging)
+        if location.mode is UploadMode.STAGED:
+            _tell_staged(session, location, staged.parent, problem)
         else:
             deliveries_of_this_process().add(Upload(staged, target, told), is_awaited=True)
 
-    def _telling(self, session: Session, place: Place, problem: str) -> Callable[[str], None]:
+    def _telling(self, session: Session, location: Location, problem: str) -> Callable[[str], None]:
         """Returns what is called once the file is in its place."""
 
         def told(_: str) -> None:
             session.tell(FAILED if problem else SUCCEEDED, problem)
-            logger.info("Profile %s: see it with `xprof --logdir %s`.", session.session_id, place.logdir)
+            logger.info("Profile %s: see it with `xprof --logdir %s`.", session.session_id, location.logdir)
             if problem:
                 session.tell_control_plane([session.name], FAILED)
             elif session.speaks:
@@ -337,19 +343,19 @@ def _look_at(session: Session, file: Path, *, has_accelerator: bool) -> str:
 
 
 @guarded_as("keep a trace as JSON")
-def _keep_json(capture: Capture, place: Place) -> None:
+def _keep_json(capture: Capture, location: Location) -> None:
     """Bring the trace as JSON beside the profile; without it the profile is as good."""
     file = next(iter(sorted(capture.scratch.rglob(f"*{TRACE_JSON_SUFFIX}"))), None)
     if file is None:
         logger.warning("Profile %s: its profiler wrote no %s.", capture.session.session_id, TRACE_JSON_SUFFIX)
         return
     name = capture.session.name + TRACE_JSON_SUFFIX
-    if place.way is Way.MOVED:
+    if location.mode is UploadMode.MOVED:
         move(file, Path(capture.session.folder) / name)
         return
-    staged = place.staged_session(capture.session.session_id) / name
-    stage(file, staged, place.staging)
-    if place.way is not Way.STAGED:
+    staged = location.staged_session(capture.session.session_id) / name
+    stage(file, staged, location.staging)
+    if location.mode is not UploadMode.STAGED:
         upload = Upload(staged, f"{capture.session.folder}/{name}", lambda _: None)
         deliveries_of_this_process().add(upload, is_awaited=True)
 
@@ -359,7 +365,7 @@ def _tell_failed(session: Session, problem: str) -> None:
     session.tell_control_plane([session.name], FAILED)
 
 
-def _tell_staged(session: Session, place: Place, folder: Path, problem: str) -> None:
+def _tell_staged(session: Session, location: Location, folder: Path, problem: str) -> None:
     session.folder = str(folder)
     phase = FAILED if problem else SUCCEEDED
     session.tell(phase, problem)
@@ -369,7 +375,7 @@ def _tell_staged(session: Session, place: Place, folder: Path, problem: str) -> 
         session.session_id,
         session.folder,
         session.active.run.name,
-        place.session(session.session_id),
+        location.session(session.session_id),
     )
 
 

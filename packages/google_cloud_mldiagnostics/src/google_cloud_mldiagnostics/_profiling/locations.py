@@ -21,12 +21,12 @@ __all__ = [
     "SESSIONS",
     "SUFFIX",
     "TRACE_JSON_SUFFIX",
-    "Place",
-    "Way",
+    "Location",
+    "UploadMode",
     "captured_file",
     "file_of",
+    "location_of",
     "logdir_of",
-    "place_of",
     "scratch_folder",
     "session_folder",
     "sessions_folder",
@@ -76,47 +76,47 @@ def captured_file(folder: Path) -> Path:
 _LOCK_SECONDS = 2.0
 
 
-class Way(enum.Enum):
-    """How a file comes to its place."""
+class UploadMode(enum.Enum):
+    """How a file gets to its location."""
 
     MOVED = "moved"
-    """At once: the place is on a disk of this machine."""
+    """At once: the location is on a disk of this machine."""
     UPLOADED = "uploaded"
-    """By a thread: the place is behind a network."""
+    """By a thread: the location is behind a network."""
     STAGED = "staged"
-    """By `mldiagnostics sync`, later: the place is in a cloud, and there is none."""
+    """By `mldiagnostics sync`, later: the location is in a cloud, and there is none."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run's sessions are.
+class Location:
+    """The location of a run's sessions.
 
     Attributes:
-        logdir: What XProf is given: `gs://...` or a folder; it has `plugins/profile/<session>` below it.
-        staging: The folder of the same form on this machine for what is not there yet.
-        way: How a file gets from here to there.
+        logdir: The argument of XProf: `gs://...` or a folder; it has `plugins/profile/<session>` below it.
+        staging: The folder of the same form on this machine for files that are not delivered yet.
+        mode: How a file gets to the location.
     """
 
     logdir: str
     staging: Path
-    way: Way
+    mode: UploadMode
 
     def session(self, session_id: str) -> str:
-        """Where a session's files are."""
+        """Return the folder of a session's files."""
         return session_folder(self.logdir, session_id)
 
     def staged_session(self, session_id: str) -> Path:
-        """Where they are until then."""
+        """Return the folder of the files until they are delivered."""
         return self.staging.joinpath(*SESSIONS, session_id)
 
     @property
     def captures(self) -> Path:
-        """Where somebody outside who profiles this process lets it write: each session is a folder there."""
-        return (Path(self.logdir) if self.way is Way.MOVED else self.staging).joinpath(*SESSIONS)
+        """The folder that an outside profiler makes this process write to; each session is a folder in it."""
+        return (Path(self.logdir) if self.mode is UploadMode.MOVED else self.staging).joinpath(*SESSIONS)
 
 
-def place_of(active: ActiveRun) -> Place:
-    """Returns where a run's profiles go.
+def location_of(active: ActiveRun) -> Location:
+    """Return the location of a run's profiles.
 
     Raises:
         ProfilingError: The run has no gcs_path and is kept in a cloud.
@@ -131,10 +131,12 @@ def place_of(active: ActiveRun) -> Place:
             )
         folder = active.folder / "profiles"
     elif given.startswith("gs://"):
-        return Place(f"{given}/{active.run.name}", staging, Way.STAGED if active.is_local else Way.UPLOADED)
+        return Location(
+            f"{given}/{active.run.name}", staging, UploadMode.STAGED if active.is_local else UploadMode.UPLOADED
+        )
     else:
         folder = Path(native_path(given)).expanduser().absolute() / active.run.name
-    return Place(str(folder), staging, Way.UPLOADED if is_network_filesystem(folder) else Way.MOVED)
+    return Location(str(folder), staging, UploadMode.UPLOADED if is_network_filesystem(folder) else UploadMode.MOVED)
 
 
 def scratch_folder(active: ActiveRun) -> Path:

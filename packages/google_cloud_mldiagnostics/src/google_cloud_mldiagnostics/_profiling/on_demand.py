@@ -24,7 +24,7 @@ from google_cloud_mldiagnostics._agreement import jax_processes
 from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process
 from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
 from google_cloud_mldiagnostics._profiling.engines import Engine, engine_for
-from google_cloud_mldiagnostics._profiling.locations import Place, Way, file_of, place_of, xplane_name
+from google_cloud_mldiagnostics._profiling.locations import Location, UploadMode, file_of, location_of, xplane_name
 from google_cloud_mldiagnostics._profiling.sessions import FAILED, SUCCEEDED, Session
 from google_cloud_mldiagnostics._profiling.uploads import Upload
 from google_cloud_mldiagnostics._profiling.verification import HostsCheck, problem_of
@@ -130,15 +130,15 @@ class _Server:
 
     def _register(self, active: ActiveRun) -> None:
         """Tells where this process can be profiled, and begins to look for what others have taken."""
-        place: Place | None
+        location: Location | None
         try:
-            place = place_of(active)
+            location = location_of(active)
         except ProfilingError:
-            place = None  # The server works; who asks must say where to.
+            location = None  # The server works; who asks must say where to.
         index, count = jax_processes() or (active.process_index, active.process_count)
         name = xplane_name(active, index, count)
-        if place is not None:
-            watch = CaptureWatch(active, place, name, index, lambda: self._is_stopped)
+        if location is not None:
+            watch = CaptureWatch(active, location, name, index, lambda: self._is_stopped)
             deliveries_of_this_process().add(watch, is_awaited=False, delay_seconds=_LOOK_SECONDS)
         active.profiler_port = self._port
         payload = entries.process_entry(
@@ -150,7 +150,7 @@ class _Server:
             pid=self.pid,
             address=address_of_this_host(),
             profiler_port=self._port,
-            capture_folder="" if place is None else str(place.captures),
+            capture_folder="" if location is None else str(location.captures),
             capture_name=name,
         )
         active.log.write(entries.PROCESS, payload)
@@ -179,7 +179,7 @@ class CaptureWatch:
     """
 
     active: ActiveRun
-    place: Place
+    location: Location
     name: str
     process_index: int
     is_stopped: Callable[[], bool]
@@ -196,7 +196,7 @@ class CaptureWatch:
         return None if was_stopped else _LOOK_SECONDS
 
     def _unknown_sessions(self) -> list[Path]:
-        folder = self.place.captures
+        folder = self.location.captures
         try:
             with os.scandir(folder) as entries_there:
                 unknown = [entry.name for entry in entries_there if entry.name not in self._known and entry.is_dir()]
@@ -214,14 +214,14 @@ class CaptureWatch:
         if not xplane.is_whole:
             return  # It is being written.
         self._known.add(folder.name)
-        if captures_of_this_process().has_taken(self.place.session(folder.name)):
+        if captures_of_this_process().has_taken(self.location.session(folder.name)):
             return  # The program's own.
-        is_moved = self.place.way is Way.MOVED
+        is_moved = self.location.mode is UploadMode.MOVED
         session = Session(
             active=self.active,
             session_id=folder.name,
             kind="on_demand",
-            folder=self.place.session(folder.name) if self.place.way is not Way.STAGED else str(folder),
+            folder=self.location.session(folder.name) if self.location.mode is not UploadMode.STAGED else str(folder),
             name=self.name,
             process_index=self.process_index,
             expected_hosts=1,  # Who asked knows how many; each host adds itself.
@@ -237,7 +237,7 @@ class CaptureWatch:
             logger.info("Profile %s was taken on demand: it is in %s.", session.session_id, session.folder)
             deliveries_of_this_process().add(HostsCheck(session), is_awaited=False)
 
-        if is_moved or self.place.way is Way.STAGED:
+        if is_moved or self.location.mode is UploadMode.STAGED:
             told()
         else:
             upload = Upload(file, f"{session.folder}/{file.name}", told)

@@ -21,7 +21,7 @@ from ml_diagnostics_common.guard import guarded_as, job_logger, warn_once
 
 from google_cloud_mldiagnostics._agreement import jax_processes
 from google_cloud_mldiagnostics._profiling.captures import Capture, Members, captures_of_this_process, finish_profiles
-from google_cloud_mldiagnostics._profiling.locations import Place, place_of
+from google_cloud_mldiagnostics._profiling.locations import Location, location_of
 from google_cloud_mldiagnostics._profiling.sessions import checked_session_id
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run
 from google_cloud_mldiagnostics.exceptions import ProfilingError
@@ -100,7 +100,7 @@ class Xprof:
         """
         active = self._active()
         if active is not None:
-            place_of(active)
+            location_of(active)
 
     def __enter__(self) -> Xprof:
         self._entered.append(self._start(None))
@@ -159,14 +159,14 @@ class Xprof:
         active = self._active()
         if active is None:
             return False
-        place = place_of(active)
+        location = location_of(active)
         if self._capture is not None or self._is_skipped:
             logger.warning("xprof: start() while a profile of this object runs; nothing is done.")
             return False
-        return bool(self._begin(active, place, checked_session_id(session_id or self._session_id)))
+        return bool(self._begin(active, location, checked_session_id(session_id or self._session_id)))
 
     @guarded_as("start a profile")
-    def _begin(self, active: ActiveRun, place: Place, session_id: str | None) -> bool:
+    def _begin(self, active: ActiveRun, location: Location, session_id: str | None) -> bool:
         index, count = jax_processes() or (active.process_index, active.process_count)
         count = max(count, index + 1)  # Where nobody knows how many there are.
         expected = list(range(count)) if self._indexes is None else self._indexes
@@ -180,7 +180,7 @@ class Xprof:
         if trace_json is None:
             trace_json = os.environ.get("ML_DIAGNOSTICS_TRACE_JSON", "").strip().lower() in ("1", "true", "yes", "on")
         captures = captures_of_this_process()
-        self._capture = captures.begin(active, place, session_id, members, trace_json=trace_json)
+        self._capture = captures.begin(active, location, session_id, members, trace_json=trace_json)
         return self._capture is not None
 
     def _active(self) -> ActiveRun | None:

@@ -17,7 +17,7 @@ from ml_diagnostics_common.guard import job_logger, report_loss, warn_once
 from ml_diagnostics_common.process_hooks import import_undisturbed
 from ml_diagnostics_common.worker import start
 
-from google_cloud_mldiagnostics._agreement import has_coordinator, hear, jax_processes, tell
+from google_cloud_mldiagnostics._agreement import has_coordinator, jax_processes, publish, subscribe
 from google_cloud_mldiagnostics._configs.system_configs import collect_hardware, collect_host, collect_software
 from google_cloud_mldiagnostics._configs.user_configs import to_wire
 from google_cloud_mldiagnostics._identity import (
@@ -160,8 +160,8 @@ class Beginning:
                 new = attempts.new_run(resource, member, token=token, number=number, now=now)
                 kept = self.local.create_run(run_id, new)
             except RunExistsError:
-                begin = attempts.begin(resource, member, token=token, number=number, now=now, is_alive=is_alive)
-                kept = self.local.update_run(run_id, begin)
+                join = attempts.join(resource, member, token=token, number=number, now=now, is_alive=is_alive)
+                kept = self.local.update_run(run_id, join)
         except ControlPlaneError as error:
             warn_folder_failed(run_id, error)
             return number
@@ -170,7 +170,7 @@ class Beginning:
             return number
         self._is_shared = attempts.is_shared(kept, member)
         self._run.created_at = _moment(kept.get("createTime")) or self._run.created_at
-        unexplained = attempts.ended_without_a_word(kept)
+        unexplained = attempts.unexplained_attempt(kept)
         if unexplained is not None and self.index == 0:
             start(lambda: self._explain(unexplained), "mldiagnostics-attempts")
         last = attempts.last_attempt(kept)
@@ -248,7 +248,7 @@ class Beginning:
     def _attempt_is(self, number: int) -> None:
         """In the registration's thread of process 0: the number is settled."""
         self._lifecycle.attempt_is(number)
-        tell(self._attempt_key, str(number))
+        publish(self._attempt_key, str(number))
 
     def _is_attempt_settled(self) -> bool:
         """Whether nobody knows better which attempt this is."""
@@ -258,9 +258,9 @@ class Beginning:
 
     def _agree_on_attempt(self) -> None:
         if self.index != 0:
-            hear(self._attempt_key, lambda text: self._lifecycle.attempt_is(int(text)))
+            subscribe(self._attempt_key, lambda text: self._lifecycle.attempt_is(int(text)))
         elif not self._registration.is_looking:
-            tell(self._attempt_key, str(self._run.attempt))
+            publish(self._attempt_key, str(self._run.attempt))
 
     @property
     def _attempt_key(self) -> str:

@@ -26,24 +26,24 @@ from ml_diagnostics_common.program_end import UNSEEN_EXIT
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 
 __all__ = [
-    "WITHOUT_A_WORD",
+    "END_NOT_RECORDED",
     "Member",
-    "begin",
     "end",
-    "ended_without_a_word",
     "explain",
     "has_unseen_exit",
     "is_active",
     "is_shared",
+    "join",
     "last_attempt",
     "new_run",
     "renumber",
+    "unexplained_attempt",
 ]
 
-WITHOUT_A_WORD = "ended without a word: it was killed, or called os._exit"
+END_NOT_RECORDED = "ended without a word: it was killed, or called os._exit"  # Stored in runs: keep the text.
 
 _ENDED = ("COMPLETED", "FAILED")
-_UNEXPLAINED = (WITHOUT_A_WORD, UNSEEN_EXIT)
+_UNEXPLAINED = (END_NOT_RECORDED, UNSEEN_EXIT)
 
 
 class Member(NamedTuple):
@@ -75,7 +75,7 @@ def new_run(run: Resource, member: Member, *, token: str, number: int, now: str)
     return _with_attempt(run, _attempt(number, token, member, now))
 
 
-def begin(
+def join(
     run: Resource,
     member: Member,
     *,
@@ -84,7 +84,7 @@ def begin(
     now: str,
     is_alive: Callable[[Mapping[str, Any], Member], bool],
 ) -> Change:
-    """Returns how a process joins a run that is there: its last attempt, or it begins another.
+    """Return how a process joins an existing run: its last attempt, or by starting another.
 
     Args:
         run: As the process would create it; what it has replaces what is kept.
@@ -106,7 +106,7 @@ def begin(
             last["processes"] = [*_others(last, member), _process(member, now)]
             return merged
         if last.get("phase") not in _ENDED:
-            last |= {"phase": "FAILED", "endTime": now, "reason": WITHOUT_A_WORD}
+            last |= {"phase": "FAILED", "endTime": now, "reason": END_NOT_RECORDED}
             _end_silent(last, now)
         number_after = max(number, int(last.get("number", 0)) + 1)
         return _with_attempt(merged, _attempt(number_after, token, member, now))
@@ -152,8 +152,8 @@ def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
     return change
 
 
-def ended_without_a_word(run: Resource) -> dict[str, Any] | None:
-    """Returns the attempt before the last, if nobody of it knows how it ended."""
+def unexplained_attempt(run: Resource) -> dict[str, Any] | None:
+    """Return the attempt before the last, if its exit reason is unknown."""
     before = _attempts(run)[-2:-1]
     return before[0] if before and before[0].get("reason") in _UNEXPLAINED else None
 
@@ -182,7 +182,7 @@ def has_unseen_exit(run: Resource) -> bool:
 
 
 def explain(number: int, phase: str, reason: str) -> Change:
-    """Returns how it becomes known later how an attempt ended of which nobody of it knows.
+    """Return how an unexplained attempt gets an exit reason that became known later.
 
     Args:
         number: The attempt's.
@@ -255,7 +255,7 @@ def _others(attempt: Mapping[str, Any], member: Member) -> list[dict[str, Any]]:
 def _end_silent(attempt: Mapping[str, Any], now: str) -> None:
     for process in attempt.get("processes") or ():
         if process.get("phase") not in _ENDED:
-            process |= {"phase": "FAILED", "endTime": now, "reason": WITHOUT_A_WORD}
+            process |= {"phase": "FAILED", "endTime": now, "reason": END_NOT_RECORDED}
 
 
 def _attempt(number: int, token: str, member: Member, now: str) -> dict[str, Any]:

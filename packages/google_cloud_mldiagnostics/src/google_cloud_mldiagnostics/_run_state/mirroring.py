@@ -14,7 +14,7 @@ __all__ = [
     "attempt_of",
     "failed",
     "failed_elsewhere",
-    "is_told_of",
+    "is_sent_to_cloud",
     "mirrored",
     "numbered",
 ]
@@ -28,8 +28,8 @@ def as_cloud_run(run: Resource) -> Resource:
     return {key: value for key, value in run.items() if key not in LOCAL_FIELDS}
 
 
-def is_told_of(session: Resource) -> bool:
-    """Whether a control plane in the cloud is told of a profiler session: its files are where others find them, too.
+def is_sent_to_cloud(session: Resource) -> bool:
+    """Return True if a profiler session is sent to a control plane in the cloud: other machines can read its files.
 
     One on a disk of this machine is kept in the run's folder alone, until `mldiagnostics sync` brings it to a bucket.
     """

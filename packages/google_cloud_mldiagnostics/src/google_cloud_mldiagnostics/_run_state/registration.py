@@ -24,7 +24,7 @@ from google_cloud_mldiagnostics._run_state.mirroring import (
     attempt_of,
     failed,
     failed_elsewhere,
-    is_told_of,
+    is_sent_to_cloud,
     mirrored,
     numbered,
 )
@@ -273,7 +273,7 @@ class Registration:
             LOSSES.add("session_not_reported")
             return
         self._put_here(session_id, session)
-        if is_told_of(session) and (self._keeper is not None or self._connect is not None):
+        if is_sent_to_cloud(session) and (self._keeper is not None or self._connect is not None):
             self._sessions[session_id] = session
             if self.error is None:
                 self._due_at = time.monotonic()
