@@ -73,7 +73,7 @@ FINE = [
 # number of words that it had when the limit was last lowered. Lower a limit after a rewrite; never raise one.
 WORDS_IN_1000_LINES = 2
 LIMITS: dict[str, int | None] = {
-    "packages/cloud_tpu_diagnostics": 263,
+    "packages/cloud_tpu_diagnostics": None,
     "packages/common": 219,
     "packages/google_cloud_mldiagnostics": 470,
     "packages/ml_goodput_measurement": None,

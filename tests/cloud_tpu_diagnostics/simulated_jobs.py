@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cloud_tpu_diagnostics._companion.hang_watch import LOOK_EVERY_SECONDS, HangWatch
+from cloud_tpu_diagnostics._companion.hang_watch import OBSERVATION_SECONDS, HangWatch
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, Verdict
 from ml_diagnostics_common.progress import Progress
 
@@ -77,7 +77,7 @@ def checks(events: Sequence[Event], until: float, seed: int = 0) -> Iterator[tup
         while sequence < len(events) and events[sequence].at <= now:
             sequence += 1
         yield _progress(events, sequence), round(now * 1e9)
-        now += LOOK_EVERY_SECONDS + (jitter.random() * 0.02 if jitter.random() < 0.9 else jitter.random() * 0.3)
+        now += OBSERVATION_SECONDS + (jitter.random() * 0.02 if jitter.random() < 0.9 else jitter.random() * 0.3)
 
 
 def _progress(events: Sequence[Event], sequence: int) -> Progress | None:

@@ -57,7 +57,7 @@ def test_a_job_that_continues_after_its_block_is_recorded_as_having_left_it(tmp_
     job = Job("start().leave('clean'); input()", tmp_path / "trace")
     recorded = ending()
     assert (recorded["how"], recorded["goes_on"]) == ("clean", True)
-    assert recorded["message"].startswith("The job left the block well, and goes on")
+    assert recorded["message"].startswith("The job left the block well, and continues")
     assert job.process.poll() is None
     job.go_on()
     assert job.end() == (0, "", "")
@@ -121,9 +121,9 @@ def test_without_a_status_the_job_its_trace_and_its_control_group_are_the_eviden
 @pytest.mark.parametrize(
     ("note", "message"),
     [
-        (Note("clean"), "The job left the block well, and goes on"),
-        (Note("exception", "ValueError"), "The job left the block with an exception (ValueError), and goes on"),
-        (Note("exception", "SystemExit", 3), "The job left the block to exit with code 3, and goes on"),
+        (Note("clean"), "The job left the block well, and continues"),
+        (Note("exception", "ValueError"), "The job left the block with an exception (ValueError), and continues"),
+        (Note("exception", "SystemExit", 3), "The job left the block to exit with code 3, and continues"),
     ],
 )
 def test_a_job_that_lives_has_not_ended_however_it_left_its_block(note: Note, message: str) -> None:

@@ -72,7 +72,7 @@ def test_threads_that_start_and_end_in_the_block_change_the_output_of_a_fault(tm
         _CROWD
         + """
 from cloud_tpu_diagnostics._collect import blocks, timer, watchdog
-timer._LOOK_SECONDS = 0.05
+timer._RECHECK_SECONDS = 0.05
 enable = faulthandler.enable
 def enabled(file, all_threads):
     output(all_threads)

@@ -48,7 +48,7 @@ def test_a_process_that_nothing_is_known_of_is_named_by_its_index() -> None:
     dumps = [process(number) for number in range(8) if number != 5]
     picture = group_processes(dumps)
     assert picture.missing == (5,)
-    assert describe(picture).endswith("; of process 5 nothing is there")
+    assert describe(picture).endswith("; process 5 has written nothing")
 
 
 def test_duplicate_indices_report_no_missing_process() -> None:

@@ -215,9 +215,9 @@ def test_a_process_that_learns_its_index_is_one_process(run: Show) -> None:
 
 
 def test_a_process_that_writes_after_it_has_left_a_block_has_not_ended(run: Show) -> None:
-    left = entry(JOB_ENDED, "The job left the block well, and goes on", how="clean", goes_on=True)
+    left = entry(JOB_ENDED, "The job left the block well, and continues", how="clean", goes_on=True)
     write_journal(0, [snapshot("psum"), left])
-    assert run("show", "--job", "llama")[1].startswith("host-0: The job left the block well, and goes on\n")
+    assert run("show", "--job", "llama")[1].startswith("host-0: The job left the block well, and continues\n")
     write_journal(0, [snapshot("data")])
     assert run("show", "--job", "llama")[1].startswith("host-0 is in data (data.py:5) at step 4210\n")
     write_journal(0, [left, entry(DUMP, dump_text())])

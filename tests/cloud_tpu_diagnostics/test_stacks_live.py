@@ -32,9 +32,9 @@ import faulthandler, os, pathlib, signal, sys, threading
 folder, prepare = pathlib.Path(sys.argv[1]), sys.argv[2]
 file = open(folder / f"stack_trace_2026_11_21_15_00_00_host-1_{os.getpid()}.txt", "ab", buffering=0)
 exec(prepare)
+reader, _writer = os.pipe()
 def psum():
-    print("ready", flush=True)
-    threading.Event().wait()
+    print("ready", flush=True), os.read(reader, 1)  # In one line: a dump taken between them shows the same frame.
 psum()
 """
 _REGISTERED = "faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)"
@@ -188,7 +188,7 @@ def test_a_job_that_takes_the_signal_for_itself_is_asked_by_the_one_that_diagnos
 ) -> None:
     program = f"""
 from cloud_tpu_diagnostics._collect import timer
-timer._LOOK_SECONDS = 0.2
+timer._RECHECK_SECONDS = 0.2
 
 def psum():
     with diagnostic.diagnose(config(cloud=True)):

@@ -311,12 +311,12 @@ with diagnostic.diagnose(config()):
         threads = [threading.Thread(target=end.wait) for _ in range(100 * more)]
         for thread in threads:
             thread.start()
-        watchdog.look()
+        watchdog.recheck()
         output(watchdog._shows_all)
     end.set()
     for thread in threads:
         thread.join()
-    watchdog.look()
+    watchdog.recheck()
     output(watchdog._shows_all)
 """,
         tmp_path / "d",

@@ -135,7 +135,7 @@ def _reap(pid: int) -> int | None:
 
 
 def _wait_for_companions() -> None:
-    """Wait, as process 1 whose exit ends all others, until the job's companions have written their entries."""
+    """Wait, as process 1 since its exit ends all others, until the job's companions have written their entries."""
     deadline = time.monotonic() + LONGEST_END_SECONDS
     while any(_companions()) and time.monotonic() < deadline:
         time.sleep(0.05)

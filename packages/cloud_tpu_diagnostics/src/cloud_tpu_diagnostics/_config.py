@@ -1,4 +1,4 @@
-"""What a block collects: the configuration, checked, and as it was when the block was entered."""
+"""The checked configuration of a block, as it was when the block was entered."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LONGEST_INTERVAL_SECONDS = 1e9
 """Above it faulthandler's timer overflows."""
 
 
-class Plan(SimpleNamespace):  # To define a named tuple takes longer than all else that this module does.
-    """What a block collects.
+class Plan(SimpleNamespace):  # Defining a named tuple takes longer than everything else in this module.
+    """The checked configuration.
 
     Attributes:
-        is_collecting: Whether there are stack traces at all, or only a watch for hangs.
-        to_cloud: To a file, and from there on; False: to stderr.
-        interval_seconds: Between two snapshots.
-        hangs: None: hangs are not watched for.
+        is_collecting: True to collect stack traces; False to detect hangs only.
+        to_cloud: True to write to a file, which is shipped; False to write to stderr.
+        interval_seconds: The time between two snapshots.
+        hangs: The configuration of hang detection; None if it is off.
     """
 
     is_collecting: bool
@@ -35,10 +35,10 @@ class Plan(SimpleNamespace):  # To define a named tuple takes longer than all el
 
 
 def plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
-    """Checks what a block is given.
+    """Check the configuration of a block.
 
     Raises:
-        ConfigurationError: It cannot work.
+        ConfigurationError: It is not valid.
     """
     try:
         return _plan_of(traces, hangs)
@@ -68,7 +68,7 @@ def _plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
 
 
 def checked_interval(value: object) -> float:
-    """Return a number of seconds that a timer takes, an integer as one: the header line says what was given.
+    """Return a number of seconds that a timer accepts; an integer stays one, since the header line shows it.
 
     Raises:
         ConfigurationError: It is not a number above zero.
@@ -82,7 +82,7 @@ def checked_interval(value: object) -> float:
 
 
 def _number(value: object) -> float | None:
-    """Return a number as a plain one; None for all else, a bool too."""
+    """Return a plain number; None for anything else, also for a bool."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Signals: which of them a process has handlers for, and how they are called."""
+"""Signals: those that a process handles, and their names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 FAULTHANDLER_DUMP: Final = b"Stack ("
-"""How a dump of one thread begins."""
+"""The first bytes of a dump of one thread."""
 _LONGEST_DUMP_SECONDS: Final = 1.0
 
 
@@ -41,7 +41,7 @@ class SignalsAmidText:
         """Return the bytes of the next piece that are not a dump's text."""
         now = self._clock()
         if now - self._received_at > _LONGEST_DUMP_SECONDS:
-            self._is_in_line = False  # The end of that line has been lost.
+            self._is_in_line = False  # The end of that line was dropped.
         self._received_at = now
         numbers = bytearray()
         for byte in data:
@@ -55,7 +55,7 @@ class SignalsAmidText:
 
 
 def handled_signals_or_none() -> frozenset[int]:
-    """Return the signals that this process has handlers for, also in C; none where the system does not show them."""
+    """Return the signals that this process has handlers for, also in C; none if the system does not show them."""
     try:
         return handled_signals()
     except (OSError, ValueError):
@@ -63,13 +63,13 @@ def handled_signals_or_none() -> frozenset[int]:
 
 
 def real_time_signals() -> list[int]:
-    """From the last, which programs use least; none on systems that have none."""
+    """Return the real-time signals from the last, which programs use least; none on systems without them."""
     first, last = getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1)
     return list(range(int(last), int(first), -1))
 
 
 def signal_name(number: int) -> str:
-    """Returns `SIGUSR1`, or `SIGRTMIN+3`: of the real-time signals only the first and the last have a name."""
+    """Return `SIGUSR1`, or `SIGRTMIN+3`: of the real-time signals only the first and the last have a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,3 +1,3 @@
-"""The version, in one place."""
+"""The version of this package."""
 
 __version__ = "1.1.0"

@@ -1,4 +1,4 @@
-"""What a job calls: a block within which faults and hangs leave stack traces, and a word on its progress.
+"""The functions that a job calls: a block in which faults and hangs leave stack traces, and reports of progress.
 
 with diagnostic.diagnose(diagnostic_config):
     run_job(...)
@@ -31,25 +31,25 @@ _forking = _thread._local()
 _has_fork_hooks = False
 
 
-class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
-    """Collects stack traces while its block runs: on faults, on a signal, and every so many seconds.
+class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
+    """Collect stack traces while the block runs: on faults, on a signal, and periodically.
 
         with diagnostic.diagnose(diagnostic_config):
             run_job(...)
 
-    Blocks may be nested, and entered by any thread: the first one counts, and the last that is left ends it. Leaving
-    waits for nothing, and puts back what was there before. Exceptions of the block pass through untouched.
+    Blocks may be nested, and entered by any thread: the configuration of the first one applies until all are left.
+    Leaving never waits, and restores the previous signal handlers. Exceptions of the block pass through unchanged.
 
     Args:
-        config: What is collected, and where it goes. Where something in it is None or off, nothing happens.
+        config: What is collected, and its destination. Parts that are None or off do nothing.
 
     Raises:
-        ConfigurationError: When it is entered: the configuration cannot work.
+        ConfigurationError: On entering, if the configuration is not valid.
     """
 
     def __init__(self, config: DiagnosticConfig | None) -> None:
         self._config = config
-        self._entered: list[Block] = []  # Several, where it decorates a function that calls itself.
+        self._entered: list[Block] = []  # Several, if it decorates a recursive function.
 
     def __enter__(self) -> None:
         try:
@@ -107,15 +107,15 @@ def _not_a_configuration(config: object, error: Exception) -> ConfigurationError
 
 
 def heartbeat(step: int | None = None, phase: str = "step") -> None:
-    """Tells that the job makes progress; costs about a microsecond, and nothing outside of a block.
+    """Report that the job makes progress; a call costs about a microsecond, and nothing outside of a block.
 
     Args:
-        step: The step that begins; None where there are none.
-        phase: What the job does: init, compile, data, step, checkpoint, eval, other, or ended.
+        step: The step that starts; None if the job has no steps.
+        phase: The activity of the job: init, compile, data, step, checkpoint, eval, other, or ended.
     """
     try:
         from ml_diagnostics_common.progress import publish
-    except (ImportError, OSError):  # Too many open files, for instance; the next one may do.
+    except (ImportError, OSError):  # Too many open files, for instance; the next call may succeed.
         return
     publish(phase, step)
 

@@ -1,15 +1,15 @@
-"""What is written to the log `tpu.googleapis.com/runtime_monitor`: the keys of each kind of entry.
+"""The keys of each kind of entry in the log `tpu.googleapis.com/runtime_monitor`.
 
-All have `verb`, which the documented query of Logs Explorer asks for, `kind`, and `message`, which is for people.
+All have `verb`, which the documented query of Logs Explorer filters by, `kind`, and `message`, which is for people.
 
 dump            what faulthandler wrote, or the stack of an exception that left the block: `trigger` (timer, signal,
-                fault or exception), `threads`, `headline`, `is_cut`, and the text in `message`. Where that is long,
-                several entries with the same number `dump` have it: `part` of `parts`
+                fault or exception), `threads`, `headline`, `is_cut`, and the text in `message`. A long text is
+                split over several entries with the same number `dump`: `part` of `parts`
 snapshot        the threads by equal stack: `groups`, `threads`, `time_ns`, `left_out`
 hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_frame`
 job_ended       `how`, `exit_code`, `signal`, `exception`, `evidence`; `goes_on` where only the block was left
 
-Dumps and snapshots also have `interval_seconds` and, where the job tells them, `phase` and `step`.
+Dumps and snapshots also have `interval_seconds` and, if the job reports them, `phase` and `step`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ JOB_ENDED: Final = "job_ended"
 
 
 def entry(kind: str, message: str, **fields: Any) -> dict[str, Any]:
-    """Returns the payload of an entry.
+    """Return the payload of an entry.
 
     Args:
-        kind: One of this module's.
+        kind: One of the kinds in this module.
         message: For people who read the log.
-        fields: What else this kind has; None is left out.
+        fields: The further fields of this kind; None is left out.
     """
     return {
         "verb": VERB,

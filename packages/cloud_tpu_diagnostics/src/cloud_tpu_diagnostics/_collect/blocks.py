@@ -34,15 +34,15 @@ _of_this_thread = threading.local()
 class Block:
     """One block, entered once and left once.
 
-    A signal's handler may raise anywhere, in here too: KeyboardInterrupt. What it leaves undone is done when nothing
-    refers to the block any more; so all that is done here can be done again.
+    A signal's handler may raise anywhere, also in here: KeyboardInterrupt. What it leaves undone is done once nothing
+    refers to the block, so every step here can be repeated.
     """
 
     def __init__(self) -> None:
         self.token = object()
 
     def enter(self, traces: StackTraceConfig | None, hangs: HangConfig | None) -> None:
-        """Begin to collect, or join what is being collected; log what cannot be collected.
+        """Start a collection, or join the present one; log what cannot be collected.
 
         Raises:
             ConfigurationError: The configuration cannot work.
@@ -63,10 +63,10 @@ class Block:
         log_queue.flush()
 
     def leave(self, error: BaseException | None) -> None:
-        """Ends what `enter` has begun, once every block is left; nothing, in a forked child that leaves its parent's.
+        """Undo `enter` once every block is left; do nothing in a forked child that leaves its parent's block.
 
         Args:
-            error: What the block was left with, if it was an exception.
+            error: The exception with which the block was left, if there was one.
         """
         try:
             _leave(self.token, error)
@@ -101,7 +101,7 @@ def _join(plan: Plan, block: Block) -> None:
 def _leave(token: object, error: BaseException | None) -> None:
     if token not in _entered:
         return
-    # A `try` that follows directly would begin with an instruction at which an exception does not release the lock.
+    # A `try` that follows directly would start with an instruction at which an exception does not release the lock.
     with _lock:
         _leave_alone(token, error)
 
@@ -113,7 +113,7 @@ def _leave_alone(token: object, error: BaseException | None) -> None:
         if _current is not None and list(_entered) == [token]:
             _current.stop(error)
     except RecursionError:
-        raise  # Done again when nothing refers to the block any more, or when the next one is entered.
+        raise  # Done again when nothing refers to the block, or when the next one is entered.
     except Exception:
         _current = None  # Most of it is off.
         _entered.pop(token, None)
@@ -126,8 +126,8 @@ def _leave_alone(token: object, error: BaseException | None) -> None:
 def _leave_lost(token: object) -> None:
     """Leave a block that nothing refers to any more.
 
-    A collection of garbage calls this in any function of any thread, which may hold locks that come after ours. So it
-    waits for none: another thread does it then. Without threads the next block to be entered does it.
+    A collection of garbage calls this in any function of any thread, which may hold locks that rank below ours. So it
+    waits for none: another thread does it then. Without threads, the next block that is entered does it.
     """
     while token in _entered:
         try:
@@ -136,7 +136,7 @@ def _leave_lost(token: object) -> None:
                 return
         except RecursionError:
             return
-        except BaseException as error:  # It cannot be raised from here: interrupted once more, it begins once more.
+        except BaseException as error:  # It cannot be raised from here; a further interrupt only repeats the loop.
             LOSSES.add(f"diagnose: {type(error).__name__}")
 
 
@@ -158,7 +158,7 @@ def _leave_at_once(token: object) -> bool:
 
 
 class _Fork:
-    """What `_before_fork` has done, as far as it came."""
+    """The steps of `_before_fork` that were completed."""
 
     def __init__(self) -> None:
         self.has_lock = False
@@ -170,7 +170,7 @@ def _before_fork(until: float) -> None:
     """Turn the timer off, and keep other threads out of the blocks.
 
     Args:
-        until: When to go on without the locks, by the monotonic clock: the program must not wait for a stuck thread.
+        until: When to continue without the locks, by the monotonic clock: the program must not wait for a stuck thread.
     """
     fork = _Fork()
     _forks().append(fork)

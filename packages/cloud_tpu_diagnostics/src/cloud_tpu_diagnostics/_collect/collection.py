@@ -1,8 +1,8 @@
-"""What the outermost block of `diagnose` turns on, and off again.
+"""The parts that the outermost block of `diagnose` turns on, and off again.
 
-Faults are written from C to the file or to stderr, and what a signal asks for by Python (see `dump_requests`). Each
-interval a thread of ours writes a header line and a dump; where it cannot run, faulthandler's timer writes the dump.
-With a companion both write to a pipe, and the companion writes the header and the dump to where they belong.
+faulthandler writes faults from C to the file or to stderr, and Python answers SIGUSR1 (see `dump_requests`). Each
+interval a thread of this package writes a header line and a dump; if it cannot run, faulthandler's timer writes the
+dump. With a companion both write to a pipe, and the companion writes header and dump to their destination.
 """
 
 from __future__ import annotations
@@ -36,65 +36,65 @@ _log = job_logger("ml_diagnostics.diagnose")
 
 
 class Collection:
-    """What is turned on, from `start` to `stop`.
+    """The parts of a block that are on, from `start` to `stop`.
 
     Args:
-        plan: What is collected.
+        plan: The checked configuration.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._place: TraceFile | Console | None = None
+        self._output: TraceFile | Console | None = None
         self._watchdog: Watchdog | None = None
         self._requests: DumpRequests | None = None
         self._companion: CompanionLink | None = None
         self._helper: Helper | None = None
         self._writing = _thread.allocate_lock()
-        """Held by the thread of ours that writes a dump."""
+        """Held by the thread of this package that writes a dump."""
         self._timer = Timer(plan.interval_seconds)
         self._rounds = Rounds(
             self._timer,
             plan.interval_seconds,
             first=self._prune,
             later=self._start_helper,
-            look=self._look,
-            go_round=self._go_round,
+            recheck=self._recheck,
+            run_round=self._run_round,
         )
         self._changing = threading.RLock()
         self._is_on = False
         self._is_exception_dumped = False
 
     def start(self) -> None:
-        """Turns on all that the plan says, as far as it can be."""
+        """Turn on what the plan contains, as far as possible."""
         with self._changing:
             self._is_on = True
             if self.plan.is_collecting:
-                self._place = _open_place(self.plan)
-            if self.plan.hangs is not None or self._place is not None:
-                self._watchdog = Watchdog(self._place.number if self._place is not None else None)
+                self._output = _open_output(self.plan)
+            if self.plan.hangs is not None or self._output is not None:
+                self._watchdog = Watchdog(self._output.number if self._output is not None else None)
                 self._watchdog.start()
-                if self._place is not None:
-                    self._answer_requests(self._place)
+                if self._output is not None:
+                    self._answer_requests(self._output)
                 self._start_companion(self._watchdog)
-            if self._place is not None:
+            if self._output is not None:
                 self._start_timer()
 
     def stop(self, error: BaseException | None) -> None:
-        """Turns it all off, as far as it was turned on; waits for nothing. Interrupted, it is called again.
+        """Turn off all that was turned on, without waiting. If this is interrupted, it is called again.
 
         Args:
-            error: What the block was left with; None if it was left in peace.
+            error: The exception with which the block was left; None if there was none.
         """
         with self._changing:
             self._is_on = False
             if error is not None and _needs_stack(error) and not self._is_exception_dumped:
                 self._is_exception_dumped = True
                 self._dump_exception(error)
-            watchdog, companion, place = self._watchdog, self._companion, self._place
+            watchdog, companion, output = self._watchdog, self._companion, self._output
             requests, helper = self._requests, self._helper
             undo_all(
                 [
-                    place.close if place is not None else None,
+                    output.close if output is not None else None,
                     (lambda: companion.leave(error)) if companion is not None else None,
                     helper.stop if helper is not None else None,
                     watchdog.stop if watchdog is not None else None,
@@ -106,15 +106,15 @@ class Collection:
 
     @guarded_as("record the stack of an exception")
     def _dump_exception(self, error: BaseException) -> None:
-        """Write the exception's stack to the trace file; where there is none, send it to the companion.
+        """Write the exception's stack to the trace file; without one, send it to the companion.
 
-        Not to the console: the interpreter prints it there.
+        Not to the console, as the interpreter prints it there.
         """
-        companion, place = self._companion, self._place
+        companion, output = self._companion, self._output
         text = exception_text(error, companion.step() if companion is not None else None)
-        if place is not None and place.path is not None and place.is_open():
+        if output is not None and output.path is not None and output.is_open():
             try:
-                os.write(place.number, text.encode("utf-8", "backslashreplace"))
+                os.write(output.number, text.encode("utf-8", "backslashreplace"))
                 return
             except OSError:
                 pass  # The disk is full.
@@ -135,18 +135,18 @@ class Collection:
         self._timer.after_fork(pause)
 
     def forget_parent(self) -> None:
-        """In a forked child that begins to collect itself: lets go of faults and signals."""
+        """Release faults and signals, in a forked child that starts a collection of its own."""
         if self._watchdog is not None:
             self._watchdog.stop()
         if self._requests is not None:
             self._requests.stop()
 
-    # --- The signal from outside ----------------------------------------------------------------------
+    # --- Requests by a signal --------------------------------------------------------------------------
 
-    def _answer_requests(self, place: TraceFile | Console) -> None:
+    def _answer_requests(self, output: TraceFile | Console) -> None:
         self._requests = DumpRequests(
-            place.patient if place.patient is not None else place.number,
-            is_patient=place.patient is not None,
+            output.nonblocking if output.nonblocking is not None else output.number,
+            is_nonblocking=output.nonblocking is not None,
             note=self._note,
             writing=self._writing,
         )
@@ -159,59 +159,61 @@ class Collection:
             return
         from ml_diagnostics_common.process_hooks import import_undisturbed
 
-        # Not before now, and not within our lock: a thread that forks waits for the import, and may be waited for.
+        # Outside of our lock: a thread that forks waits for this import, and others may wait for that thread.
         import_undisturbed("cloud_tpu_diagnostics._collect.helper")
         from cloud_tpu_diagnostics._collect.helper import Helper
 
         with self._changing:
-            requests, watchdog, place = self._requests, self._watchdog, self._place
+            requests, watchdog, output = self._requests, self._watchdog, self._output
             if not self._is_on or self._helper is not None:
                 return
-            if requests is None or watchdog is None or place is None or watchdog.dump_signal is None:
+            if requests is None or watchdog is None or output is None or watchdog.dump_signal is None:
                 return
-            watchdog.answer(place.number)
+            watchdog.answer(output.number)
             self._helper = Helper(requests, watchdog.dump_signal)
             self._helper.start()
 
     # --- The companion --------------------------------------------------------------------------------
 
     def _start_companion(self, watchdog: Watchdog) -> None:
-        """Starts one where it is needed: to ship, to watch, or where only another process can wait for stderr."""
-        place = self._place
-        if not (self.plan.to_cloud or self.plan.hangs is not None or (place is not None and place.patient is None)):
+        """Start one if it is needed: to ship, to watch for hangs, or if only another process can wait for stderr."""
+        output = self._output
+        if not (
+            self.plan.to_cloud or self.plan.hangs is not None or (output is not None and output.nonblocking is None)
+        ):
             return
         try:
             from cloud_tpu_diagnostics._collect.companion import CompanionLink
 
             self._companion = CompanionLink(
                 self.plan,
-                trace_path=place.path if place is not None else None,
-                console=place.number if place is not None else 2,
+                trace_path=output.path if output is not None else None,
+                console=output.number if output is not None else 2,
                 dump_signal=watchdog.dump_signal,
                 main_thread_signal=watchdog.main_thread_signal,
-                on_end=self._go_on_directly,
+                on_end=self._continue_without_companion,
                 requests=self._requests.descriptors if self._requests is not None else None,
                 our_threads=self._our_threads,
             )
-            # Into the pipe, as only what the companion reads can tell it where a stuck job stands.
+            # Into the pipe, as the companion learns only from what it reads in which frame a job is stuck.
             watchdog.answer(self._companion.timer_number())
-            if place is not None and place.patient is None and self._requests is not None:
+            if output is not None and output.nonblocking is None and self._requests is not None:
                 self._requests.write_to(self._companion.timer_number())
-        except Exception as error:  # Mostly an OSError, but an interpreter that ends raises others.
+        except Exception as error:  # Usually an OSError; an interpreter that is shutting down raises others.
             LOSSES.add("diagnose: no companion")
             self._warn_without_companion(f"cannot be started ({type(error).__name__}: {error})")
 
-    def _go_on_directly(self) -> None:
+    def _continue_without_companion(self) -> None:
         """Continue without the companion, which has ended; called in another thread."""
         with self._changing:
             if not self._is_on or self._companion is None:
                 return
             companion, self._companion = self._companion, None
             self._warn_without_companion("has ended")
-            if self._place is None or self._place.patient is None:
+            if self._output is None or self._output.nonblocking is None:
                 self._timer.cancel()
             else:
-                self._timer.arm_again(self._place.patient)
+                self._timer.arm_again(self._output.nonblocking)
             if self._watchdog is not None:
                 self._watchdog.stop_answering()
             companion.leave(None)  # Nothing writes to its pipe any more.
@@ -223,17 +225,17 @@ class Collection:
             "without companion",
             "The process beside the job %s: nothing is uploaded, and hangs are not watched for. %s",
             what,
-            "Stack traces go on." if self._place is not None and self._place.patient is not None else "",
+            "Stack traces continue." if self._output is not None and self._output.nonblocking is not None else "",
         )
 
-    # --- The timer, and what goes along with it -------------------------------------------------------
+    # --- The timer and its rounds ---------------------------------------------------------------------
 
     def _start_timer(self) -> None:
-        number = self._place.patient if self._place is not None else None
+        number = self._output.nonblocking if self._output is not None else None
         if self._companion is not None:
             number = self._companion.timer_number()
         if number is None:
-            warn_once("no timer", "There are no periodic stack traces: whatever is written to stderr may wait there.")
+            warn_once("no timer", "There are no periodic stack traces, since writes to stderr may block.")
             start(self._start_helper, "cloud-tpu-diagnostics-helper")
             return
         self._timer.arm(number)
@@ -241,36 +243,36 @@ class Collection:
 
     @guarded_as("delete old stack traces")
     def _prune(self) -> None:
-        place = self._place
-        if place is not None and place.path is not None:
+        output = self._output
+        if output is not None and output.path is not None:
             from cloud_tpu_diagnostics._collect.trace_file import prune
 
-            prune(Path(place.path).parent)
+            prune(Path(output.path).parent)
 
-    @guarded_as("look after its signals")
-    def _look(self) -> None:
+    @guarded_as("recheck its signals")
+    def _recheck(self) -> None:
         with self._changing:
-            if self._is_on and self._has_place() and self._watchdog is not None:
-                self._watchdog.look()
+            if self._is_on and self._can_write() and self._watchdog is not None:
+                self._watchdog.recheck()
                 if self._requests is not None:
                     self._requests.recheck()
 
-    @guarded_as("tell what readers of its traces have to know")
+    @guarded_as("write a note for readers of its traces")
     def _note(self, sentence: str) -> None:
-        place = self._place
-        if place is not None and place.path is not None and place.is_open():
-            os.write(place.number, f"INFO: {sentence}\n".encode())
+        output = self._output
+        if output is not None and output.path is not None and output.is_open():
+            os.write(output.number, f"INFO: {sentence}\n".encode())
 
-    def _go_round(self, is_in_time: bool) -> bool:
-        """Dumps if it is in time, arms the timer anew, and adds what only Python can tell.
+    def _run_round(self, is_in_time: bool) -> bool:
+        """Arm the timer again, dump if it is in time, and send a snapshot.
 
         Returns:
             False if there is nothing more to do.
         """
         with self._changing:
-            if not self._is_on or not self._has_place() or not self._timer.arm_again():
+            if not self._is_on or not self._can_write() or not self._timer.arm_again():
                 return False
-            self._look()
+            self._recheck()
             companion = self._companion
         if is_in_time:
             self._dump("" if companion is not None else header(self.plan.interval_seconds))
@@ -280,7 +282,7 @@ class Collection:
 
     @guarded_as("dump the stacks of its threads")
     def _dump(self, header: str) -> None:
-        """Writes without a lock: nobody who leaves the block waits for it."""
+        """Write without `_changing`: a thread that leaves the block must not wait for it."""
         number = self._timer.copy_of_descriptor()
         if number is None:
             return
@@ -289,7 +291,7 @@ class Collection:
             with self._writing:
                 write_in_parts(number, header + text, lambda: self._is_on)
         except OSError:
-            pass  # Nobody reads, or the disk is full.
+            pass  # The pipe has no reader, or the disk is full.
         finally:
             os.close(number)
 
@@ -297,22 +299,22 @@ class Collection:
         """Return the identifiers of our own threads, which dumps leave out."""
         return tuple(each.thread_ident for each in (self._requests, self._helper) if each is not None)
 
-    def _has_place(self) -> bool:
-        """Whether there is still somewhere to write to, and room."""
-        place = self._place
-        if place is None:
+    def _can_write(self) -> bool:
+        """Return True while the output is open and has space."""
+        output = self._output
+        if output is None:
             return False
-        if not place.is_open() or (self._requests is not None and not self._requests.is_open()):
-            self._lose_place()
+        if not output.is_open() or (self._requests is not None and not self._requests.is_open()):
+            self._stop_after_close()
             return False
-        if self._companion is None and place.is_full():
+        if self._companion is None and output.is_full():
             self._timer.cancel()
             warn_once("full", "The file of stack traces is full: there are no more periodic ones in this block.")
             return False
         return True
 
-    def _lose_place(self) -> None:
-        """The program has closed what it found: faults must not be written to what has that number by now."""
+    def _stop_after_close(self) -> None:
+        """Stop: the program has closed our descriptors, and faults must not go to files that get their numbers."""
         self._timer.cancel()
         if self._watchdog is not None:
             self._watchdog.stop()
@@ -329,7 +331,7 @@ class Collection:
         companion.send_snapshot()
 
 
-def _open_place(plan: Plan) -> TraceFile | Console | None:
+def _open_output(plan: Plan) -> TraceFile | Console | None:
     """Open the file, or find stderr, and log which; return None if there is neither."""
     if plan.to_cloud:
         from cloud_tpu_diagnostics._collect.trace_file import (

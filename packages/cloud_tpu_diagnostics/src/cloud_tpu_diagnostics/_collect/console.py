@@ -1,4 +1,4 @@
-"""The stderr of a process, as far as stack traces can be written to it without ever waiting for who reads it."""
+"""The stderr of a process, as far as stack traces can be written to it without waiting for its reader."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _STDERR = 2
 
 
 class Console:
-    """Where stack traces go that are for the console.
+    """The console as a destination of stack traces.
 
     Raises:
-        OSError: There is none.
+        OSError: There is no stderr.
     """
 
     path: Final = None
-    """Where its file is: it has none."""
+    """A console has no path."""
 
     def __init__(self) -> None:
         self._opened: list[Descriptor] = []
@@ -30,24 +30,24 @@ class Console:
         if number != _STDERR:  # The job's file, which may be closed before we are done.
             number = self._keep(os.dup(number))
         self.number = number
-        """For faults and for the signal."""
-        self.patient = self._patient(number)
-        """For the timer: writes to it never wait. None if there is no such way, as where stderr is a socket."""
+        """The descriptor for faults and signals."""
+        self.nonblocking = self._nonblocking(number)
+        """The descriptor for the timer, which never blocks; None if there is none, for example for a socket."""
 
     def is_open(self) -> bool:
-        """Whether what was opened here is still ours."""
+        """Return True while the descriptors that were opened here are still ours."""
         return all(descriptor.number() is not None for descriptor in self._opened)
 
     def is_full(self) -> bool:
-        """Never."""
+        """Return False: a console has no limit."""
         return False
 
     def close(self) -> None:
-        """Closes what was opened here: never the job's stderr."""
+        """Close what was opened here, never the job's stderr."""
         for descriptor in self._opened:
             descriptor.close()
 
-    def _patient(self, number: int) -> int | None:
+    def _nonblocking(self, number: int) -> int | None:
         mode = os.fstat(number).st_mode
         if stat.S_ISREG(mode):
             return number
@@ -56,15 +56,15 @@ class Console:
         return None
 
     def _open_again(self, number: int) -> int | None:
-        """Opens the same pipe or terminal once more, so that writes here do not wait: its own O_NONBLOCK.
+        """Open the same pipe or terminal again, with an O_NONBLOCK of its own.
 
-        Set on the job's, it would make the job's prints fail, and those of all who share it.
+        Set on the job's descriptor, the flag would make prints fail in the job and in all processes that share it.
         """
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_APPEND
         for path in (f"/proc/self/fd/{number}", f"/dev/fd/{number}"):
             try:
                 return self._keep(os.open(path, flags))
-            except OSError:  # None of that system, nobody reads, or the terminal is another user's.
+            except OSError:  # No such file here, a pipe without a reader, or another user's terminal.
                 continue
         return None
 
@@ -75,14 +75,14 @@ class Console:
 
 
 def _number_of_stderr() -> int:
-    """The number of `sys.stderr`; of the real one where that has none, as in a notebook."""
+    """Return the descriptor of `sys.stderr`; of the real stderr if that has none, as in a notebook."""
     if sys.stderr is None and sys.__stderr__ is None:
-        # It was closed when Python started: its number may be that of any file by now.
+        # It was closed when Python started, so any file may have its number by now.
         raise OSError("stderr was closed when the program started")
     try:
         number = sys.stderr.fileno()
         os.fstat(number)
-    except Exception:  # No file, a closed one, or a class of the job's.
+    except Exception:  # Not a file, closed, or a class of the job's.
         os.fstat(_STDERR)
         return _STDERR
     return number

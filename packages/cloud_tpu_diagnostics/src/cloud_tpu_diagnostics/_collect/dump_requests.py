@@ -1,13 +1,13 @@
 """Stack traces on request: SIGUSR1, or another signal where the program uses that itself.
 
-No C code of ours reads frames for this. faulthandler's handler does, of threads that run meanwhile, and ends a healthy
-program with a segmentation fault: once in 25 to 350 signals, and even where it reads the calling thread alone, as that
-may be amid a call or a return; it also overwrites errno. So the handler is CPython's, which sets a flag and writes a
+No C code reads frames for this. faulthandler's handler would read those of running threads, and crash a healthy
+program with a segmentation fault: once in 25 to 350 signals, even if it reads only the calling thread, which may be
+in the middle of a call or return; it also overwrites errno. So the handler is CPython's, which sets a flag and writes a
 byte to the wake-up descriptor. The first of these writes the dump:
 
 1. the main thread, when it next executes Python: it knows exactly where it was interrupted;
-2. after 50 ms a thread of ours: the main thread is stuck, or waits, in native code without the GIL;
-3. after half a second another process, where the byte is still unread, as the GIL is held: see
+2. after 50 ms a thread of this package: the main thread is stuck, or waits, in native code without the GIL;
+3. after half a second another process, if the byte is still unread because the GIL is held: see
    `_companion.requests`. It has faulthandler dump all threads, which is safe as none of them executes Python.
 """
 
@@ -43,7 +43,7 @@ from cloud_tpu_diagnostics._signals import (
 __all__ = ["DumpRequests"]
 
 _MAIN_THREAD_SECONDS: Final = 0.05
-"""How long the main thread is waited for: ten switch intervals of the GIL."""
+"""The wait for the main thread: ten switch intervals of the GIL."""
 _HANDOVER_SECONDS: Final = 0.001
 
 # State of the process: its trace file names another signal than SIGUSR1.
@@ -55,13 +55,13 @@ class DumpRequests:
 
     Args:
         number: The descriptor that dumps are written to.
-        is_patient: Writing to it never waits for a reader.
+        is_nonblocking: Writing to it never waits for a reader.
         note: Called with a sentence for readers of the traces.
         writing: The lock that is held while a dump is written.
     """
 
-    def __init__(self, number: int, *, is_patient: bool, note: Callable[[str], None], writing: Any) -> None:
-        self._given, self._is_patient, self._note, self._writing = number, is_patient, note, writing
+    def __init__(self, number: int, *, is_nonblocking: bool, note: Callable[[str], None], writing: Any) -> None:
+        self._given, self._is_nonblocking, self._note, self._writing = number, is_nonblocking, note, writing
         self._target: Descriptor | None = None
         self._owner = os.getpid()
         self._is_on = False
@@ -73,9 +73,9 @@ class DumpRequests:
         self._signals = SignalsAmidText()
         self._is_dumping = False
         self._unclaimed: deque[None] = deque()
-        """A request whose byte the thread has read: the thread or the handler takes it from here, and answers it."""
+        """One item if the thread has read the byte of a request; the thread or the handler removes it, and answers."""
         self._claims = self._claims_seen = 0
-        """How many requests the thread has answered by itself, and how many of them the handler knows."""
+        """The number of requests that the thread has answered by itself, and how many of them the handler knows."""
         self._unwritten: deque[str] = deque()
         """Dumps that the main thread could not write without waiting."""
         self._is_claimed = _thread.allocate_lock()
@@ -109,7 +109,7 @@ class DumpRequests:
 
     def write_to(self, number: int) -> None:
         """Write dumps to this descriptor, of which a copy is made, from now on."""
-        self._target, self._is_patient = Descriptor(with_high_number(os.dup(number))), True
+        self._target, self._is_nonblocking = Descriptor(with_high_number(os.dup(number))), True
 
     def recheck(self) -> None:
         """Choose another signal if the program uses ours by now; set the wake-up descriptor again."""
@@ -164,7 +164,7 @@ class DumpRequests:
 
     def _install(self, each: int) -> None:
         signal.signal(each, self._handler)
-        signal.siginterrupt(each, False)  # Calls to the system go on, as without us.
+        signal.siginterrupt(each, False)  # System calls continue, as without us.
 
     def _install_fallback(self, each: int) -> bool:
         """Let faulthandler wake our thread by what it writes, until the main thread executes Python again.
@@ -246,7 +246,7 @@ class DumpRequests:
         return False
 
     def _claim_from_thread(self) -> bool:
-        """Take a request that the thread has read and not begun to answer; return False if there is none."""
+        """Take a request that the thread has read and not started to answer; return False if there is none."""
         try:
             self._unclaimed.pop()
         except IndexError:
@@ -312,7 +312,7 @@ class DumpRequests:
         target = self._target  # Kept open by this reference.
         number = target.number() if target is not None else None
         if number is not None:
-            write_in_parts(number, text, self._goes_on, is_patient=self._is_patient)
+            write_in_parts(number, text, self._goes_on, is_nonblocking=self._is_nonblocking)
 
     def _write_at_once(self, text: str) -> str:
         target = self._target
@@ -320,7 +320,7 @@ class DumpRequests:
         if number is None:
             return ""
         data = memoryview(text.encode("ascii", "backslashreplace"))
-        return bytes(write_at_once(number, data, is_patient=self._is_patient)).decode("ascii")
+        return bytes(write_at_once(number, data, is_nonblocking=self._is_nonblocking)).decode("ascii")
 
     def _goes_on(self) -> bool:
         """Return True while answering; acknowledge too, so that other processes do not take this thread for stuck."""

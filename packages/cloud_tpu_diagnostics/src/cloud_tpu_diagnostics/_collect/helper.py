@@ -21,7 +21,7 @@ __all__ = ["Helper"]
 
 
 class Helper:
-    """Starts the process, and ends it.
+    """The helper process.
 
     Args:
         requests: The requests that it watches.
@@ -69,7 +69,7 @@ class Helper:
             warn_once(
                 "no helper",
                 "No process can be started beside the job (%s): while native code holds the GIL, a signal leaves no "
-                "stack traces. The periodic ones go on.",
+                "stack traces. The periodic ones continue.",
                 error,
             )
             flush_in_background()

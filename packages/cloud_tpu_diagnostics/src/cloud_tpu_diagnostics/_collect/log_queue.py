@@ -1,6 +1,6 @@
 """Log messages of this package: queued where they arise, often under a lock, and logged where no lock is held.
 
-A handler of the job's may wait for ever, for instance for a pipe that is not read any more. A thread of ours that
+A handler of the job's may wait forever, for instance for a pipe without a reader. A thread of this package that
 logged under a lock would then stop the program where it leaves its block, and the thread that arms the timer would let
 it fire. So messages wait in a queue until a thread that holds no lock logs them, and while the logger of common would
 drop them.
@@ -23,7 +23,7 @@ __all__ = ["flush", "flush_in_background", "guarded_as", "log", "log_once", "rep
 _POLL_MILLISECONDS = 1000
 _MOST_QUEUED = 1000
 _ENOUGH_PENDING = 2
-"""One that runs, and one that sees what was queued meanwhile."""
+"""One call that runs, and one that handles what is queued meanwhile."""
 
 _logger = logging.getLogger("ml_diagnostics.diagnose")
 

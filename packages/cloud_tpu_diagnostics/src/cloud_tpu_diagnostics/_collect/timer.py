@@ -22,22 +22,22 @@ __all__ = ["Rounds", "Timer", "TimerPause"]
 
 _MOST_GRACE_SECONDS = 1.0
 _LEAST_GRACE_SECONDS = 0.5
-"""A hundred busy threads of Python may let ours wait for the GIL for so long."""
-_LOOK_SECONDS = 5.0
+"""With a hundred busy Python threads, the thread of `Rounds` may wait for the GIL for this time."""
+_RECHECK_SECONDS = 5.0
 _SHORT_BLOCK_SECONDS = 0.25
 _MOST_SETTLE_SECONDS = 1.0
-"""How long a dump of the timer may take before it is armed again."""
+"""The longest time for a dump of the timer, before it is armed again."""
 _ARMING_SECONDS = 0.05
-"""How long before it fires the timer can still be armed again without a race."""
+"""The shortest time before it fires at which the timer can be armed again without a race."""
 
 
 class TimerPause(NamedTuple):
-    """How a fork turned the timer off."""
+    """The state of a timer that a fork has turned off."""
 
     has_lock: bool
-    """Whether the thread that forks has the lock: whether no other thread arms the timer meanwhile."""
+    """True if the thread that forks has the lock, so that no other thread arms the timer meanwhile."""
     output: Output | None
-    """What the timer wrote to; None if it was not on."""
+    """The timer's output; None if it was off."""
 
 
 class Timer:
@@ -48,18 +48,18 @@ class Timer:
     arms the timer again `grace_seconds` before it would fire: it fires only if Python has not run for so long.
 
     A fork copies the timer's locks, but not the thread that releases them: a child that then ends, or sets a timer,
-    waits for ever. So the timer is off during a fork.
+    waits forever. So the timer is off during a fork.
 
     Args:
-        interval_seconds: From one dump to the next.
+        interval_seconds: The time between two dumps.
         clock: Seconds, monotonic.
     """
 
     def __init__(self, interval_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.grace_seconds = min(_MOST_GRACE_SECONDS, max(_LEAST_GRACE_SECONDS, 0.08 * interval_seconds))
-        """How late Python may be before it fires."""
+        """The delay of Python after which it fires."""
         self.period_seconds = max(interval_seconds, min(interval_seconds, self.grace_seconds) + self.grace_seconds)
-        """From arming to firing, and between two dumps of a hang: longer than the interval only below a second."""
+        """The time from arming to firing, and between two dumps of a hang: the interval, or longer if that is short."""
         self._clock = clock
         self.lock = threading.RLock()
         """Held while it is armed or cancelled."""
@@ -69,10 +69,10 @@ class Timer:
         """When it fires first if it is not armed again, by the clock."""
 
     def arm(self, number: int) -> None:
-        """Starts it, from now on.
+        """Start it.
 
         Args:
-            number: The descriptor to write to, of which it takes a copy. One that waits for its reader would stop the
+            number: The descriptor to write to, which is duplicated. One that waits for its reader would stop the
                 whole process.
         """
         with self.lock:
@@ -82,7 +82,7 @@ class Timer:
                 before.close()
 
     def arm_again(self, number: int | None = None) -> bool:
-        """Starts it from now on, if it is still on; False if it was cancelled, or if the job uses it by now.
+        """Restart it if it is on; return False if it was cancelled, or if the job uses the timer by now.
 
         Args:
             number: The descriptor to write to from now on; None: the same.
@@ -104,13 +104,13 @@ class Timer:
             return self._start()
 
     def copy_of_descriptor(self) -> int | None:
-        """Opens what it writes to once more, for who writes in its place; None if it is off."""
+        """Return a duplicate of its descriptor, for a thread that writes instead of it; None if it is off."""
         with self.lock:
             number = self._descriptor.number() if self._descriptor is not None else None
             return None if number is None or self._output is None else with_high_number(os.dup(number))
 
     def cancel(self) -> None:
-        """Stops it; nothing is written any more."""
+        """Stop it; nothing is written any more."""
         with self.lock:
             if self._output is not None and self._output.is_in_use():
                 self._cut_short()
@@ -121,7 +121,7 @@ class Timer:
                 self._descriptor = None
 
     def _start(self) -> bool:
-        """Starts it, unless its descriptor was closed by the job."""
+        """Start it, unless the job has closed its descriptor."""
         number = self._descriptor.number() if self._descriptor is not None else None
         if number is None:
             self.cancel()
@@ -136,7 +136,7 @@ class Timer:
         faulthandler.dump_traceback_later(self.period_seconds, repeat=True, file=output)
 
     def _cut_short(self) -> None:
-        """Has a dump that is being written fail from now on: to cancel the timer waits for its end, and nobody else."""
+        """Let a dump that is being written fail from now on, since cancelling the timer waits for its end."""
         number = self._descriptor.number() if self._descriptor is not None else None
         try:
             if number is not None:
@@ -145,13 +145,13 @@ class Timer:
                 os.close(unwritable)
                 self._descriptor = Descriptor(number)
         except OSError:
-            pass  # Then it takes as long as it takes.
+            pass  # Then cancelling waits.
 
     def before_fork(self, until: float) -> TimerPause:
         """Turn it off, and keep other threads from arming it.
 
         Args:
-            until: When to go on without the lock, by the monotonic clock.
+            until: When to continue without the lock, by the monotonic clock.
         """
         has_lock = self.lock.acquire(timeout=max(0.0, until - time.monotonic()))
         output = self._output
@@ -175,20 +175,20 @@ class Timer:
 
 
 class Rounds:
-    """Runs once per interval, and keeps the timer from firing, as long as threads of Python run.
+    """Run once per interval, and keep the timer from firing while threads of Python run.
 
     The timer's period is the interval: one dump per interval in a hang. So that the timer never fires while Python is
     merely late, it is also armed again between two rounds, `grace_seconds` before it would fire: at half the interval
     if that is a second, and a second before the round if it is long.
 
     Args:
-        timer: Dumps where Python cannot.
-        interval_seconds: From one round to the next.
+        timer: Dumps if Python cannot.
+        interval_seconds: The time between two rounds.
         first: Called once, in the thread.
         later: Called once, unless the block is short; it must not block.
-        look: Called every few seconds, however long the interval is.
-        go_round: Called each time, with False if the timer has dumped already; it arms the timer again, and returns
-            False if there is nothing more to do.
+        recheck: Called every few seconds, however long the interval is.
+        run_round: Called each interval, with False if the timer has dumped already; it arms the timer again, and
+            returns False if there is nothing more to do.
     """
 
     def __init__(
@@ -198,27 +198,27 @@ class Rounds:
         *,
         first: Callable[[], None],
         later: Callable[[], None],
-        look: Callable[[], None],
-        go_round: Callable[[bool], bool],
+        recheck: Callable[[], None],
+        run_round: Callable[[bool], bool],
     ) -> None:
         self._timer = timer
         self._interval = interval_seconds
         self._settle = min(_MOST_SETTLE_SECONDS, interval_seconds / 20)
-        self._first, self._later, self._look, self._go_round = first, later, look, go_round
+        self._first, self._later, self._recheck, self._run_round = first, later, recheck, run_round
         self._going_on = _thread.allocate_lock()  # Held until `stop`. An event is more frames in each dump.
         self._going_on.acquire()
 
     def start(self) -> None:
-        """Starts the thread; without one, the timer has no company."""
+        """Start the thread; if that fails, the timer alone dumps."""
         start(self._run, "cloud-tpu-diagnostics-rounds")
 
     def stop(self) -> None:
-        """Lets the thread end, and does not wait for it."""
+        """Let the thread end, without waiting for it."""
         if self._going_on.locked():
             self._going_on.release()
 
     def _run(self) -> None:
-        # The program's signals are for its own threads; and a pipe that nobody reads must not end the program.
+        # The program's signals are for its own threads; and a pipe without a reader must not end the program.
         block_signals()
         timer = self._timer
         now = time.monotonic()
@@ -237,17 +237,17 @@ class Rounds:
             if not is_in_time and self._stops_until(timer.due + self._settle):
                 return
             due = time.monotonic() + self._interval
-            goes_on = self._go_round(is_in_time)  # Also if the timer could not be armed again: it finds out why.
+            goes_on = self._run_round(is_in_time)  # Also if the timer could not be armed again: it finds out why.
             flush_in_background()
             if not goes_on:
                 return
 
     def _stops_before(self, due: float) -> bool:
-        """Wait like `_stops_until`, and call `look` meanwhile."""
-        while due - time.monotonic() > _LOOK_SECONDS:
-            if self._going_on.acquire(timeout=_LOOK_SECONDS):
+        """Wait like `_stops_until`, and call `recheck` meanwhile."""
+        while due - time.monotonic() > _RECHECK_SECONDS:
+            if self._going_on.acquire(timeout=_RECHECK_SECONDS):
                 return True
-            self._look()
+            self._recheck()
             flush_in_background()
         return self._stops_until(due)
 

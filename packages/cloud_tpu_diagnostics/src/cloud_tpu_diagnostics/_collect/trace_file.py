@@ -1,4 +1,4 @@
-"""The file that a process's stack traces go to, in the folder where agents and sidecars look for them.
+"""The trace file of a process, in the folder that agents and sidecars read.
 
     /tmp/debugging/stack_trace_2026_11_21_15_04_05_host-17_4711.txt
 
@@ -26,17 +26,17 @@ from cloud_tpu_diagnostics._collect.log_queue import warn_once
 __all__ = ["FOLDER", "MOST_FILE_BYTES", "TraceFile", "folders", "host_in_names", "open_trace_file", "prune"]
 
 FOLDER = Path("/tmp/debugging")
-"""Where agents and sidecars look. Tests put another in its place."""
+"""The folder that agents and sidecars read. Tests replace it."""
 
 MOST_FILE_BYTES: Final = 64 << 20
-"""Above it a file gets no more periodic stack traces; /tmp may be memory."""
+"""The size at which a file gets no more periodic stack traces; /tmp may be memory."""
 MOST_TOTAL_BYTES: Final = 512 << 20
-"""Of all our files together; the oldest ones of dead processes go."""
+"""The limit of all files together; above it, the oldest ones of dead processes are deleted."""
 MOST_AGE_SECONDS: Final = 7 * 24 * 3600.0
-"""Of a dead process's file, since it was last written to."""
+"""The age at which a dead process's file is deleted, since its last write."""
 
 _SPARED_SECONDS = 600.0
-"""How long a file is left alone in any case: what ships the last traces of a dead job may still read it."""
+"""How long no file is deleted after its last write: a companion of a dead job may still ship it."""
 
 _SHARED_MODE = 0o1777  # Users of a shared host write here, and none deletes what another has written.
 _PRIVATE_MODE = 0o755
@@ -52,29 +52,29 @@ class TraceFile:
     """A trace file, open for appending.
 
     Args:
-        path: Where it is.
-        number: Its descriptor, which belongs to this object from now on.
+        path: Its path.
+        number: Its descriptor, which this object owns from now on.
     """
 
     def __init__(self, path: str, number: int) -> None:
         self.path: Final = path
         self._descriptor = Descriptor(number)
         self.number = number
-        """For faults and for the signal."""
-        self.patient: int | None = number
-        """For the timer: writing to a file of /tmp waits for nobody."""
+        """The descriptor for faults and signals."""
+        self.nonblocking: int | None = number
+        """The descriptor for the timer: writes to a file in /tmp never wait for a reader."""
 
     def is_open(self) -> bool:
-        """Whether it is still ours: a program that makes itself a daemon closes all that it finds."""
+        """Return True while its descriptor is ours: a program that makes itself a daemon closes all descriptors."""
         return self._descriptor.number() is not None
 
     def is_full(self) -> bool:
-        """Whether it has as much as one file may have."""
+        """Return True if the file has reached its limit."""
         number = self._descriptor.number()
         return number is not None and os.fstat(number).st_size >= MOST_FILE_BYTES
 
     def close(self) -> None:
-        """Closes it."""
+        """Close it."""
         self._descriptor.close()
 
 
@@ -92,7 +92,7 @@ def open_trace_file() -> TraceFile | None:
     """Open this process's file; make it (0644) and the folder (1777, as /tmp) if they do not exist.
 
     Returns:
-        None if no file can be made. One WARNING has said why then.
+        None if no file can be created. One WARNING has the reason.
     """
     global _file_of_this_process
     try:
@@ -113,7 +113,7 @@ def open_trace_file() -> TraceFile | None:
 
 
 def _reopen(made: _Made | None) -> TraceFile | None:
-    """Opens the file that this process made before; None if it did not, or if it is not there any more."""
+    """Open the file that this process has created before; return None if there is none, or if it was deleted."""
     if made is None or made.pid != os.getpid() or Path(made.path).parent not in (FOLDER, _own_folder()):
         return None
     try:
@@ -128,7 +128,7 @@ def _reopen(made: _Made | None) -> TraceFile | None:
 
 
 def _make() -> TraceFile:
-    """Make a file that did not exist, by a descriptor of its folder: a path could be led elsewhere meanwhile."""
+    """Create a new file through a descriptor of its folder, since a path could be redirected meanwhile."""
     path, descriptor = _make_here()
     _lock(descriptor)
     return TraceFile(path, descriptor)
@@ -144,7 +144,7 @@ def _make_in(folder: int) -> tuple[str, int]:
             continue
         os.fchmod(descriptor, 0o644)  # Whatever the umask: a sidecar of another user reads it.
         return name, descriptor
-    raise FileExistsError(errno.EEXIST, f"{stem}.txt is there, and 98 more of that name")
+    raise FileExistsError(errno.EEXIST, f"{stem}.txt exists, and 98 more of that name")
 
 
 def _make_here() -> tuple[str, int]:
@@ -178,14 +178,14 @@ def _own_folder() -> Path:
 
 
 def folders() -> list[Path]:
-    """Return the folders in which processes of this machine may have trace files, whoever's they are."""
+    """Return the folders in which processes of this machine may have trace files, of any user."""
     return [FOLDER, *sorted(FOLDER.parent.glob(f"{FOLDER.name}_user_*"))]
 
 
 def _is_for_us(status: os.stat_result) -> bool:
     """Return True for a folder of ours, of root's, or one that is shared like /tmp.
 
-    In any other its owner could put something else in the place of our files.
+    In any other folder, its owner could replace our files.
     """
     is_shared = status.st_mode & _SHARED_MODE == _SHARED_MODE
     return is_shared or status.st_uid in (0, os.geteuid())
@@ -213,11 +213,11 @@ def _opened_folder(path: Path, mode: int) -> Iterator[int]:
 
 
 def _lock(descriptor: int) -> None:
-    """Marks the file as a living process's, for those in other containers too; a lock ends with its process."""
+    """Mark the file as one of a living process, also for other containers; a lock ends with its process."""
     try:
         try_lock(descriptor)
     except OSError:
-        pass  # A file system without locks. Nobody prunes there.
+        pass  # A file system without locks: no process prunes there.
 
 
 def host_in_names() -> str:
@@ -238,14 +238,14 @@ class _OldFile(NamedTuple):
 
 
 def prune(folder: str | Path, now: float | None = None) -> None:
-    """Deletes files of ours in a folder: those of dead processes that are too old, or too much together.
+    """Delete trace files of dead processes that are too old, or too large together.
 
-    Ours are regular files of this user with such a name as we give. Neither a file of a living process is deleted, nor
-    one that was written to in the last minutes.
+    Only regular files of this user with names of trace files are deleted, never one of a living process, and none that
+    was written to in the last minutes.
 
     Args:
-        folder: Where our files are.
-        now: Seconds since the epoch; None: the clock's.
+        folder: The folder with the files.
+        now: Seconds since the epoch; None reads the clock.
 
     Raises:
         OSError: The folder cannot be read.
@@ -276,7 +276,7 @@ def _files_of_ours(folder: str | Path) -> list[_OldFile]:
 
 
 def _delete(folder: str | Path, file: _OldFile) -> bool:
-    """Deletes a file unless its process lives; whether it did."""
+    """Delete a file unless its process lives; return True if it was deleted."""
     from ml_diagnostics_common.processes import exists
 
     path = Path(folder, file.name)

@@ -1,10 +1,10 @@
-"""What faulthandler does for us: stack traces on faults, of stuck processes on a signal, and after a time, from C.
+"""faulthandler: stack traces on faults, and of stuck processes on a signal, written from C.
 
-These run in any case, with the GIL held too. But they read frames without the GIL, so they are for faults and for
-processes that are stuck: of one that runs they would end it with a segmentation fault now and then.
+faulthandler also works while the GIL is held. But it reads frames without the GIL, so it is for faults and for stuck
+processes: in a running process it would cause a segmentation fault now and then.
 
-faulthandler cannot be asked what it was told, but `gc` can be asked which objects it holds. So it is never given a
-number, but an object of ours: as long as it holds it, what we turned on is still ours to turn off.
+faulthandler does not show its settings, but `gc` shows the objects that it holds. So it always gets an object of ours
+instead of a number: while it holds that object, the job has not replaced our setting, and we may undo it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from cloud_tpu_diagnostics._signals import handled_signals_or_none, real_time_si
 __all__ = ["Output", "Watchdog", "is_left_harmless", "make_harmless", "undo_all"]
 
 _NO_DESCRIPTOR = 2**30
-"""A number that no file can have: what is written there is lost."""
+"""A number that no file can have: what is written there is dropped."""
 
 _MOST_THREADS = 100
-"""Of a dump: the newest (MAX_NTHREADS in CPython's Python/traceback.c)."""
+"""The limit of a dump, which has the newest threads (MAX_NTHREADS in CPython's Python/traceback.c)."""
 
 
 class Output:
-    """What faulthandler writes to.
+    """The output of faulthandler.
 
     Args:
-        number: A descriptor, which stays open until faulthandler has let go of this object.
+        number: A descriptor, which stays open until faulthandler has released this object.
     """
 
     def __init__(self, number: int) -> None:
@@ -45,37 +45,37 @@ class Output:
         self._is_visible = True
 
     def fileno(self) -> int:
-        """For faulthandler, which asks once."""
+        """Return the descriptor, for faulthandler, which calls this once."""
         return self._number
 
     def flush(self) -> None:
-        """For faulthandler: there is nothing to flush."""
+        """Do nothing; faulthandler requires it."""
 
     def hand_over(self) -> None:
-        """Notes that faulthandler has it now, and whether it can be seen there: another Python may not show it."""
+        """Record that faulthandler has it now, and whether `gc` shows that: another Python may not show it."""
         self._is_visible = self._is_held()
 
     def is_in_use(self) -> bool:
-        """Whether faulthandler has it: nobody has told it since to write elsewhere, or not at all."""
+        """Return True while faulthandler has it, so that its setting was not changed since."""
         return not self._is_visible or self._is_held()
 
     def _is_held(self) -> bool:
         return any(held is self for held in gc.get_referents(faulthandler))
 
 
-# State of the process: the signals that nobody had before us, and that do nothing since we are done with them.
+# State of the process: the signals without a handler before us, which do nothing since a block has released them.
 _left_harmless: dict[int, Output] = {}
 
 
 class Watchdog:
-    """Faults, and the signals by which another process asks a stuck one, from `start` to `stop`.
+    """Faults, and the signals by which another process gets the stacks of a stuck one, from `start` to `stop`.
 
-    faulthandler writes the newest 100 threads, and so not the main one of a program that has more. There a fault shows
-    the one thread that failed. What a signal writes, and the timer while another holds the GIL, lacks
-    the older threads; a companion asks for the main one's stack then, without one it is missing.
+    faulthandler writes the newest 100 threads, so the main thread is missing in a program that has more. There a fault
+    shows only the thread that failed. Dumps on a signal, and of the timer while another thread holds the GIL, lack the
+    older threads. A companion then requests the main thread's stack; without one it is missing.
 
     Args:
-        number: The descriptor to write to; None: nothing but the companion's questions are answered.
+        number: The descriptor to write to; None to answer only the companion's requests.
     """
 
     def __init__(self, number: int | None) -> None:
@@ -86,12 +86,12 @@ class Watchdog:
         self._shows_all = True
         self._answers: Descriptor | None = None
         self.dump_signal: int | None = None
-        """Which one makes this process write all its stacks from C; None if all were taken."""
+        """The signal that makes this process write all its stacks from C; None if all were taken."""
         self.main_thread_signal: int | None = None
-        """Which one makes a thread write its own stack, for the companion; None if all were taken."""
+        """The signal that makes a thread write its own stack, for the companion; None if all were taken."""
 
     def start(self) -> None:
-        """Turns them on, as far as the job has not done so itself."""
+        """Turn them on, as far as the job has not done so itself."""
         self._undoing.append(self._close_answers)  # Done last.
         caught, wanted = handled_signals_or_none(), real_time_signals()
         self.main_thread_signal = self._register(wanted, caught, all_threads=False)
@@ -100,10 +100,10 @@ class Watchdog:
             self._enable(self._number)
 
     def answer(self, number: int) -> None:
-        """Has the companion's questions answered from now on.
+        """Answer the companion's requests from now on.
 
         Args:
-            number: The descriptor to write the answers to, of which it takes a copy. It must never wait.
+            number: The descriptor to write the answers to, which is duplicated. Writes to it must never wait.
         """
         self._answers = Descriptor(with_high_number(os.dup(number)))
         copy = self._answers.number()
@@ -112,21 +112,21 @@ class Watchdog:
                 self._hand_over(asked, copy, all_threads=all_threads)
 
     def stop_answering(self) -> None:
-        """Has the companion's questions do nothing from now on: there is no companion."""
+        """Ignore the companion's requests from now on, as it has ended."""
         for asked in (self.main_thread_signal, self.dump_signal):
             if asked is not None:
                 make_harmless(asked, self._outputs[asked])
         self._close_answers()
 
-    def look(self) -> None:
-        """Follows what the program has changed: how many threads it has."""
+    def recheck(self) -> None:
+        """Choose again between all threads and one in dumps of faults, by the present number of threads."""
         is_crowded = _is_crowded()
         if self._of_faults is not None and self._shows_all is is_crowded and self._of_faults.is_in_use():
             self._shows_all = not is_crowded
             faulthandler.enable(self._of_faults, all_threads=self._shows_all)
 
     def stop(self) -> None:
-        """Turns off what is still ours, and back on what was on before.
+        """Turn off what is still ours, and turn on what was on before.
 
         The signals have no effect then: sent a moment too late, they must not end the program.
         """
@@ -156,9 +156,9 @@ class Watchdog:
         self._of_faults = output
 
     def _file_of_faults(self) -> Any:
-        """What the job gave to `faulthandler.enable`; None if that was a number, or cannot be known.
+        """Return the job's argument of `faulthandler.enable`; None if that was a number, or cannot be known.
 
-        faulthandler shows the files of its signals by their numbers, and then that of faults, if it is an object.
+        faulthandler shows the files of its signals, ordered by number, and then that of faults, if it is an object.
         """
         held = [each for each in gc.get_referents(faulthandler) if hasattr(each, "fileno")]
         last_is_ours = isinstance(held[-1], Output) if held else True
@@ -167,7 +167,7 @@ class Watchdog:
     # --- Signals ---
 
     def _register(self, wanted: list[int], caught: frozenset[int], *, all_threads: bool) -> int | None:
-        """Take the first signal that is free, and have nothing written upon it yet; None if all are taken."""
+        """Take the first free signal, without any output yet; return None if all are taken."""
         for each in wanted:
             is_caught = each in self._outputs or (each in caught and not is_left_harmless(each))
             if not is_caught and signal.getsignal(each) is signal.SIG_DFL:
@@ -181,7 +181,7 @@ class Watchdog:
         return None
 
     def _hand_over(self, each: int, number: int, *, all_threads: bool) -> None:
-        """Has faulthandler answer a signal, to that descriptor."""
+        """Let faulthandler answer a signal, to that descriptor."""
         output = Output(number)
         self._undoing.append(partial(make_harmless, each, output))
         faulthandler.register(each, file=output, all_threads=all_threads)
@@ -189,7 +189,7 @@ class Watchdog:
         self._outputs[each] = output
 
     def _is_ours(self, each: int) -> bool:
-        """Whether a signal that was free still is the program's not, as far as Python knows."""
+        """Return True if the program has not taken a signal of ours, as far as Python knows."""
         return signal.getsignal(each) is signal.SIG_DFL and self._outputs[each].is_in_use()
 
 
@@ -221,12 +221,12 @@ def _disable(output: Output, their_file: Any) -> None:
 
 
 def is_left_harmless(number: int) -> bool:
-    """True if a signal does nothing because an earlier block left it so."""
+    """Return True if a signal does nothing since an earlier block has released it."""
     return number in _left_harmless and _left_harmless[number].is_in_use()
 
 
 def make_harmless(number: int, output: Output, *, handler: object = signal.SIG_DFL) -> None:
-    """Has a signal do nothing, where it would end the program if it were as before: it may be on its way already."""
+    """Let a signal do nothing: with its default action, one that was already sent would end the program."""
     if not output.is_in_use() or signal.getsignal(number) is not handler:
         return  # The job has its own handler by now.
     _left_harmless[number] = Output(_NO_DESCRIPTOR)
@@ -234,16 +234,16 @@ def make_harmless(number: int, output: Output, *, handler: object = signal.SIG_D
 
 
 def undo_all(steps: list[Callable[[], object] | None]) -> None:
-    """Takes steps from the end of a list, each off it once it is done: after an interruption the rest can be done.
+    """Run steps from the end of a list, and remove each once it is done, so that an interrupted call can be repeated.
 
-    An ExitStack forgets the step that a KeyboardInterrupt breaks off.
+    An ExitStack forgets the step that a KeyboardInterrupt interrupts.
 
     Args:
-        steps: Each may be taken twice; None is no step.
+        steps: Each may be run twice; None is skipped.
 
     Raises:
-        RecursionError: The rest is still to be done.
-        Exception: The first of what the steps have raised, after all of them.
+        RecursionError: The rest was not run.
+        Exception: The first exception of a step, after all of them have run.
     """
     failure: Exception | None = None
     while steps:
@@ -252,7 +252,7 @@ def undo_all(steps: list[Callable[[], object] | None]) -> None:
             if step is not None:
                 step()
         except RecursionError:
-            raise  # The caller is too deep; further up it can be done.
+            raise  # The stack is too deep here; a caller further up can repeat it.
         except Exception as error:
             failure = failure or error
         steps.pop()

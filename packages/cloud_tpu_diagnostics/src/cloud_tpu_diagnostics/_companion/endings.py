@@ -35,7 +35,7 @@ _PIDFD_INFO = struct.Struct("=QQ11Ii")
 _GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _INFO_EXIT = 1 << 3
 _LONGEST_WAIT_SECONDS = 1.0
-"""For the parent to reap it: shells and launchers do so within milliseconds."""
+"""The wait for the parent to reap it: shells and launchers do so within milliseconds."""
 _CONTROL_GROUPS = "/sys/fs/cgroup"
 # Indexes into `stat_fields`.
 _STATE, _EXIT_STATUS = 0, 49
@@ -95,14 +95,14 @@ class Ending(NamedTuple):
                 How.EXCEPTION: f"with an exception ({self.exception})",
                 How.EXIT: f"to exit with code {self.exit_code}",
             }[self.how]
-            return f"The job left the block {how}, and goes on ({self.evidence})"
+            return f"The job left the block {how}, and continues ({self.evidence})"
         what = {
             How.CLEAN: "The job ended well",
             How.EXCEPTION: f"The job ended with an exception: {self.exception}",
             How.EXIT: f"The job exited with code {self.exit_code}",
             How.SIGNAL: f"The job was ended by {self.signal}",
             How.OUT_OF_MEMORY: "The job was killed because memory ran out",
-            How.KILLED_OR_OS_EXIT: "The job ended without a word: it was killed, or called os._exit",
+            How.KILLED_OR_OS_EXIT: "The job exited without recording its end: it was killed, or called os._exit",
         }[self.how]
         return f"{what} ({self.evidence})"
 
@@ -147,7 +147,7 @@ def _without_status(note: Note | None, fault: str | None, *, is_out_of_memory: b
         return Ending(How.SIGNAL, f"it wrote: {fault}", signal=_SIGNALS.get(fault.partition(": ")[2], "SIGABRT"))
     if is_out_of_memory:
         return Ending(How.OUT_OF_MEMORY, "the count of oom_kill in its control group rose", signal="SIGKILL")
-    return Ending(How.KILLED_OR_OS_EXIT, "nothing tells more: neither the kernel, nor the job, nor its last trace")
+    return Ending(How.KILLED_OR_OS_EXIT, "neither the kernel, nor the job, nor its last trace has the reason")
 
 
 def _by_signal(number: int, note: Note | None, fault: str | None, *, is_out_of_memory: bool) -> Ending:

@@ -1,24 +1,24 @@
-"""Whether a job is stuck: what it said goes in, looked at every second, and verdicts come out. The clock is given.
+"""Verdicts on hangs: reports of progress and observation times in, verdicts out. The time is an argument.
 
-A verdict comes with the last look before the timeout, since the next would be too late. Time in which the watch itself
-was not there to look (the machine was paused, or had no time for it) counts for nothing; nor does time in which the job
-was stopped, by SIGSTOP or a debugger.
+A verdict is returned by the last observation before the timeout, since the next would be too late. Time in which the
+watch was not running (the machine was paused or overloaded) does not count, nor does time in which the job was stopped
+by SIGSTOP or a debugger.
 
-How long a job may say nothing before it is taken for stuck: learned from what it did so far.
+The timeouts are learned from the job:
 
 A step    safety factor x the 99th percentile of the last 1,000 step times. The first steps may be compilation, and
-          count as that. One stall that passes teaches nothing: the next is told as soon. But a pause that comes twice
-          within a day, such as a compilation amid steps or an evaluation that nobody announced, comes again: for a day
-          after, silences are compared with the factor times that pause too. Beyond the floor of a pause with a name
-          that is half as much again as the pause, and never more than the timeout of a compilation.
-The rest  safety factor x the longest silence of the last 20 such phases. One that was taken for a hang counts as no
-          longer than its timeout was: what was learned from an outage goes by the factor at most.
+          count as that. A single stall that passes is not learned, and the next one is reported as soon. But a pause
+          that occurs twice within a day, such as a compilation between steps or an evaluation that was not announced,
+          is expected again: for a day, the timeout is at least the factor times that pause. Above the floor of named
+          pauses it is limited to 1.5 times the pause, and never exceeds the timeout of a compilation.
+The rest  safety factor x the longest silence of the last 20 such phases. One that was reported as a hang counts as no
+          longer than its timeout, so that an outage raises the timeout by the factor at most.
 
-No timeout is under the floor of its phase.
+No timeout is below the floor of its phase.
 
-What was learned is saved for the job's next process: the longest pause of each phase, and when it was. One for which
-the job was ended counts, too, though only its beginning was seen: without that, a pause that ended a job once would end
-it each time. So the timeout grows from one attempt to the next, by the safety factor at most, until the pause passes.
+The longest pause of each phase and its time are saved for the job's next process. A pause for which the job was ended
+counts with its known part: otherwise, a pause that ended a job once would end it each time. So the timeout grows from
+one attempt to the next, by the safety factor at most, until the pause passes.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from ml_diagnostics_common.progress import Progress
 
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, Verdict
 
-__all__ = ["LOOK_EVERY_SECONDS", "HangWatch", "LearnedTimeouts", "Pauses", "RecentSteps", "valid_seconds"]
+__all__ = ["OBSERVATION_SECONDS", "HangWatch", "LearnedTimeouts", "Pauses", "RecentSteps", "valid_seconds"]
 
-LOOK_EVERY_SECONDS: Final = 1.0
-"""How often `HangWatch.observe` is to be called."""
+OBSERVATION_SECONDS: Final = 1.0
+"""The interval at which `HangWatch.observe` must be called."""
 
-_MARGIN_SECONDS: Final = 1.5 * LOOK_EVERY_SECONDS  # The next look may come a little late.
-_LATE_SECONDS: Final = 3 * LOOK_EVERY_SECONDS
+_MARGIN_SECONDS: Final = 1.5 * OBSERVATION_SECONDS  # The next observation may be a little late.
+_LATE_SECONDS: Final = 3 * OBSERVATION_SECONDS
 
 Pauses: TypeAlias = Mapping[str, tuple[float, float]]
-"""By phase: the longest pause, and when it was, both in seconds."""
+"""By phase: the longest pause, and its time, both in seconds."""
 
 _SHARE: Final = 0.99
 _RECENT_STEPS: Final = 1_000
 _COMPILING_STEPS: Final = 3
 _LEAST_STEPS: Final = 5
 _RECENT_PAUSES: Final = 20
-_LONG_SHARE: Final = 2 / 3  # Of the timeout that steps alone give: one this long is likely to exceed it one day.
+_LONG_SHARE: Final = 2 / 3  # Of the timeout by steps alone: a step this long is likely to exceed it one day.
 _RECURRING_MARGIN: Final = 1.5
 _DAY_SECONDS: Final = 86_400.0
 _WEEK_SECONDS: Final = 7 * _DAY_SECONDS
@@ -59,76 +59,76 @@ _STARTUP: Final = ("init", "compile")
 
 
 class HangWatch:
-    """Watches one process of a job."""
+    """Watches one process of a job for hangs."""
 
     def __init__(self, config: HangConfig, inherit: Callable[[], Pauses] | None = None) -> None:
-        """Has seen nothing yet; a job that never says anything is never taken for stuck.
+        """Start without progress; a job that never reports any never counts as hanging.
 
         Args:
             config: The floors, and the safety factor.
-            inherit: Returns what earlier processes of the job have learned, see `LearnedTimeouts.inherit`; called once,
+            inherit: Returns the pauses of earlier processes of the job, see `LearnedTimeouts.inherit`; called once,
                 before the first verdict.
         """
         self._timeouts = LearnedTimeouts(config)
         self._inherit = inherit
-        self._looked_ns: int | None = None
+        self._observed_ns: int | None = None
         self._seen: Progress | None = None
         self._silent_seconds = 0.0
-        self._is_told = False
-        self._was_late = False  # Since the progress that was seen last.
+        self._is_reported = False
+        self._was_late = False  # Since the last progress.
         self._was_stopped = False
         self._step: int | None = None
-        # Of the step that goes on: seconds so far, and its longest silence.
+        # Of the present step: seconds so far, and its longest silence.
         self._step_seconds = self._step_silence = 0.0
 
     def observe(self, progress: Progress | None, now_ns: int, *, is_stopped: bool = False) -> Verdict | None:
-        """Judge the job's progress; called every second.
+        """Return a verdict if the job hangs; must be called every second.
 
         Args:
-            progress: What the job published last; None if that is nothing.
+            progress: What the job published last; None if it has published nothing.
             now_ns: Now, on the clock of `Progress.monotonic_ns`.
             is_stopped: True if the job was stopped at some time since the last call.
 
         Returns:
-            A verdict, once for each hang: the next only after the job has gone on.
+            A verdict, once for each hang: the next only after further progress.
         """
-        looked_ns, self._looked_ns = self._looked_ns, now_ns
-        elapsed = LOOK_EVERY_SECONDS if looked_ns is None else max(0, now_ns - looked_ns) / 1e9
+        observed_ns, self._observed_ns = self._observed_ns, now_ns
+        elapsed = OBSERVATION_SECONDS if observed_ns is None else max(0, now_ns - observed_ns) / 1e9
         is_late = elapsed > _LATE_SECONDS
         if is_late:
-            elapsed = LOOK_EVERY_SECONDS
+            elapsed = OBSERVATION_SECONDS
             self._was_late = True
-        if is_stopped or self._was_stopped:  # It may have been stopped, or gone on, at any time between two calls.
+        if is_stopped or self._was_stopped:  # It may have been stopped or continued at any time between two calls.
             elapsed = 0.0
             is_late = self._was_late = True
         self._was_stopped = is_stopped
         if progress is None:
             return None
         if self._seen is None or progress[:2] != self._seen[:2]:
-            self._learn(progress, looked_ns, now_ns)
+            self._learn(progress, observed_ns, now_ns)
             self._silent_seconds = min(elapsed, max(0, now_ns - progress.monotonic_ns) / 1e9)
             self._seen = progress
-            self._is_told = False
+            self._is_reported = False
             self._was_late = is_late
         else:
             self._silent_seconds += elapsed
-        return None if self._is_told else self._judged(progress, now_ns)
+        return None if self._is_reported else self._judged(progress, now_ns)
 
     def retract(self) -> None:
-        """Take the last verdict back: the job was stopped, and has its full time again once it goes on."""
-        self._is_told = False
+        """Retract the last verdict: the job was stopped, and has its full timeout again once it continues."""
+        self._is_reported = False
         self._silent_seconds = 0.0
 
     def add_abort(self, phase: str, now_ns: int) -> None:
-        """Learn from the silence for which the job is ended now, in a phase as the verdict has it."""
+        """Learn from the silence for which the job is ended now, in the phase of the verdict."""
         self._timeouts.add_aborted(phase, self._silent_seconds, now_ns / 1e9)
 
     def learned(self, now_ns: int) -> Pauses:
-        """Return what the next process of the job may inherit: see `LearnedTimeouts.learned`."""
+        """Return the pauses that the next process of the job may inherit: see `LearnedTimeouts.learned`."""
         return self._timeouts.learned(now_ns / 1e9)
 
     def timeout_seconds(self, phase: str, now_ns: int) -> float | None:
-        """How long a silence in a phase may be by now; None for as long as it takes."""
+        """Return the present timeout of a phase; None if it has none."""
         return self._timeouts.timeout_seconds(phase, now_ns / 1e9)
 
     def _judged(self, progress: Progress, now_ns: int) -> Verdict | None:
@@ -139,17 +139,17 @@ class HangWatch:
             inherit, self._inherit = self._inherit, None
             self._timeouts.inherit(inherit(), now_ns / 1e9)
             return self._judged(progress, now_ns)
-        self._is_told = True
+        self._is_reported = True
         return Verdict(self._timeouts.phase_meant(progress.phase), progress.step, self._silent_seconds, timeout)
 
-    def _learn(self, new: Progress, looked_ns: int | None, now_ns: int) -> None:
-        """Learns from the time between what was seen before and what is seen now."""
+    def _learn(self, new: Progress, observed_ns: int | None, now_ns: int) -> None:
+        """Learn from the time between the previous progress and this one."""
         old = self._seen
-        if old is not None and looked_ns is not None and not self._was_late:
+        if old is not None and observed_ns is not None and not self._was_late:
             seconds = max(0, new.monotonic_ns - old.monotonic_ns) / 1e9
-            # Where the job said more since the last look, only what was before that is known to have been silence.
+            # If the job reported twice since the last observation, only the time before that was surely silent.
             is_next = new.sequence == old.sequence + 1
-            silence = seconds if is_next else min(seconds, max(0, looked_ns - old.monotonic_ns) / 1e9)
+            silence = seconds if is_next else min(seconds, max(0, observed_ns - old.monotonic_ns) / 1e9)
             if old.phase == "step":
                 self._step_seconds += seconds
                 self._step_silence = max(self._step_silence, silence)
@@ -158,7 +158,7 @@ class HangWatch:
         elif old is not None:
             self._forget_step()
         if new.phase in ("init", "compile"):
-            self._timeouts.start_anew()
+            self._timeouts.restart()
             self._forget_step()
         if new.phase == "step":
             steps = self._steps_done(old, new)
@@ -173,8 +173,8 @@ class HangWatch:
         self._step_seconds = self._step_silence = 0.0
 
     def _steps_done(self, old: Progress | None, new: Progress) -> int:
-        """How many steps have ended, now that the job says that it is in a step."""
-        if new.step is None:  # A job that does not count them: each time it says so.
+        """Return the number of steps that have ended, as the job reports a step now."""
+        if new.step is None:  # A job that does not count its steps: each report is one.
             return max(1, new.sequence - old.sequence) if old is not None and old.phase == "step" else 1
         if self._step is None:
             return 0
@@ -185,13 +185,13 @@ class HangWatch:
 
 
 class RecentSteps:
-    """A percentile of the last step times.
+    """The last step times, and their percentile.
 
     Adding one is a binary search and the move of at most 1,000 numbers in one block.
     """
 
     def __init__(self, most: int = _RECENT_STEPS) -> None:
-        """Keeps `most` of them."""
+        """Keep the last `most` of them."""
         self._most = most
         self._in_turn: deque[float] = deque()
         self._in_order: list[float] = []
@@ -200,14 +200,14 @@ class RecentSteps:
         return len(self._in_turn)
 
     def add(self, seconds: float) -> None:
-        """Adds a step time; the oldest goes."""
+        """Add a step time, and remove the oldest above the limit."""
         if len(self._in_turn) == self._most:
             del self._in_order[bisect_left(self._in_order, self._in_turn.popleft())]
         self._in_turn.append(seconds)
         insort(self._in_order, seconds)
 
     def percentile(self, share: float = _SHARE) -> float:
-        """The smallest step time that is at least as long as that share of them (nearest rank)."""
+        """Return the smallest step time that is at least as long as that share of them (nearest rank)."""
         return self._in_order[max(0, math.ceil(share * len(self._in_order)) - 1)]
 
 
@@ -215,32 +215,32 @@ class LongestOfADay:
     """The longest pause of the last day."""
 
     def __init__(self) -> None:
-        """Has seen none."""
+        """Start without pauses."""
         self._pauses: deque[tuple[float, float]] = deque()
-        """How long and when, each shorter than the one before: what is no longer than a later one never matters."""
+        """Durations and times, each shorter than the previous one: a later pause replaces those that are not longer."""
 
     def add(self, seconds: float, at_seconds: float) -> None:
-        """Adds a pause that has just ended."""
+        """Add a pause that has just ended."""
         while self._pauses and self._pauses[-1][0] <= seconds:
             self._pauses.pop()
         self._pauses.append((seconds, at_seconds))
 
     def seconds(self, at_seconds: float) -> float:
-        """How long it was; 0 if there was none."""
+        """Return its duration; 0 if there was none."""
         longest = self.longest(at_seconds)
         return longest[0] if longest is not None else 0.0
 
     def longest(self, at_seconds: float) -> tuple[float, float] | None:
-        """Return how long it was and when; None if there was none."""
+        """Return its duration and time; None if there was none."""
         while self._pauses and at_seconds - self._pauses[0][1] > _DAY_SECONDS:
             self._pauses.popleft()
         return self._pauses[0] if self._pauses else None
 
 
 def valid_seconds(ago_seconds: float) -> float:
-    """Return for how much longer a pause of an earlier process counts; zero or less for one that does not.
+    """Return for how many more seconds a pause of an earlier process counts; zero or less if it does not.
 
-    Longer than a pause within one process, since each attempt that does not know of it is lost.
+    That is longer than for a pause within one process, since each attempt without it would fail.
     """
     return _WEEK_SECONDS - max(0.0, ago_seconds)
 
@@ -249,33 +249,35 @@ class LearnedTimeouts:
     """The timeouts of one job, by phase."""
 
     def __init__(self, config: HangConfig) -> None:
-        """Has learned nothing yet."""
+        """Start without pauses and steps."""
         self._config = config
         self._pauses: dict[str, deque[float]] = {}
         self._long_steps = LongestOfADay()
         self._recurring = LongestOfADay()
-        """For each long step, as much of it as another one of the day before it had too."""
-        self._inherited: dict[str, tuple[float, float]] = {}  # By phase: how long, and until when that counts.
-        self.start_anew()
+        """For each long step, its length, but at most that of the longest one of the day before it."""
+        self._inherited: dict[
+            str, tuple[float, float]
+        ] = {}  # By phase: its duration, and the time until which it counts.
+        self.restart()
 
-    def start_anew(self) -> None:
-        """The job initialises or compiles: its next steps are none like those before."""
+    def restart(self) -> None:
+        """Forget the step times, as the job initialises or compiles: its next steps will differ."""
         self._steps = RecentSteps()
         self._compiling_steps = _COMPILING_STEPS
 
     def phase_meant(self, phase: str) -> str:
-        """What a phase counts as: a step is compilation until a few were seen."""
+        """Return the phase that a phase counts as: the first few steps are compilation."""
         return "compile" if phase == "step" and len(self._steps) < _LEAST_STEPS else phase
 
     def timeout_seconds(self, phase: str, at_seconds: float) -> float | None:
-        """How long a silence in a phase may be.
+        """Return the longest silence in a phase that is not a hang.
 
         Args:
             phase: One of `ml_diagnostics_common.progress.PHASES`.
             at_seconds: Now, on the clock of `add_steps`.
 
         Returns:
-            Seconds; None for as long as it takes.
+            Seconds; None without a limit.
         """
         phase = self.phase_meant(phase)
         if phase in _NOT_WATCHED:
@@ -287,23 +289,23 @@ class LearnedTimeouts:
         return max(self._floor_seconds(phase), self._config.safety_factor * longest, inherited)
 
     def inherit(self, pauses: Pauses, at_seconds: float) -> None:
-        """Take what earlier processes of the job have learned.
+        """Add the pauses of earlier processes of the job.
 
         Args:
-            pauses: By phase: the longest pause, and how long ago it was.
+            pauses: By phase: the longest pause, and its age.
             at_seconds: Now.
         """
         for phase, (seconds, ago_seconds) in pauses.items():
             self._inherited[phase] = seconds, at_seconds + valid_seconds(ago_seconds)
 
     def learned(self, at_seconds: float) -> dict[str, tuple[float, float]]:
-        """Return what the next process of the job may inherit.
+        """Return the pauses that the next process of the job may inherit.
 
         Args:
             at_seconds: Now.
 
         Returns:
-            By phase: the longest pause, and how long ago it was.
+            By phase: the longest pause, and its age.
         """
         pauses = {
             phase: (max(recent), 0.0)
@@ -316,11 +318,11 @@ class LearnedTimeouts:
         return pauses
 
     def add_aborted(self, phase: str, seconds: float, at_seconds: float) -> None:
-        """Learn from a silence for which the job is ended: it is not seen how long it would have become.
+        """Learn from a silence for which the job is ended, so that its full length stays unknown.
 
         Args:
-            phase: What it counted as.
-            seconds: How long it has been.
+            phase: The phase that it counted as.
+            seconds: Its duration so far.
             at_seconds: Now.
         """
         if phase == "step":
@@ -331,7 +333,7 @@ class LearnedTimeouts:
 
     @property
     def _inheriting_factor(self) -> float:
-        """With a safety factor of 1 a timeout would not grow from one attempt to the next."""
+        """The factor between attempts: with a safety factor of 1, timeouts would not grow."""
         return max(self._config.safety_factor, _RECURRING_MARGIN)
 
     def _floor_seconds(self, phase: str) -> float:
@@ -342,7 +344,7 @@ class LearnedTimeouts:
         return seconds if at_seconds < until_seconds else 0.0
 
     def add_pause(self, phase: str, seconds: float) -> None:
-        """Learns from a phase that went on.
+        """Learn from a phase that has passed.
 
         Args:
             phase: Any but `step`.
@@ -353,12 +355,12 @@ class LearnedTimeouts:
             self._pauses.setdefault(phase, deque(maxlen=_RECENT_PAUSES)).append(min(seconds, timeout))
 
     def add_steps(self, count: int, seconds: float, silent_seconds: float, at_seconds: float) -> None:
-        """Learns from steps that are done.
+        """Learn from steps that have ended.
 
         Args:
-            count: How many.
-            seconds: What they took together, without the phases between them.
-            silent_seconds: The longest silence in that.
+            count: Their number.
+            seconds: Their total duration, without the phases between them.
+            silent_seconds: The longest silence in it.
             at_seconds: Now.
         """
         if self._compiling_steps > 0:

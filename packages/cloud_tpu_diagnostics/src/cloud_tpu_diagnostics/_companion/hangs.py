@@ -31,20 +31,20 @@ __all__ = ["HangResponse", "HangWatching"]
 
 _SAVE_SECONDS = 60.0
 _POLL_SECONDS = 1.0
-"""As `hang_watch.LOOK_EVERY_SECONDS`, which is loaded only if hangs are watched for."""
+"""Equals `hang_watch.OBSERVATION_SECONDS`; that module is loaded only if hang detection is on."""
 _ANSWER_SECONDS = 0.5
-"""How long the job's Python is waited for before faulthandler is asked."""
+"""The wait for the job's Python before faulthandler is signalled."""
 _FRAME_SECONDS = 1.5
-"""How long the verdict waits for the frame that the job is in; a second more after faulthandler was asked."""
+"""How long the verdict waits for the job's present frame; a second more after faulthandler was signalled."""
 _DUMP_SECONDS = 1.0
 _MOST_FRAME_SECONDS = 4.5
-"""How long the verdict waits until faulthandler is asked: that may take three seconds while threads run."""
+"""How long the verdict waits for faulthandler to be signalled: up to three seconds while threads run."""
 _END_SECONDS = 60.0
-"""How long the job may take to end by itself: to write its memory to a file, for instance."""
+"""How long the job may take to end by itself, for instance to write a core dump."""
 
 
 class HangWatching:
-    """Reads the progress of one job; responds to hangs if they are watched for.
+    """Reads the progress of one job; responds to hangs if hang detection is on.
 
     Args:
         settings: With a progress page.
@@ -134,10 +134,10 @@ class HangWatching:
                 self._add_frames(group.frames, by_python=True)
 
     def _add_frames(self, frames: tuple[Frame, ...], *, by_python: bool) -> None:
-        from cloud_tpu_diagnostics._dumps.grouping import telling_frame
+        from cloud_tpu_diagnostics._dumps.grouping import relevant_frame
 
         if self._response is not None:
-            self._response.add_frame(telling_frame(frames), by_python=by_python)
+            self._response.add_frame(relevant_frame(frames), by_python=by_python)
 
     def _respond(self, verdict: Any, progress: Progress, now: float) -> None:
         from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
@@ -347,7 +347,7 @@ class HangResponse:
         message = (
             f"The job has made no progress for about {verdict.stuck_seconds:.0f} s in phase {verdict.phase}{step}, "
             f"where about {verdict.timeout_seconds:.0f} s are taken for a hang; its main thread is in "
-            f"{frame or 'an unknown place'}"
+            f"{frame or 'an unknown frame'}"
         )
         return entry(
             HANG_SUSPECTED,

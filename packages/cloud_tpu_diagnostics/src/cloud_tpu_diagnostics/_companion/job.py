@@ -12,7 +12,7 @@ from ml_diagnostics_common.processes import exists, handled_signals, read_system
 __all__ = ["STUCK_SECONDS", "Job", "StuckCheck"]
 
 STUCK_SECONDS: Final = 0.5
-"""How long the job's Python is waited for at least."""
+"""The least wait for the job's Python."""
 BUSY_SECONDS: Final = 3.0
 """The same while its threads run: they may be busy with Python, or one spins in native code with the GIL held."""
 _MOST_THREADS: Final = 256

@@ -83,7 +83,7 @@ def _read(path: Path, now: float) -> dict[str, tuple[float, float]]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the file's lock; go on without one where another process keeps it, or the file system has none."""
+    """Hold the file's lock; continue without it if another process keeps it, or the file system has none."""
     descriptor = -1
     try:
         with contextlib.suppress(OSError):

@@ -27,17 +27,17 @@ from cloud_tpu_diagnostics.entries import SNAPSHOT, entry
 __all__ = ["END_SECONDS", "LINGER_SECONDS", "LONGEST_END_SECONDS", "Companion", "main"]
 
 LINGER_SECONDS = 2.0
-"""How long the job's end is waited for after it has left the block: then its exit reason is exact."""
+"""The wait for the job's end after it has left the block, which makes its exit reason exact."""
 END_SECONDS = 10.0
-"""How long the remaining entries may take to be shipped."""
+"""The time limit for shipping the remaining entries."""
 LONGEST_END_SECONDS = 30
-"""How long after the job's end the kernel ends this process, whatever hangs."""
+"""The time after the job's end at which the kernel ends this process, in case something hangs."""
 
 _CHECK_SECONDS = 1.0
 _QUIET_SECONDS = 0.5
-"""A dump is complete when nothing has followed for so long. One of 100 threads takes 0.04 s."""
+"""A dump is complete if nothing follows for this time. Writing one of 100 threads takes 0.04 s."""
 _MAIN_THREAD_SECONDS = 2.0
-"""How long the main thread's stack is waited for, if a dump was cut."""
+"""The wait for the main thread's stack, if a dump was cut."""
 _READ_BYTES = 2**20
 
 

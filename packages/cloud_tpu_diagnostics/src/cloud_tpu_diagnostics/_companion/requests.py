@@ -23,7 +23,7 @@ __all__ = ["UnansweredRequests", "main"]
 _CHECK_SECONDS = 0.05
 _RECHECK_SECONDS = 0.25
 _LONGEST_WAIT_SECONDS = 60.0
-"""Of the helper, between two checks if the job lives: where its end is not readable as the job's process descriptor."""
+"""The helper's interval between checks if the job lives; needed if it has no process descriptor of the job."""
 _MOST_BYTES = 65_536
 
 
@@ -44,7 +44,7 @@ class UnansweredRequests:
         self._waiting = 0
         """The number of requests that were unread in the last step."""
         self._dumped = 0
-        """The number of these that faulthandler was asked for already."""
+        """The number of these for which faulthandler has already been signalled."""
 
     @property
     def descriptor(self) -> int | None:
@@ -52,7 +52,7 @@ class UnansweredRequests:
         return None if self._waiting else self._wakeups.fileno()
 
     def step(self, now: float) -> float | None:
-        """Check for unanswered requests, and ask faulthandler if it is time.
+        """Check for unanswered requests, and signal faulthandler if it is time.
 
         Args:
             now: Monotonic seconds.

@@ -1,4 +1,4 @@
-"""Equal stacks together: the threads of a process, and the processes of a job."""
+"""Equal stacks grouped: the threads of a process, and the processes of a job; and the activity that a stack shows."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = [
     "main_thread",
     "name_processes",
     "plural",
+    "relevant_frame",
     "short_path",
-    "telling_frame",
     "where",
 ]
 
 MAIN_THREAD: Final = "MainThread"
 _PATIENCE_SECONDS: Final = 60.0
 _NAMES_KEPT: Final = 3
-_NAMES_SAID: Final = 5
+_NAMES_SHOWN: Final = 5
 
 
 class ThreadGroup(NamedTuple):
@@ -41,38 +41,38 @@ class ThreadGroup(NamedTuple):
     frames: tuple[Frame, ...]
     """Innermost first."""
     threads: int
-    """How many they are."""
+    """The number of threads."""
     names: tuple[str, ...]
-    """Of the first few."""
+    """The names of the first few."""
     has_main: bool
-    """The main thread is one of them."""
+    """True if the main thread is one of them."""
 
 
 class ProcessDump(NamedTuple):
-    """The last that is known of one process."""
+    """The newest dump of one process."""
 
     process: str
-    """What people call it: see `name_processes`."""
+    """Its name in output: see `name_processes`."""
     host: str
     process_index: int | None
     pid: int
     step: int | None
     phase: str | None
     time_ns: int
-    """When it was written, in ns since 1970."""
+    """When it was written, in nanoseconds since the epoch."""
     threads: tuple[ThreadStack, ...]
     headline: str = ""
-    """`Fatal Python error: Segmentation fault`, where it crashed; or the line of an exception that left the block."""
+    """`Fatal Python error: Segmentation fault`, if it crashed; or the line of an exception that left the block."""
     ended: str = ""
-    """How it ended, if it has."""
+    """Its outcome, if it has ended."""
     interval_seconds: float | None = None
-    """How often it writes, if that is known."""
+    """The interval of its dumps, if known."""
     has_ended_well: bool = False
-    """It exited with 0, or left its block at the end."""
+    """True if it exited with 0, or left its block at the end."""
 
     @property
     def has_crashed(self) -> bool:
-        """Its last words are those of a fault."""
+        """True if its newest dump is of a fault."""
         return self.headline.startswith("Fatal Python error")
 
     @property
@@ -82,15 +82,15 @@ class ProcessDump(NamedTuple):
 
 
 class ProcessGroup(NamedTuple):
-    """Processes whose main threads have the same stack."""
+    """Processes with the same stack of their main threads."""
 
     frames: tuple[Frame, ...]
-    """Of the main thread, innermost first; none where it is not known."""
+    """Of the main thread, innermost first; empty if unknown."""
     processes: tuple[ProcessDump, ...]
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that they are at, each once, ascending."""
+        """Their present steps, each once, ascending."""
         return tuple(sorted({dump.step for dump in self.processes if dump.step is not None}))
 
 
@@ -98,33 +98,33 @@ class JobPicture(NamedTuple):
     """All processes of a job."""
 
     groups: tuple[ProcessGroup, ...]
-    """Those that are heard of, the most first."""
+    """The processes that still write, the largest group first."""
     ended: tuple[ProcessDump, ...]
-    """Those that crashed or ended."""
+    """The processes that crashed or ended."""
     silent: tuple[tuple[ProcessDump, float], ...]
-    """Those that should have written since, and for how many seconds they have not."""
+    """The processes with an overdue dump, and the seconds since their last one."""
     missing: tuple[int, ...]
-    """The process indices, below the highest, that nothing is known of."""
+    """The process indices below the highest without any dump."""
 
     @property
     def processes(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         return sum(len(group.processes) for group in self.groups) + self.not_in_groups
 
     @property
     def not_in_groups(self) -> int:
-        """How many ended, fell silent or are missing."""
+        """The number of processes that ended, are silent or missing."""
         return len(self.ended) + len(self.silent) + len(self.missing)
 
 
 def group_threads(threads: Iterable[ThreadStack]) -> tuple[ThreadGroup, ...]:
-    """Puts threads with equal stacks together.
+    """Group threads by equal stack.
 
     Args:
         threads: Of one process, in the order of the dump.
 
     Returns:
-        The main thread's group first, then the others, the most threads first.
+        The main thread's group first, then the others by number of threads.
     """
     threads = tuple(threads)
     main = main_thread(threads)
@@ -141,23 +141,23 @@ def group_threads(threads: Iterable[ThreadStack]) -> tuple[ThreadGroup, ...]:
 
 
 def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
-    """The main thread of one process, or None where it is not among them.
+    """Return the main thread of one process; None if it is not among them.
 
-    A dump has the main thread last, unless it was cut; then it stands alone and nameless after it. It was not begun
-    by the module `threading`.
+    A dump has the main thread last, unless it was cut; then that follows it alone and without a name. The main thread
+    was not started by the module `threading`.
     """
     for thread in reversed(threads):
         if thread.thread in ("", MAIN_THREAD):
             return thread
-    return threads[-1] if threads and not _is_begun_by_threading(threads[-1]) else None
+    return threads[-1] if threads and not _is_started_by_threading(threads[-1]) else None
 
 
-def _is_begun_by_threading(thread: ThreadStack) -> bool:
+def _is_started_by_threading(thread: ThreadStack) -> bool:
     return bool(thread.frames) and thread.frames[-1].function == "_bootstrap" and "threading" in thread.frames[-1].file
 
 
 def name_processes(dumps: Iterable[ProcessDump]) -> list[ProcessDump]:
-    """Names each process for people: by its host, and by its index or pid too where a host has several."""
+    """Name each process by its host, and also by its index or pid if the host has several."""
     dumps = list(dumps)
     of_host = Counter(dump.host for dump in dumps)
     of_index = Counter((dump.host, dump.process_index) for dump in dumps)
@@ -172,13 +172,13 @@ def name_processes(dumps: Iterable[ProcessDump]) -> list[ProcessDump]:
 def group_processes(
     dumps: Iterable[ProcessDump], *, now_ns: int | None = None, silent_after_seconds: float | None = None
 ) -> JobPicture:
-    """Puts processes together whose main threads have equal stacks.
+    """Group processes by equal stacks of their main threads.
 
     Args:
         dumps: The newest of each process.
-        now_ns: When it is now, in ns since 1970; None is the newest dump's time, for records of the past.
-        silent_after_seconds: Who has written nothing for so long is silent; None is one and a half intervals of the
-            process, of the slowest where its own is not known, or a minute where none is.
+        now_ns: Now, in nanoseconds since the epoch; None is the newest dump's time, for records of the past.
+        silent_after_seconds: A process without a dump for this time is silent; None is 1.5 intervals of the process,
+            of the slowest process if its own is unknown, or a minute if all are.
     """
     dumps = sorted(dumps, key=lambda dump: (dump.process_index is None, dump.process_index or 0, dump.process))
     usual_seconds = max((dump.interval_seconds or 0.0 for dump in dumps), default=0.0)
@@ -204,15 +204,15 @@ def _patience_seconds(interval_seconds: float) -> float:
 
 
 def _missing(dumps: Sequence[ProcessDump]) -> tuple[int, ...]:
-    """Indices that nobody has, if every process has one of its own."""
+    """Return the indices without a process, if every process has one of its own."""
     indices = {dump.process_index for dump in dumps if dump.process_index is not None}
     if len(indices) != len(dumps) or max(indices, default=0) >= 4 * len(dumps):
-        return ()  # Half-known, or no indices at all: TPU_WORKER_ID of one slice, say.
+        return ()  # Only known in part, or not indices of the job, for example TPU_WORKER_ID of one slice.
     return tuple(sorted(set(range(max(indices, default=-1) + 1)) - indices))
 
 
 def describe(picture: JobPicture) -> str:
-    """The picture in one sentence: what most do, and who is odd.
+    """Describe the picture in one sentence: the activity of most processes, and the exceptions.
 
     `126 of 128 wait in psum (train.py:88) at step 4210; host-17 is in __next__ (data.py:40); host-40 has sent nothing
     for 92 s`
@@ -220,25 +220,25 @@ def describe(picture: JobPicture) -> str:
     parts = []
     for number, group in enumerate(picture.groups):
         many = len(group.processes)
-        who = _names(group.processes)
+        subject = _names(group.processes)
         if number == 0 and picture.processes > 1:
-            who = f"all {many}" if many == picture.processes else f"{many} of {picture.processes}"
+            subject = f"all {many}" if many == picture.processes else f"{many} of {picture.processes}"
         text = activity_of(group.frames).text if group.frames else "did not show their main thread"
-        parts.append(f"{who} {plural(text) if many > 1 else text}{_steps(group)}")
+        parts.append(f"{subject} {plural(text) if many > 1 else text}{_steps(group)}")
     ends: dict[str, list[ProcessDump]] = {}
     for dump in picture.ended:
         ends.setdefault(_end(dump), []).append(dump)
     parts += [_names(same) + end for end, same in ends.items()]
-    parts += _say_silent(picture.silent)
+    parts += _silent_texts(picture.silent)
     if picture.missing:
-        some = ", ".join(str(index) for index in picture.missing[:_NAMES_SAID])
-        more = f" and {len(picture.missing) - _NAMES_SAID} more" if len(picture.missing) > _NAMES_SAID else ""
-        parts.append(f"of process {some}{more} nothing is there")
+        some = ", ".join(str(index) for index in picture.missing[:_NAMES_SHOWN])
+        more = f" and {len(picture.missing) - _NAMES_SHOWN} more" if len(picture.missing) > _NAMES_SHOWN else ""
+        parts.append(f"process {some}{more} has written nothing")
     return "; ".join(parts)
 
 
-def _say_silent(silent: Sequence[tuple[ProcessDump, float]]) -> list[str]:
-    if len(silent) <= _NAMES_SAID:
+def _silent_texts(silent: Sequence[tuple[ProcessDump, float]]) -> list[str]:
+    if len(silent) <= _NAMES_SHOWN:
         return [f"{dump.process} has sent nothing for {seconds:.0f} s" for dump, seconds in silent]
     seconds = [seconds for _, seconds in silent]
     return [f"{_names([dump for dump, _ in silent])} have sent nothing for {min(seconds):.0f} to {max(seconds):.0f} s"]
@@ -252,13 +252,13 @@ def _end(dump: ProcessDump) -> str:
     else:
         return f": {dump.ended}"
     current = next((thread for thread in dump.threads if thread.is_current and thread.frames), None)
-    place = "" if current is None else f" in {where(telling_frame(current.frames))}"
-    return end + place + (f" at step {dump.step}" if dump.exception and dump.step is not None else "")
+    location = "" if current is None else f" in {where(relevant_frame(current.frames))}"
+    return end + location + (f" at step {dump.step}" if dump.exception and dump.step is not None else "")
 
 
 def _names(dumps: Sequence[ProcessDump]) -> str:
-    some = ", ".join(dump.process for dump in dumps[:_NAMES_SAID])
-    return some + (f" and {len(dumps) - _NAMES_SAID} more" if len(dumps) > _NAMES_SAID else "")
+    some = ", ".join(dump.process for dump in dumps[:_NAMES_SHOWN])
+    return some + (f" and {len(dumps) - _NAMES_SHOWN} more" if len(dumps) > _NAMES_SHOWN else "")
 
 
 def _steps(group: ProcessGroup) -> str:
@@ -276,18 +276,18 @@ def _steps(group: ProcessGroup) -> str:
 
 
 class Activity(NamedTuple):
-    """What a thread does."""
+    """The activity of a thread, as its stack shows it."""
 
     text: str
     """`idle worker pool`, `waits in psum (collectives.py:88)`, `is in parse (data.py:12)`."""
     frame: Frame | None
-    """The frame that tells it."""
+    """The frame that shows it."""
     is_idle: bool
-    """Nobody need look at it: it waits for work."""
+    """True if it waits for work, so that its stack is not of interest."""
 
 
 _IDLE: Final = (
-    # File, function, and what a thread does whose first frames that tell anything end there.
+    # File, function, and the activity of a thread if all its frames further in only wait.
     ("concurrent/futures/thread.py", "_worker", "idle worker pool"),
     ("concurrent/futures/process.py", "run", "process pool's manager"),
     ("concurrent/futures/process.py", "_process_worker", "idle process pool worker"),
@@ -310,7 +310,7 @@ _WAITING_FILES: Final = re.compile(
     r"(?:(?:threading|queue|socket|selectors|ssl|subprocess|_weakrefset|contextlib|signal"
     r"|concurrent[/\\]futures[/\\]_base|multiprocessing[/\\](?:connection|queues|synchronize|popen_\w+|process|pool)"
     r"|asyncio[/\\](?:runners|base_events|events|selector_events|locks|queues))\.py)$"
-    r"|^<frozen |\.so(?:\.[\d.]+)?$"  # Native frames tell less than who called them.
+    r"|^<frozen |\.so(?:\.[\d.]+)?$"  # A native frame is less informative than its caller.
 )
 _LIBRARY: Final = re.compile(r"[/\\](?:site-packages|dist-packages|python3\.\d+t?)[/\\](?!site-packages|dist-packages)")
 _LIBRARIES: Final = re.compile(r"[/\\](?:site-packages|dist-packages|python3\.\d+t?|Lib)[/\\]|^<")
@@ -326,14 +326,14 @@ _WAITING_FUNCTIONS: Final = re.compile(
 
 @lru_cache(maxsize=4096)
 def activity_of(frames: tuple[Frame, ...]) -> Activity:
-    """Tells what a thread does.
+    """Return the activity of a thread.
 
     Args:
         frames: Innermost first.
     """
     if not frames:
         return Activity("has no Python frame", None, False)
-    frame = telling_frame(frames)
+    frame = relevant_frame(frames)
     idle = _idle_text(frames)
     if idle is None and _OURS.search(frame.file) and frames[-1].function != "<module>":
         idle = "the diagnostics' own"
@@ -347,19 +347,19 @@ def activity_of(frames: tuple[Frame, ...]) -> Activity:
     return Activity(text if caller is None else f"{text}, called from {where(caller)}", frame, False)
 
 
-def telling_frame(frames: Sequence[Frame]) -> Frame:
-    """The innermost frame that is not one of the standard library's ways to wait; the innermost if all are."""
+def relevant_frame(frames: Sequence[Frame]) -> Frame:
+    """Return the innermost frame that is not a wait in the standard library; the innermost if all are."""
     return next((frame for frame in frames if not _WAITING_FILES.search(frame.file)), frames[0])
 
 
 def where(frame: Frame) -> str:
-    """`psum (collectives.py:88)`."""
+    """Return a frame as `psum (collectives.py:88)`."""
     line = f":{frame.line}" if frame.line else ""
     return f"{frame.function} ({short_path(frame.file)}{line})"
 
 
 def short_path(file: str) -> str:
-    """The path inside of its library, or the name of the file."""
+    """Return the path inside of its library, or the name of the file."""
     library = _LIBRARY.search(file)
     if library is not None:
         return file[library.end() :]
@@ -367,18 +367,18 @@ def short_path(file: str) -> str:
 
 
 def plural(text: str) -> str:
-    """An activity's text of several: `wait in psum (collectives.py:88)`."""
+    """Return the text of an activity for several threads: `wait in psum (collectives.py:88)`."""
     verb, space, rest = text.partition(" ")
     return {"waits": "wait", "is": "are", "has": "have"}.get(verb, verb) + space + rest
 
 
 def _bare(function: str) -> str:
-    """Without its class, which py-spy writes as well."""
+    """Return a function without its class, which py-spy writes as well."""
     return function.rpartition(".")[2]
 
 
 def _idle_text(frames: Sequence[Frame]) -> str | None:
-    """What the table says of the innermost frame that it has, if all frames further in only wait."""
+    """Return the table's text for the innermost frame in it, if all frames further in only wait."""
     for frame in frames:
         path = frame.file.replace("\\", "/")
         name = _bare(frame.function)
@@ -391,7 +391,7 @@ def _idle_text(frames: Sequence[Frame]) -> str | None:
 
 
 def _callers_frame(frames: Sequence[Frame], frame: Frame) -> Frame | None:
-    """The innermost frame of the user's own code, if `frame` is a library's."""
+    """Return the innermost frame of the user's own code, if `frame` is a library's."""
     if not _LIBRARIES.search(frame.file):
         return None
     return next((other for other in frames if not _LIBRARIES.search(other.file)), None)

@@ -1,10 +1,10 @@
-"""What faulthandler wrote, read again: dumps of threads of frames.
+"""A parser of faulthandler's dumps.
 
-The format is that of `Python/traceback.c` and `Modules/faulthandler.c` of CPython 3.10 to 3.14. A dump begins with
-`Timeout (0:10:00)!` (the timer) or `Fatal Python error: ...` (a fault); one that a signal asked for begins at once with
-a thread. Its threads come newest first, an empty line between two of them, and at most 100: then `...` ends it.
+The format is that of `Python/traceback.c` and `Modules/faulthandler.c` of CPython 3.10 to 3.14. A dump starts with
+`Timeout (0:10:00)!` (the timer) or `Fatal Python error: ...` (a fault); one that was requested by a signal starts with
+a thread. The newest thread is first, with an empty line between two threads; after 100 threads, `...` ends the dump.
 
-The format of an exception is ours (`exception_text`), in the same lines of frames:
+The format of an exception is our own (`exception_text`), in the same lines of frames:
 
     Exception left diagnose() at step 12: ValueError: batch 12 is empty
     Stack (most recent call first):
@@ -41,17 +41,17 @@ _MOST_DUMP_CHARACTERS = 2**22
 
 
 class Trigger(str, enum.Enum):
-    """What made a dump."""
+    """The cause of a dump."""
 
     TIMER = "timer"
     SIGNAL = "signal"
     FAULT = "fault"
     EXCEPTION = "exception"
-    """The block was left with one. Its stack comes first; those of exceptions that it is linked to follow."""
+    """The block was left with one. Its stack is first, followed by those of the exceptions that it is linked to."""
 
     @property
     def is_last(self) -> bool:
-        """True where the process, or its block, has ended with it."""
+        """True if the process, or its block, has ended with it."""
         return self in (Trigger.FAULT, Trigger.EXCEPTION)
 
 
@@ -60,7 +60,7 @@ class Frame(NamedTuple):
 
     file: str
     line: int
-    """0 where it is not known."""
+    """0 if unknown."""
     function: str
 
 
@@ -71,39 +71,39 @@ class ThreadStack(NamedTuple):
     """As it was written: `0x00007f12`, `0x00007f12 [worker_3]`, a name, or nothing for a stack on its own. Of an
     exception linked to the first: `Caused by KeyError: 'y'`."""
     is_current: bool
-    """It holds the GIL, got the signal, or raised the exception."""
+    """True if it holds the GIL, received the signal, or raised the exception."""
     frames: tuple[Frame, ...]
     """Innermost first."""
 
 
 class Dump(NamedTuple):
-    """What was written at one time."""
+    """One dump."""
 
     trigger: Trigger
     headline: str
     """`Timeout (0:10:00)!`, `Fatal Python error: Segmentation fault`, the line of an exception, or nothing."""
     threads: tuple[ThreadStack, ...]
     is_cut: bool
-    """There are more threads than were written: the oldest are missing, the main thread among them."""
+    """True if not all threads were written: the oldest are missing, among them the main thread."""
     text: str
-    """Its lines, without those that others wrote between them."""
+    """Its lines, without those that the program wrote between them."""
 
     @property
     def step(self) -> int | None:
-        """The step that an exception ended, where the job published one."""
+        """The step that an exception ended, if the job published one."""
         found = _STEP.match(self.headline)
         return int(found[1]) if found is not None else None
 
 
 def parse_dumps(text: str | bytes) -> list[Dump]:
-    """All dumps in a text, whatever else is in it. Never raises."""
+    """Return all dumps in a text that may contain anything else; never raise."""
     parser = DumpParser()
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return parser.feed(data) + parser.finish()
 
 
 class DumpParser:
-    """Reads dumps as they are written, in pieces cut anywhere.
+    """Parses dumps as they are written, in pieces cut anywhere.
 
     It never raises, and holds one dump and one line at most, each capped.
     """
@@ -115,10 +115,10 @@ class DumpParser:
         self._after_empty_line = False
 
     def feed(self, data: bytes) -> list[Dump]:
-        """Takes what was written since the last call.
+        """Add what was written since the last call.
 
         Returns:
-            The dumps that are complete now. Where nothing follows a dump only time tells: see `finish`.
+            The dumps that are complete now. The end of a dump that nothing follows is not visible: see `finish`.
         """
         if self._skips_to_newline:
             _, newline, data = data.partition(b"\n")
@@ -133,23 +133,23 @@ class DumpParser:
         return self._read(whole.decode("utf-8", "backslashreplace")) if whole else []
 
     def finish(self) -> list[Dump]:
-        """The dump that is open, if there is one: call it at the end, or when nothing has come for a while."""
+        """Return the open dump, if there is one; call it at the end, or when nothing was added for a while."""
         tail, self._tail = self._tail, b""
         dumps = self._read(tail.decode("utf-8", "backslashreplace") + "\n") if tail else []
         self._after_empty_line = False
         return dumps + self._close()
 
     def _read(self, text: str) -> list[Dump]:
-        """The dumps that these whole lines complete."""
+        """Return the dumps that these whole lines complete."""
         complete: list[Dump] = []
         for match in _PIECES.finditer(text.replace("\r\n", "\n") if "\r" in text else text):
             kind = match.lastgroup
             if kind == "other":
                 line = match.group()
-                begin = _BEGIN_IN_LINE.search(line, 1)
-                if begin is not None:  # Behind a progress bar, say, that ends no line.
+                start = _START_IN_LINE.search(line, 1)
+                if start is not None:  # For example after a progress bar, which does not end its line.
                     self._after_empty_line = False
-                    complete += self._read(line[begin.start() :])
+                    complete += self._read(line[start.start() :])
                     continue
             elif kind is not None:
                 complete += self._take(kind, match)
@@ -168,7 +168,7 @@ class DumpParser:
             self._open.add_thread(thread_id, name, current is not None, stack, text)
             return complete
         if kind in ("header", "timeout", "fault", "exception"):
-            return self._begin(kind, text)
+            return self._start_dump(kind, text)
         if kind == "cut":
             return self._cut(text)
         if kind == "frames":
@@ -181,14 +181,14 @@ class DumpParser:
         return self._close() if kind == "modules" and self._open.trigger is Trigger.FAULT else []
 
     def _goes_on_with(self, thread_id: str | None) -> bool:
-        """Whether a thread belongs to the open dump: the first of one follows no empty line, and none comes twice."""
+        """Return True if a thread belongs to the open dump: its first follows no empty line, and none is repeated."""
         if self._open.trigger is Trigger.EXCEPTION:
             return thread_id is None and (self._open.is_linked or not self._open.threads)
         if not self._open.threads:
             return True
         return self._after_empty_line and thread_id is not None and thread_id not in self._open.ids
 
-    def _begin(self, kind: str, line: str) -> list[Dump]:
+    def _start_dump(self, kind: str, line: str) -> list[Dump]:
         closed = [] if kind == "timeout" and self._open.is_only_a_header() else self._close()
         self._open.trigger = _TRIGGERS.get(kind, Trigger.TIMER)
         if kind != "header":
@@ -219,12 +219,12 @@ class _OpenDump:
         self.ids: set[str] = set()
         self.is_cut = False
         self._texts: list[str] = []
-        self._room = _MOST_DUMP_CHARACTERS
+        self._space_left = _MOST_DUMP_CHARACTERS
         self._linked = ""
 
     @property
     def is_linked(self) -> bool:
-        """True where the next stack is of an exception that the one before is linked to."""
+        """True if the next stack is of an exception that the previous one is linked to."""
         return bool(self._linked)
 
     def link(self, line: str) -> None:
@@ -245,7 +245,7 @@ class _OpenDump:
         self._linked = ""
 
     def add_frames(self, text: str) -> None:
-        """Those that somebody else's lines, or the end of what was read, parted from their thread."""
+        """Add frames that lines of the program, or the end of a piece, have separated from their thread."""
         if self.threads and self._add(text):
             last = self.threads[-1]
             self.threads[-1] = last._replace(frames=last.frames + _frames(text))
@@ -255,9 +255,9 @@ class _OpenDump:
             self._add(text)
 
     def _add(self, text: str) -> bool:
-        self._room -= len(text)
-        if self._room < 0:
-            self._room = 0  # What is too long stays so: no later, shorter line gets in.
+        self._space_left -= len(text)
+        if self._space_left < 0:
+            self._space_left = 0  # Later, shorter lines are left out as well.
             self.is_cut = True
             return False
         self._texts.append(text)
@@ -300,7 +300,7 @@ _PIECES = re.compile(
     """,
     re.VERBOSE,
 )
-_BEGIN_IN_LINE = re.compile(
+_START_IN_LINE = re.compile(
     rf"""
     {re.escape(HEADER_START)} | {re.escape(EXCEPTION_START)} | Timeout[ ]\(\d+:\d\d:\d\d | Fatal[ ]Python[ ]error:
     | (?:Current[ ]t|T)hread[ ]0x[0-9a-fA-F]{{1,16}}[ ] | Stack[ ]\(most[ ]recent[ ]call[ ]first\):
@@ -312,11 +312,11 @@ _STEP = re.compile(re.escape(EXCEPTION_START) + r" at step (-?\d{1,18}):")
 _TRIGGERS: Final = {"fault": Trigger.FAULT, "exception": Trigger.EXCEPTION}
 
 
-@lru_cache(maxsize=2048)  # Most threads wait where others do, and where they did the last time.
+@lru_cache(maxsize=2048)  # Most threads wait in the same frames as others, and as before.
 def _frames(text: str) -> tuple[Frame, ...]:
-    """Return frames without what faulthandler writes in place of some: `  ...`, `  <no Python frame>`.
+    """Return frames without faulthandler's marks: `  ...`, `  <no Python frame>`.
 
-    Those that were left out of an exception's stack are a frame without a file, so that who reads knows where.
+    A mark for frames that were left out of an exception's stack is a frame without a file, so that its position shows.
     """
     return tuple(
         Frame("", 0, f"... {left_out} ...")

@@ -1,7 +1,7 @@
-"""The threads of this process by equal stack, taken while Python can run.
+"""The threads of this process, grouped by equal stack while Python can run.
 
-Under the GIL only pairs of code and instruction are copied; lines are looked up afterwards, once for each stack that
-differs. The frames are let go at once: they hold the variables of the job.
+Under the GIL only pairs of code and instruction are copied. Line numbers are computed afterwards, once for each
+different stack. The frames are released at once, since they hold the variables of the job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from ml_diagnostics_common.thread_frames import current_frames
 from ml_diagnostics_common.worker import thread_names
 
-from cloud_tpu_diagnostics._dumps.grouping import ThreadGroup
+from cloud_tpu_diagnostics._dumps.grouping import ThreadGroup, activity_of, plural
 from cloud_tpu_diagnostics._dumps.parser import Frame
 
 __all__ = ["Snapshot", "SnapshotHistory", "Unchanged", "describe", "take_snapshot"]
@@ -35,23 +35,23 @@ class Snapshot(NamedTuple):
     """The threads of a process at one time."""
 
     groups: tuple[ThreadGroup, ...]
-    """By equal stack: the main thread's first, then the most threads first."""
+    """One for each stack: the main thread's first, then by number of threads."""
     thread_count: int
     time_ns: int
-    """When, in ns since 1970."""
+    """Nanoseconds since the epoch."""
 
     def to_json(self, *, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:
-        """As JSON: `time_ns`, `threads`, `groups`, and how many groups were left out for want of room.
+        """Return it as JSON: `time_ns`, `threads`, `groups`, and the number of groups that were left out.
 
         Args:
-            most_bytes: About what the groups may take; the last ones, of the fewest threads, do not get in.
+            most_bytes: About the largest size of the groups; the last ones, with the fewest threads, are left out.
         """
         groups: list[dict[str, Any]] = []
-        room = most_bytes
+        space_left = most_bytes
         for group in self.groups:
             frames = [_frame_text(frame) for frame in group.frames]
-            room -= sum(len(frame) + 4 for frame in frames) + sum(map(len, group.names)) + 80
-            if room < 0:
+            space_left -= sum(len(frame) + 4 for frame in frames) + sum(map(len, group.names)) + 80
+            if space_left < 0:
                 break
             groups.append(
                 {"threads": group.threads, "main": group.has_main, "names": list(group.names), "frames": frames}
@@ -62,23 +62,23 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def from_json(cls, encoded: Mapping[str, Any]) -> Snapshot:
-        """What `to_json` made; numbers may have become floats on the way.
+        """Return the snapshot that `to_json` encoded; numbers may have become floats since.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: It is not a snapshot.
         """
         try:
             groups = tuple(_group_from_json(group) for group in encoded["groups"])
             return cls(groups, int(encoded["threads"]), int(encoded.get("time_ns", 0)))
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise ValueError(f"this is no snapshot ({type(error).__name__}: {error})") from error
+            raise ValueError(f"invalid snapshot ({type(error).__name__}: {error})") from error
 
 
 def take_snapshot(*, leave_out: Collection[int] = ()) -> Snapshot:
-    """Takes a snapshot of all threads but the caller's; of the main thread even if it is the caller.
+    """Take a snapshot of all threads except the caller's; of the main thread even if it is the caller.
 
     Args:
-        leave_out: Identifiers of further threads that are nobody's business: our own.
+        leave_out: Identifiers of further threads to leave out: those of this package.
     """
     time_ns = time.time_ns()
     stacks = _copy_stacks()
@@ -135,37 +135,37 @@ def _resolve(
 
 
 def _line(code: CodeType, instruction: int) -> int:
-    """The line of an instruction; the function's first where a line has none."""
-    for begin, end, line in code.co_lines():
-        if begin <= instruction < end:
+    """Return the line of an instruction; the function's first if the instruction has none."""
+    for first, end, line in code.co_lines():
+        if first <= instruction < end:
             return line or code.co_firstlineno
     return code.co_firstlineno
 
 
 class Unchanged(NamedTuple):
-    """For how long threads have stood where they stand."""
+    """How long a stack has not changed."""
 
     snapshots: int
-    """How many snapshots before this one, in a row, had the same stack; 0 for a new one."""
+    """The number of consecutive snapshots before this one with the same stack; 0 for a new one."""
     seconds: float
     """Since the first of them."""
 
 
 class SnapshotHistory:
-    """Remembers the last snapshot's stacks, and since when each is there."""
+    """The stacks of the last snapshot, and the time since which each has been there."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[bool, tuple[Frame, ...]], tuple[int, int]] = {}
 
     def seen(self, snapshot: Snapshot, now_ns: int | None = None) -> tuple[Unchanged, ...]:
-        """Takes note of a snapshot.
+        """Add a snapshot.
 
         Args:
             snapshot: The next one.
             now_ns: When it was taken, by the monotonic clock; None is now.
 
         Returns:
-            For each of its groups, since when its stack is there.
+            For each of its groups, how long its stack has not changed.
         """
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         before, self._since = self._since, {}
@@ -179,28 +179,23 @@ class SnapshotHistory:
 
 
 def describe(snapshot: Snapshot, unchanged: Sequence[Unchanged] = ()) -> str:
-    """A snapshot for people: a line a group, and the stacks of those that are not idle.
+    """Return a snapshot as text: a line for each group, and the stacks of those that are not idle.
 
     Args:
-        snapshot: What was taken.
-        unchanged: What `SnapshotHistory.seen` said of it, if anybody asked.
+        snapshot: The snapshot.
+        unchanged: The result of `SnapshotHistory.seen` for it, if known.
     """
-    from cloud_tpu_diagnostics._dumps.grouping import (  # The companion describes; the job only takes.
-        activity_of,
-        plural,
-    )
-
     many = len(snapshot.groups)
     lines = [f"{_count(snapshot.thread_count, 'thread')} in {_count(many, 'group')} of equal stacks"]
     for number, group in enumerate(snapshot.groups):
         activity = activity_of(group.frames)
-        who = "main thread" if group.has_main and group.threads == 1 else _count(group.threads, "thread")
+        subject = "main thread" if group.has_main and group.threads == 1 else _count(group.threads, "thread")
         if group.has_main and group.threads > 1:
-            who += ", the main thread among them,"
+            subject += ", the main thread among them,"
         named = "" if group.has_main and group.threads == 1 else f" ({_names(group)})"
         still = _still(unchanged[number]) if number < len(unchanged) else ""
         text = activity.text if group.threads == 1 else plural(activity.text)
-        lines.append(f"{who}{named}: {text}{still}")
+        lines.append(f"{subject}{named}: {text}{still}")
         if not activity.is_idle or group.has_main:
             lines += [f"    {_frame_text(frame)}" for frame in group.frames]
     return "\n".join(lines)
@@ -230,10 +225,10 @@ def _frame_text(frame: Frame) -> str:
 
 
 def _frame_from_text(text: str) -> Frame:
-    function, _, place = text.partition(" (")
-    file, _, line = place.rpartition(":")
+    function, _, location = text.partition(" (")
+    file, _, line = location.rpartition(":")
     if not line.endswith(")"):
-        raise ValueError(f"{text!r} is no frame")
+        raise ValueError(f"expected a frame such as 'f (file.py:1)', got {text!r}")
     return Frame(file, int(line[:-1]), function)
 
 

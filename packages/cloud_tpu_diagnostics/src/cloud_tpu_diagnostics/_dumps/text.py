@@ -1,4 +1,7 @@
-"""Dumps of all threads as faulthandler writes them, made by Python: complete, and safe in a program that runs."""
+"""Dumps as text: all threads in faulthandler's format, and exceptions in the same format.
+
+Other than faulthandler, Python writes all threads, and cannot crash a program that runs.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +34,25 @@ EXCEPTION_START: Final = "Exception left diagnose()"
 
 
 _DEEPEST = 100
-"""Frames of a thread; faulthandler's limit too."""
+"""Frames of a thread; also faulthandler's limit."""
 _LONGEST_NAME = 500
 _PART_BYTES = 1 << 16
 _PIPE_BYTES = 4096
-"""PIPE_BUF of Linux: a pipe that polls as writable takes so many at once."""
+"""PIPE_BUF of Linux: a pipe that polls as writable accepts so many in one write."""
 _WAIT_SECONDS = 0.005
 _MOST_WAITS = 200
 
 
 def dump_text(interval_seconds: float, goes_on: Callable[[], bool], leave_out: Collection[int] = ()) -> str:
-    """Returns the stacks of all threads but the caller's, newest thread first, under faulthandler's headline.
+    """Return the stacks of all threads except the caller's, newest thread first, under faulthandler's headline.
 
     faulthandler would stop at 100 threads, and hold the GIL for a third of a millisecond for each.
 
     Args:
         interval_seconds: For the headline.
-        goes_on: Asked before each thread; False: the rest is not wanted any more. Who leaves the block meanwhile would
-            wait for this thread at every call to the system, a switch interval each.
-        leave_out: Identifiers of further threads of ours.
+        goes_on: Called before each thread; False leaves out the rest. A thread that leaves the block meanwhile would
+            otherwise wait for this one at every system call, a switch interval each.
+        leave_out: Identifiers of further threads of this package.
     """
     left_out = {threading.get_ident(), *leave_out}
     frames = current_frames().items()
@@ -59,11 +62,11 @@ def dump_text(interval_seconds: float, goes_on: Callable[[], bool], leave_out: C
 
 
 def signal_dump_text(handler: CodeType, leave_out: Collection[int] = ()) -> str:
-    """Returns the stacks of all threads as faulthandler writes them upon a signal: the main thread is the current one.
+    """Return the stacks of all threads as faulthandler writes them on a signal: the main thread is the current one.
 
     Args:
-        handler: Of the signal: the main thread is shown where that interrupted it.
-        leave_out: Identifiers of threads of ours.
+        handler: The handler of the signal; the main thread is shown as it was before that interrupted it.
+        leave_out: Identifiers of threads of this package.
     """
     main = threading.main_thread().ident
     known: dict[tuple[int, int], tuple[CodeType, str]] = {}
@@ -112,14 +115,14 @@ def _exception_line(frame: CodeLocation) -> str:
     return f'  File "{frame.file}", line {frame.line or "???"} in {frame.function}'
 
 
-def write_in_parts(number: int, text: str, goes_on: Callable[[], bool], *, is_patient: bool = True) -> None:
-    """Writes to a file, a pipe or a terminal: its reader is waited for here, for a second.
+def write_in_parts(number: int, text: str, goes_on: Callable[[], bool], *, is_nonblocking: bool = True) -> None:
+    """Write to a file, a pipe or a terminal; wait for its reader here, for a second.
 
     Args:
         number: The descriptor.
-        text: What is written.
-        goes_on: Asked before each part; False: the rest is not wanted any more.
-        is_patient: Writes to it do not wait by themselves.
+        text: The text.
+        goes_on: Called before each part; False drops the rest.
+        is_nonblocking: True if writes to it never wait.
 
     Raises:
         OSError: It cannot be written.
@@ -127,24 +130,24 @@ def write_in_parts(number: int, text: str, goes_on: Callable[[], bool], *, is_pa
     data = memoryview(text.encode("ascii", "backslashreplace"))
     waits = 0
     while data and waits < _MOST_WAITS and goes_on():
-        rest = write_at_once(number, data, is_patient=is_patient)
+        rest = write_at_once(number, data, is_nonblocking=is_nonblocking)
         if rest:
             waits += 1
             time.sleep(_WAIT_SECONDS)
         data = rest
 
 
-def write_at_once(number: int, data: memoryview, *, is_patient: bool) -> memoryview:
-    """Writes what there is room for, without waiting; returns the rest.
+def write_at_once(number: int, data: memoryview, *, is_nonblocking: bool) -> memoryview:
+    """Write as much as fits without waiting; return the rest.
 
     Raises:
         OSError: It cannot be written.
     """
     poller = select.poll()
     poller.register(number, select.POLLOUT)
-    while data and (is_patient or poller.poll(0)):
+    while data and (is_nonblocking or poller.poll(0)):
         try:
-            data = data[os.write(number, data[: _PART_BYTES if is_patient else _PIPE_BYTES]) :]
+            data = data[os.write(number, data[: _PART_BYTES if is_nonblocking else _PIPE_BYTES]) :]
         except BlockingIOError:
             break
     return data
@@ -155,24 +158,24 @@ def _thread_text(ident: int, frame: FrameType, known: dict[tuple[int, int], tupl
 
 
 def _frame_texts(innermost: FrameType, known: dict[tuple[int, int], tuple[CodeType, str]]) -> Iterator[str]:
-    """Idle threads are at the same few places: each is looked up once, while others wait for the GIL."""
+    """Yield the lines of a stack; each position is formatted once, as idle threads share a few and the GIL is held."""
     frame: FrameType | None = innermost
     for _ in range(_DEEPEST):
         if frame is None:
             return
         code = frame.f_code
-        place = (id(code), frame.f_lasti)  # By identity: to hash a code object is to hash all that it is made of.
-        if place not in known:
+        position = (id(code), frame.f_lasti)  # By identity: to hash a code object is to hash all that it is made of.
+        if position not in known:
             file, function = _in_one_line(code.co_filename), _in_one_line(code.co_name)
-            known[place] = code, f'  File "{file}", line {frame.f_lineno or "???"} in {function}\n'
-        yield known[place][1]
+            known[position] = code, f'  File "{file}", line {frame.f_lineno or "???"} in {function}\n'
+        yield known[position][1]
         frame = frame.f_back
     if frame is not None:
         yield "  ...\n"
 
 
 def _in_one_line(name: str) -> str:
-    """As faulthandler writes it: 500 characters at most, without those that end a line or rule a terminal."""
+    """Return a name as faulthandler writes it: at most 500 characters, without line ends and control characters."""
     if name.isprintable() and len(name) <= _LONGEST_NAME:
         return name
     end = "..." if len(name) > _LONGEST_NAME else ""
@@ -180,7 +183,7 @@ def _in_one_line(name: str) -> str:
 
 
 def _clock_text(seconds: float) -> str:
-    """Writes seconds as faulthandler does: 0:10:00, or 0:00:00.250000."""
+    """Return seconds as faulthandler writes them: 0:10:00, or 0:00:00.250000."""
     whole, microseconds = divmod(round(seconds * 1e6), 10**6)
     minutes, second = divmod(whole, 60)
     text = f"{minutes // 60}:{minutes % 60:02}:{second:02}"

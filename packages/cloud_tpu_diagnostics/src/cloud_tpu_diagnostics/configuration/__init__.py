@@ -1,1 +1,1 @@
-"""What a job gives to `diagnose`."""
+"""The arguments of `diagnose`."""

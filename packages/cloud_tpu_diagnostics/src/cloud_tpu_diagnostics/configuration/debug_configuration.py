@@ -1,4 +1,4 @@
-"""What helps to debug a job."""
+"""The configuration of stack traces and hang detection."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["DebugConfig"]
 
 @dataclass
 class DebugConfig:
-    """Stack traces, and watching for hangs.
+    """Stack traces and hang detection.
 
     Attributes:
-        stack_trace_config: None: no stack traces.
-        hang_config: None: hangs are not watched for.
+        stack_trace_config: None collects no stack traces.
+        hang_config: None turns hang detection off.
     """
 
     stack_trace_config: StackTraceConfig | None = None

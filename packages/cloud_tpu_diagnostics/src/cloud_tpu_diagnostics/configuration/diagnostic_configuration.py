@@ -1,4 +1,4 @@
-"""All that `diagnose` is given."""
+"""The argument of `diagnose`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["DiagnosticConfig"]
 
 @dataclass
 class DiagnosticConfig:
-    """What `diagnose` does.
+    """The configuration of `diagnose`.
 
     Attributes:
-        debug_config: None: nothing.
+        debug_config: None turns everything off.
     """
 
     debug_config: DebugConfig | None = None

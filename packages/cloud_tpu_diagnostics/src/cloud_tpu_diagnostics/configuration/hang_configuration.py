@@ -1,4 +1,4 @@
-"""When a job that makes no progress is taken for stuck, and what is done then."""
+"""The configuration of hang detection: when a job without progress counts as hanging, and what is done then."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ class Verdict(NamedTuple):
 
 @dataclass
 class HangConfig:
-    """Watching for hangs.
+    """Hang detection.
 
-    Progress is what `diagnostic.heartbeat` and goodput's recorder say. A job is taken for stuck in
+    `diagnostic.heartbeat` and goodput's recorder report progress. A job counts as hanging if it reports none
 
-    - a step: when it said nothing for `safety_factor` times the 99th percentile of its last 1,000 step times;
-    - another phase: for `safety_factor` times the longest silence of its last 20 such phases;
+    - in a step: for `safety_factor` times the 99th percentile of its last 1,000 step times;
+    - in another phase: for `safety_factor` times the longest silence of its last 20 such phases;
 
     and never sooner than the floor of the phase. The first steps count as compilation.
 
     Attributes:
-        enabled: False: hangs are not watched for.
-        safety_factor: How much longer than learned a silence has to be, at least 1.
+        enabled: False turns hang detection off.
+        safety_factor: The ratio of a hang's silence to the learned one, at least 1.
         step_floor_seconds: The shortest silence in a step that can be a hang, at least 5.
         startup_floor_seconds: The same for initialisation and compilation.
-        pause_floor_seconds: The same for checkpoints, evaluations, data loading, and what has no name.
-        snapshots: How many are taken of the job's threads once it is taken for stuck.
+        pause_floor_seconds: The same for checkpoints, evaluations, data loading, and phases without a name.
+        snapshots: The number of snapshots of the job's threads that are taken once it counts as hanging.
         snapshot_interval_seconds: The time between two of them.
         on_hang: Called in a thread of the job, if Python can run there, with the verdict.
-        abort: Risk: a job that only pauses for longer than it ever did is ended, too. True: the job is ended after the
-            snapshots, so that its scheduler starts it again. A pause that has ended it once is allowed for in the next
+        abort: True ends the job after the snapshots, so that its scheduler starts it again. Risk: a job that only
+            pauses for longer than ever before is ended, too. A pause that has ended it once is allowed for in the next
             attempt on the same diagnostics folder (`ML_DIAGNOSTICS_DIR`): keep that folder between attempts, and
             announce pauses with `heartbeat(phase=...)`. As process 1 of a container the job is protected by the kernel,
             and can only end itself, if Python can run: start it with
@@ -67,15 +67,15 @@ class HangConfig:
     abort: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """All but the callback, for another process, which makes it `HangConfig(**json)` again."""
+        """Return all but the callback, for another process, which calls `HangConfig(**json)`."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "on_hang"}
 
 
 def checked(config: HangConfig) -> HangConfig:
-    """Returns the configuration, as it is.
+    """Return the configuration unchanged.
 
     Raises:
-        ConfigurationError: One of its values cannot be used.
+        ConfigurationError: One of its values is not valid.
     """
     for name in ("enabled", "abort"):
         if not isinstance(getattr(config, name), bool):

@@ -1,4 +1,4 @@
-"""Which stack traces are collected, and where they go."""
+"""The configuration of stack traces."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class StackTraceConfig:
     """Stack traces on faults, on a signal, and every so many seconds.
 
     Attributes:
-        collect_stack_trace: False: nothing is collected, and nothing happens.
-        stack_trace_to_cloud: True: to files in `/tmp/debugging`, and from there to Cloud Logging, or without a cloud to
-            the journal; False: to stderr.
+        collect_stack_trace: False collects nothing.
+        stack_trace_to_cloud: True writes to files in `/tmp/debugging`, and from there to Cloud Logging, or without a
+            cloud to the journal; False writes to stderr.
         stack_trace_interval_seconds: Seconds between two snapshots, above zero.
     """
 

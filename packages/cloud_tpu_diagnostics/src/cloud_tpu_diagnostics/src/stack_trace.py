@@ -45,7 +45,7 @@ def enable_stack_trace_dumping(stack_trace_config: StackTraceConfig) -> None:
 
 
 def disable_stack_trace_dumping(stack_trace_config: StackTraceConfig) -> None:
-    """Undo the last `enable_stack_trace_dumping`, and restore what was there before; nothing if there is none.
+    """Undo the last `enable_stack_trace_dumping`, and restore the previous state; do nothing if there is none.
 
     Args:
         stack_trace_config: What that was given.

@@ -143,7 +143,7 @@ class _Latest:
 
 
 class _Kept:
-    """What is kept of one process."""
+    """The newest entries of one process."""
 
     def __init__(self, first: LogEntry) -> None:
         self._first = first
@@ -213,7 +213,7 @@ class _Record:
     def __init__(self, labels: Mapping[str, str], first_ns: int) -> None:
         self.first_ns = self.last_ns = first_ns
         self.index = labels.get("process_index", "")
-        """Among all processes of the job, as far as it is known."""
+        """The index among all processes of the job, if known."""
         self._labels = labels
         self._threads: tuple[ThreadStack, ...] = ()
         self._step: int | None = None
@@ -221,12 +221,12 @@ class _Record:
         self._ended = ""
         self._has_ended_well = False
         self._goes_on = False
-        """What ended is a block, and not the process."""
+        """True if the end is that of a block, and the process continues."""
         self._ran_ns = first_ns
         self._texts: list[str] = []
-        """Of the dump that is younger than the last snapshot, in parts."""
+        """The parts of the dump that is younger than the last snapshot."""
         self._times_ns: deque[int] = deque(maxlen=_TIMES_KEPT)
-        """Of snapshots."""
+        """The times of the last snapshots."""
         self._stated_interval_seconds: float | None = None
 
     @property

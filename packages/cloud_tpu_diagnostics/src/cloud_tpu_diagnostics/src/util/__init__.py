@@ -1,1 +1,1 @@
-"""What is used when a configuration does not say."""
+"""The defaults of configurations."""

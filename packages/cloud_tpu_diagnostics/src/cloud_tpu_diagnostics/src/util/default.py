@@ -1,4 +1,4 @@
-"""What is used when a configuration does not say."""
+"""The defaults of configurations."""
 
 from __future__ import annotations
 
