@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from google_cloud_mldiagnostics._entries import PROCESS, SESSION
-from google_cloud_mldiagnostics._profiling import captures, deliveries, on_demand
+from google_cloud_mldiagnostics._profiling import captures, on_demand, uploads
 from google_cloud_mldiagnostics._recording.run_log import RunLog
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.control_plane import Resource
@@ -58,8 +58,8 @@ def profiled_run(
     finally:
         on_demand.stop_on_demand_xprof()
         captures.finish_profiles(finish_seconds)
-        deliveries.deliveries_of_this_process()._jobs.clear()
-        deliveries.start_afresh()
+        uploads.deliveries_of_this_process()._jobs.clear()
+        uploads.start_afresh()
         captures.start_afresh()
         set_active_run(None)
 

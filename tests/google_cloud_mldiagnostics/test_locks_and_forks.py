@@ -16,14 +16,14 @@ import pytest
 from google_cloud_mldiagnostics._profiling import locations
 from google_cloud_mldiagnostics._profiling.locations import xplane_name
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
-from google_cloud_mldiagnostics._system_metrics.claims import Claims
+from google_cloud_mldiagnostics._system_metrics.sampler import Claims
 from ml_diagnostics_common import files
 from ml_diagnostics_common.files import open_lock_file, try_lock, unlock
 
 OUTLIVED = """
     import os, sys
     from pathlib import Path
-    from google_cloud_mldiagnostics._system_metrics.claims import Claims
+    from google_cloud_mldiagnostics._system_metrics.sampler import Claims
 
     claims = Claims(Path(sys.argv[1]), "host-a")
     assert claims.hold("host")

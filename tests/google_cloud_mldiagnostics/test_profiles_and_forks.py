@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics._profiling import captures
 from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process, finish_profiles
-from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
 from google_cloud_mldiagnostics._profiling.locations import file_of
+from google_cloud_mldiagnostics._profiling.uploads import deliveries_of_this_process
 from google_cloud_mldiagnostics._profiling.xprof import Xprof
 
 from .profiled_runs import profiled_run, xplanes

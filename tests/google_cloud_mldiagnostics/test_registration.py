@@ -119,7 +119,7 @@ def test_a_concurrent_change_of_another_client_is_kept(server: ControlPlaneServe
 
 
 def test_a_profile_in_delivery_when_the_run_is_finished_is_reported(server: ControlPlaneServer) -> None:
-    from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
+    from google_cloud_mldiagnostics._profiling.uploads import deliveries_of_this_process
 
     run = start_run(strict=True)
     registration = active_run().registration

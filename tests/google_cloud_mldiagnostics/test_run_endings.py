@@ -22,7 +22,7 @@ RUN = "train-w"
 
 # A profile with a delivery that takes as long as `finish` waits for one.
 SLOW_PROFILE = """
-from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
+from google_cloud_mldiagnostics._profiling.uploads import deliveries_of_this_process
 
 def unfinished_profile():
     return None if os.environ.get("DELIVERED") else 0.01

@@ -22,11 +22,10 @@ import pytest
 from google_cloud_mldiagnostics._recording.run_log import RunLog
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics._system_metrics import SystemMetrics, cgroup, gpu, host, tpu
-from google_cloud_mldiagnostics._system_metrics.claims import Claims
 from google_cloud_mldiagnostics._system_metrics.gpu import GpuMeter, is_visible
 from google_cloud_mldiagnostics._system_metrics.host import HostMeter, ProcessMeter
 from google_cloud_mldiagnostics._system_metrics.readings import Reading, payload_of
-from google_cloud_mldiagnostics._system_metrics.sampler import Bounded
+from google_cloud_mldiagnostics._system_metrics.sampler import Bounded, Claims
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from hypothesis import given
@@ -560,7 +559,7 @@ def test_a_host_is_measured_by_one_process_and_by_the_next_when_that_is_gone(tmp
         f"""
         import time
         from pathlib import Path
-        from google_cloud_mldiagnostics._system_metrics.claims import Claims
+        from google_cloud_mldiagnostics._system_metrics.sampler import Claims
         claims = Claims(Path({str(tmp_path)!r}), "host/a")
         print(claims.hold("host"), claims.hold("host"), claims.hold("gpu"), flush=True)
         time.sleep(60)

@@ -1,6 +1,6 @@
-"""What is written to the log `ml_diagnostics_metric`: one entry a value, told apart by its monitored resource.
+"""Entries of the log `ml_diagnostics_metric`: one for each value; the monitored resource gives its kind.
 
-The resource is a `generic_node` whose `node_id` is the run's id and whose `namespace` says what the entry is:
+The resource is a `generic_node` with the run's id as `node_id` and the kind of the entry as `namespace`:
 
 a metric's name     {"values": [0.123], "step_index": 1, "unit": "1", ...labels}. A value that JSON has no number for is
                     the text NaN, Infinity or -Infinity, and the entry is marked with "not_finite": true
@@ -131,7 +131,7 @@ def session_entry(
     planes: list[str] | None = None,
     problem: str = "",
 ) -> dict[str, Any]:
-    """What one process has to say of a profile.
+    """Return the payload of one process's entry on a profile.
 
     Args:
         session_id: The session's id, the same on all hosts.

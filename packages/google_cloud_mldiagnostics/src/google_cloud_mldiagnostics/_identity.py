@@ -37,11 +37,11 @@ class Workload(NamedTuple):
     """What started this process.
 
     Attributes:
-        orchestrator: Who.
+        orchestrator: The system that started the process.
         wire: The orchestrator, as the API calls it.
         id_parts: What is the same in all processes and attempts of the workload, to be part of the run's id; empty
             where nothing tells.
-        token: What is the same in all processes of this life of the workload; empty where nothing tells.
+        token: The same text in all processes until the workload restarts; empty if the environment has none.
         details: As the control plane has it.
         given_id: What the caller or RUN_WORKLOAD_ID names it; empty where neither does.
     """
@@ -67,7 +67,7 @@ class RunIdentity(NamedTuple):
 
 
 def workload_of(run_workload_id: str | None = None, environ: Mapping[str, str] = os.environ) -> Workload:
-    """Tells what started this process, from the environment alone.
+    """Return the workload of this process, from the environment alone.
 
     Args:
         run_workload_id: What the caller names the workload; None reads RUN_WORKLOAD_ID.
@@ -99,12 +99,12 @@ def identify(
     random_bytes: Callable[[int], bytes] = os.urandom,
     agree_on: Callable[[str, str], str] = agree,
 ) -> RunIdentity:
-    """Returns the identity of the run that is about to begin, the same on all processes.
+    """Return the identity of the run that is about to start, the same on all processes.
 
     Args:
         name: What the user calls it.
-        workload: What started this process.
-        occasion: How often this process has begun a run of that name, this time included.
+        workload: The workload of this process.
+        occasion: The number of runs of that name that this process has started, with this one.
         clock: Seconds since 1970.
         random_bytes: Randomness.
         agree_on: See `agreement.agree`.
@@ -115,7 +115,7 @@ def identify(
         parts = workload.id_parts if workload.id_parts != (name,) else ()
         run_id = readable_id(name, *parts, *again, is_exact=True)
     else:
-        # In UTC, and not alone: two runs of one name may begin in one second.
+        # In UTC, and not alone: two runs of one name may start in one second.
         run_id = readable_id(name, time.strftime("%Y%m%d-%H%M%S", time.gmtime(clock())), chance[:4])
     token = f"{workload.token}/{occasion}" if workload.token else ""
     if workload.id_parts and jax_processes() is None:
@@ -184,8 +184,8 @@ def _of_slurm(environ: Mapping[str, str], token: str) -> Workload:
         "submitTime": environ.get("SLURM_JOB_START_TIME", ""),
     }
     parts = tuple(part for part in (cluster, "slurm", job) if part)
-    told = {key: text for key, text in details.items() if text}
-    return Workload(Orchestrator.SLURM, "SLURM", parts, token, {"slurm": told})
+    slurm = {key: text for key, text in details.items() if text}
+    return Workload(Orchestrator.SLURM, "SLURM", parts, token, {"slurm": slurm})
 
 
 def _launch_by_torchrun(environ: Mapping[str, str]) -> str:
@@ -213,7 +213,7 @@ def _token(environ: Mapping[str, str]) -> str:
 
 
 def _json(environ: Mapping[str, str], variable: str) -> dict[str, str]:
-    """A variable's JSON object of texts; what it is not is said once."""
+    """Return a variable's JSON object of texts; warn once if it is invalid."""
     text = environ.get(variable, "")
     if not text:
         return {}

@@ -1,4 +1,4 @@
-"""Send the entries and profiles of a run of this machine to Google Cloud. Twice is once.
+"""Send the entries and profiles of a run of this machine to Google Cloud; sending twice changes nothing.
 
 Also while the run goes on, and beside its own shipper: an entry has the same insertId whoever sends it, of which Cloud
 Logging keeps one; a profile's file that is there is not sent again. How far entries were sent is kept on this machine.
@@ -47,7 +47,7 @@ __all__ = [
 _Encoded: TypeAlias = dict[str, Any]
 """An entry as Cloud Logging's REST takes it."""
 _BATCH: Final = 500
-_TELL_EVERY: Final = 10_000
+_REPORT_EVERY: Final = 10_000
 _REQUEST_SECONDS: Final = 30.0
 _PATIENCE_SECONDS: Final = 60.0
 _KEPT_BY_EACH: Final = ("createTime", "etag", "name", "updateTime")
@@ -63,7 +63,7 @@ class EntriesSent:
     Attributes:
         sent: How many Cloud Logging took.
         refused: How many it will never take.
-        why_refused: What it said of the first of them.
+        why_refused: Its message for the first of them.
     """
 
     sent: int = 0
@@ -105,14 +105,14 @@ def send_entries(
     progress: Callable[[EntriesSent], None] = lambda sent: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> EntriesSent:
-    """Sends those of a run's entries that were not sent yet, with their insertIds.
+    """Send those of a run's entries that were not sent yet, with their insertIds.
 
     Args:
         run_id: The run.
         transport: Where they go.
         root: The diagnostics folder.
         location: The region in which the run is kept.
-        progress: Is told how far it is, each ten thousand entries.
+        progress: Called with the counts so far, every ten thousand entries.
         sleep: Waits a number of seconds.
 
     Raises:
@@ -121,15 +121,15 @@ def send_entries(
     name = f"sync {transport.project} {run_id}"
     position = JournalReader.load_position(name, LOG_ID, root=root) or _shipped(run_id, transport.project, root)
     reader = JournalReader(LOG_ID, root=root, position=position, resource_labels={"node_id": {run_id}})
-    sent, told, encode = EntriesSent(), 0, _Encoder(transport.project, location)
+    sent, reported, encode = EntriesSent(), 0, _Encoder(transport.project, location)
     for entries in reader.read_new():
         remaining = iter(entries)
         while batch := list(islice(remaining, _BATCH)):
             _write(transport, [encode(entry) for entry in batch], sent, sleep)
         # Not before all of them are there: the reader is behind them already.
         reader.save_position(name, job=run_id)
-        if sent.sent - told >= _TELL_EVERY:
-            told = sent.sent
+        if sent.sent - reported >= _REPORT_EVERY:
+            reported = sent.sent
             progress(sent)
     return sent
 
@@ -237,15 +237,15 @@ def profile_files(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def send_profiles(
-    files: Mapping[str, Path], logdir: str, *, staging: Path, told: Callable[[str], None] = lambda name: None
+    files: Mapping[str, Path], logdir: str, *, staging: Path, on_start: Callable[[str], None] = lambda name: None
 ) -> ProfilesSent:
-    """Sends the files of profiles that are not there yet.
+    """Send the files of profiles that are not at their target yet.
 
     Args:
         files: By session and name: see `profile_files`.
         logdir: What XProf is given there: `gs://...`.
         staging: The folder of those that only wait to be sent: they are removed here once they are there.
-        told: Is told each name before it is sent.
+        on_start: Called with each name before it is sent.
 
     Raises:
         StorageError: The store failed.
@@ -257,7 +257,7 @@ def send_profiles(
         if storage.exists(target):
             sent.known += 1
         else:
-            told(name)
+            on_start(name)
             try:
                 data = read_regular(path, _MOST_PROFILE_BYTES)
                 storage.write(target, data, if_generation=0)
@@ -274,7 +274,7 @@ def send_profiles(
 
 
 def arrived(session: Resource, hosts: Sequence[str]) -> Resource:
-    """Returns a session whose processes ended before they could tell that their files are there.
+    """Return a session as ended if its files have arrived but its processes ended before they reported that.
 
     Args:
         session: As this machine keeps it.
@@ -283,8 +283,8 @@ def arrived(session: Resource, hosts: Sequence[str]) -> Resource:
     targets = session.get("targetSessions") or {}
     ended = {"sessionPhase": "SUCCEEDED", "endTime": session.get("updateTime", "")}
     now = {
-        host: {**told, **ended} if told.get("sessionPhase") == "ACTIVE" and host in hosts else told
-        for host, told in targets.items()
+        host: {**target, **ended} if target.get("sessionPhase") == "ACTIVE" and host in hosts else target
+        for host, target in targets.items()
     }
     return {**session, "targetSessions": now} if now != targets else session
 
@@ -292,22 +292,22 @@ def arrived(session: Resource, hosts: Sequence[str]) -> Resource:
 def send_sessions(
     run_id: str, sessions: Sequence[Resource], logdir: str, there: set[str], cloud: ControlPlane
 ) -> list[str]:
-    """Tells the control plane of the run's profiler sessions that have files in the cloud.
+    """Report the run's profiler sessions that have files in the cloud to the control plane.
 
     Args:
         run_id: The run.
         sessions: As this machine keeps them.
         logdir: What XProf is given there.
         there: The sessions that have files there.
-        cloud: Who is told.
+        cloud: The control plane.
 
     Returns:
-        The ids of those that it was told of.
+        The ids of the reported sessions.
 
     Raises:
         ControlPlaneError: It refused, or did not answer.
     """
-    told = []
+    reported = []
     for session in sessions:
         session_id = str(session.get("name", "")).rpartition("/")[2]
         folder = str(session.get("storageFolderUri", ""))
@@ -316,5 +316,5 @@ def send_sessions(
         if folder.startswith("gs://"):
             known = {name: value for name, value in session.items() if name not in _KEPT_BY_EACH}
             cloud.put_session(run_id, session_id, {**known, "storageFolderUri": folder})
-            told.append(session_id)
-    return told
+            reported.append(session_id)
+    return reported

@@ -111,7 +111,7 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
         return f"{format_count(len(files), 'file')} not sent: give their path with --gcs-path gs://bucket/folder"
     logdir = f"{gcs_path}/{run_id}"
     sent: ProfilesSent = send_profiles(
-        files, logdir, staging=staging, told=lambda name: console.notify(f"sending {name}")
+        files, logdir, staging=staging, on_start=lambda name: console.notify(f"sending {name}")
     )
     kept = {run_id_of(session): session for session in local.control_plane.list_sessions(run_id)}
     there = {name: arrived(kept[name], hosts_of(session_folder(logdir, name))) for name in sent.sessions & kept.keys()}

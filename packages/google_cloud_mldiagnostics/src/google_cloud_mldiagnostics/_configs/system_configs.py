@@ -53,7 +53,7 @@ _POLL_SECONDS: Final = 0.1
 _GIT_TIMEOUT_SECONDS: Final = 1.0
 _REVISION: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
-# State of the process: which of how many it has told the others that it is.
+# State of the process: the index and count with which it has published its host.
 _told_in_this_process: tuple[int, int] | None = None
 
 
@@ -65,7 +65,7 @@ def collect_software(
     environ: Mapping[str, str] = os.environ,
     command: Sequence[str] | None = None,
 ) -> dict[str, str]:
-    """What the job runs.
+    """Return the software of the job.
 
     Args:
         framework: What it computes with, as the user says. JAX is the default, and gives way to what the program shows.
@@ -117,7 +117,7 @@ def _command_line(command: Sequence[str]) -> str:
 
 
 def _program_folders() -> list[Path]:
-    """Return the folders whose checkout the program may be from: the script's folder, then the current one."""
+    """Return the folders that may be in the program's checkout: the script's folder, then the current one."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [Path(script).absolute().parent] if script else []
     try:
@@ -176,7 +176,7 @@ def _git_head(folder: Path) -> str:
 
 
 def collect_host(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What is known of the hardware before any device is: of this host, and what the environment says of the TPU.
+    """Return the known hardware before devices are initialised: this host, and the TPU by environment variables.
 
     Args:
         environ: The environment variables.
@@ -196,10 +196,10 @@ def collect_host(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def collect_hardware(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """What the job runs on, once the job itself has initialised its devices.
+    """Return the hardware of the job, once the job itself has initialised its devices.
 
-    For a thread of ours: while another initialises JAX, this waits for it. And where no launcher tells on how many
-    hosts the processes are, it waits up to 5 s until each has said where it is: so all processes should ask.
+    Call it in a thread: while another thread initialises JAX, this waits for it. If no launcher sets the number of
+    hosts, it waits up to 5 s until each process has published its host: so all processes should call it.
 
     Args:
         environ: The environment variables.
@@ -286,7 +286,7 @@ def _described(
 
 
 def _hosts(accelerator: str, processes: int, environ: Mapping[str, str]) -> int | None:
-    """How many hosts the processes are on: by their launcher, else by their own words; on TPU hosts each has one."""
+    """Return the number of hosts: by the launcher's variables, else as published; on TPU, a process for each host."""
     if processes == 1:
         return 1
     nodes = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES")
@@ -302,7 +302,7 @@ def _hosts(accelerator: str, processes: int, environ: Mapping[str, str]) -> int 
 
 
 def _tell_host() -> None:
-    """Once: the coordinator keeps it."""
+    """Publish this host once: the coordinator keeps it."""
     global _told_in_this_process
     known = agreement.jax_processes()
     if known is not None and known != _told_in_this_process:
@@ -311,7 +311,7 @@ def _tell_host() -> None:
 
 
 def _told_hosts(processes: int) -> int | None:
-    """How many hosts the processes of `jax.distributed` say they are on; None if one does not say it in time."""
+    """Return the number of hosts that the processes of `jax.distributed` published; None if one is late."""
     if agreement.jax_processes() is None:
         return None
     deadline = time.monotonic() + _HOSTS_SECONDS

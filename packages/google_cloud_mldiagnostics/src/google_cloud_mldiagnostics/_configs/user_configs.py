@@ -41,7 +41,7 @@ _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def as_mapping(configs: object) -> dict[str, Any]:
-    """What `machinelearning_run(configs=...)` was given, by name; a copy, whose values are those of the user.
+    """Return the configs of `machinelearning_run` by name: a shallow copy.
 
     Args:
         configs: A mapping, dataclass, named tuple, namespace of argparse, or an object with `to_dict()` or
@@ -71,16 +71,16 @@ def to_wire(configs: Mapping[str, Any]) -> dict[str, str]:
             described.
 
     Returns:
-        Their texts, in the same order. What was cut or left out is told under CUT_KEY. Never raises.
+        Their texts, in the same order. CUT_KEY lists what was cut or left out. Never raises.
     """
     wire: dict[str, str] = {}
     cut: list[str] = []
-    room = MAX_TOTAL_BYTES
+    bytes_left = MAX_TOTAL_BYTES
     items = list(_named(_items(configs)).items())
     for position, (key, value) in enumerate(items):
         name, text, is_cut = _entry(key, value)
-        room -= len(name.encode()) + len(text.encode())
-        if room < 0:
+        bytes_left -= len(name.encode()) + len(text.encode())
+        if bytes_left < 0:
             wire[CUT_KEY] = _note(cut, [key for key, _ in items[position:]])
             break
         wire[name] = text
@@ -153,11 +153,11 @@ class _Plain:
     """One walk through one config: how many values it may still hold, and what we are inside of."""
 
     def __init__(self, most_values: int) -> None:
-        self._room = most_values
+        self._values_left = most_values
         self._inside: set[int] = set()
 
     def of(self, value: Any, depth: int) -> Any:
-        self._room -= 1
+        self._values_left -= 1
         try:
             return self._of(value, depth)
         except Exception:  # The value's own code failed: iteration, str, attributes.
@@ -200,7 +200,7 @@ class _Plain:
         self._inside.add(id(value))
         try:
             if fields is not None:
-                named = _named(itertools.islice(_items(fields), max(self._room, 0) + 1))
+                named = _named(itertools.islice(_items(fields), max(self._values_left, 0) + 1))
                 return {name: self.of(each, depth + 1) for name, each in self._bounded(named.items(), _CUT_ITEM)}
             return [self.of(each, depth + 1) for each in self._bounded(items or (), TRUNCATED)]
         finally:
@@ -208,7 +208,7 @@ class _Plain:
 
     def _bounded(self, items: Iterable[Any], mark: Any) -> Iterable[Any]:
         for item in items:
-            if self._room <= 0:
+            if self._values_left <= 0:
                 yield mark
                 return
             yield item

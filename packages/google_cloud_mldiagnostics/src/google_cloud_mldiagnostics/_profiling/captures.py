@@ -1,4 +1,4 @@
-"""The profiles of this process, one at a time: how one begins, ends, and comes to its place.
+"""The profiles of this process, one at a time: start, end, and transfer to the destination.
 
 Whatever fails costs the profile, and leaves the next one possible. A run that ends takes its open profile with it.
 """
@@ -22,7 +22,6 @@ from ml_diagnostics_common.process_hooks import at_exit_from_now, at_fork
 from ml_diagnostics_common.worker import start, wait_until
 from ml_diagnostics_common.xplane import read_xplane
 
-from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
 from google_cloud_mldiagnostics._profiling.engines import Engine, engine_for
 from google_cloud_mldiagnostics._profiling.locations import (
     TRACE_JSON_SUFFIX,
@@ -34,7 +33,7 @@ from google_cloud_mldiagnostics._profiling.locations import (
     xplane_name,
 )
 from google_cloud_mldiagnostics._profiling.sessions import ACTIVE, FAILED, SUCCEEDED, Session, SessionIds
-from google_cloud_mldiagnostics._profiling.uploads import Upload, move, stage
+from google_cloud_mldiagnostics._profiling.uploads import Upload, deliveries_of_this_process, move, stage
 from google_cloud_mldiagnostics._profiling.verification import HostsCheck, problem_of
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 
@@ -77,13 +76,13 @@ class Capture:
     """A profile that runs.
 
     Attributes:
-        session: What is told of it.
-        place: Where it goes.
+        session: Its session, which is reported.
+        destination: The target of its files.
         engine: What takes it.
         scratch: The folder that is written meanwhile.
-        started_seconds: When it began, monotonic.
+        started_seconds: When it started, in monotonic seconds.
         trace_json: True if the trace is kept as JSON, too.
-        ending: Taken by who ends it, once.
+        ending: Held by the thread that ends it, once.
         ended: Set when there is no more to do, or a thread does it.
     """
 
@@ -101,7 +100,7 @@ class Captures:
     """The profiles that one process takes by `xprof`."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()  # Never waited for: who does not get it takes no profile.
+        self._turn = threading.Lock()  # Never waited for: a thread that does not get it takes no profile.
         self._current: Capture | None = None
         self._checks: list[HostsCheck] = []
         self._session_ids: dict[str, SessionIds] = {}
@@ -113,7 +112,7 @@ class Captures:
         return self._current
 
     def session_ids(self, active: ActiveRun) -> SessionIds:
-        """Who names the sessions of a run."""
+        """Return the source of a run's session ids."""
         return self._session_ids.setdefault(active.run.name, SessionIds(active.run.name))
 
     def has_taken(self, folder: str) -> bool:
@@ -129,7 +128,7 @@ class Captures:
         *,
         trace_json: bool = False,
     ) -> Capture | None:
-        """Begins a profile; None, with a WARNING, if that fails, or another one runs."""
+        """Start a profile; None, with a WARNING, if that fails, or another one runs."""
         now = datetime.datetime.now(datetime.timezone.utc)
         session_id = self.session_ids(active).next(session_id, now)
         if not self._turn.acquire(blocking=False):
@@ -162,7 +161,7 @@ class Captures:
             return capture
 
     def _start(self, session: Session, location: Location, undo: contextlib.ExitStack) -> Capture:
-        """Starts the engine and tells it; adds to `undo` what takes back what is done by then."""
+        """Start the engine and report it; add to `undo` what reverts the finished steps."""
         scratch = scratch_folder(session.active)
         undo.callback(shutil.rmtree, scratch, ignore_errors=True)
         engine = engine_for(session.active.run.framework)
@@ -173,7 +172,7 @@ class Captures:
         undo.callback(self._forget)
         self._folders.append(session.folder)
         self._current = capture
-        logger.info("Profile %s has begun.", session.session_id)
+        logger.info("Profile %s has started.", session.session_id)
         session.tell(ACTIVE)
         session.tell_control_plane([session.name], ACTIVE)
         return capture
@@ -183,7 +182,7 @@ class Captures:
 
     @guarded_as("keep a profile")
     def end(self, capture: Capture) -> None:
-        """Ends a profile, once; the next one can begin whatever comes of this one. A forked child's copy is left."""
+        """End a profile, once; the next one can start even if this one fails. A forked child's copy is ignored."""
         if capture is not self._current or not capture.ending.acquire(blocking=False):
             return
         session = capture.session
@@ -212,34 +211,34 @@ class Captures:
             self._turn.release()
 
     def _keep(self, capture: Capture, file: Path) -> None:
-        """Looks at a trace, and brings it on its way."""
+        """Check a trace, and move or upload it."""
         session, location = capture.session, capture.location
         if location.mode is UploadMode.STAGED:  # Perhaps a cloud was found meanwhile.
             location = location_of(session.active)
         problem = _look_at(session, file, has_accelerator=capture.engine.has_accelerator())
         if capture.trace_json:
             _keep_json(capture, location)
-        told = self._telling(session, location, problem)
+        done = self._telling(session, location, problem)
         name = file_of(session.name)
         target = f"{session.folder}/{name}"
         if location.mode is UploadMode.MOVED:
             try:
                 move(file, Path(target))
-                told("")
+                done("")
                 return
-            except OSError:  # It waits like one for a network; what is wrong there is said at the first try.
+            except OSError:  # Stage it as if for a network; the first try reports the problem.
                 pass
         staged = location.staged_session(session.session_id) / name
         stage(file, staged, location.staging)
         if location.mode is UploadMode.STAGED:
             _tell_staged(session, location, staged.parent, problem)
         else:
-            deliveries_of_this_process().add(Upload(staged, target, told), is_awaited=True)
+            deliveries_of_this_process().add(Upload(staged, target, done), is_awaited=True)
 
     def _telling(self, session: Session, location: Location, problem: str) -> Callable[[str], None]:
-        """Returns what is called once the file is in its place."""
+        """Return a callback for the moment when the file is at its destination."""
 
-        def told(_: str) -> None:
+        def done(_: str) -> None:
             session.tell(FAILED if problem else SUCCEEDED, problem)
             logger.info("Profile %s: see it with `xprof --logdir %s`.", session.session_id, location.logdir)
             if problem:
@@ -249,7 +248,7 @@ class Captures:
                 self._checks = [*(other for other in self._checks if not other.is_over), check]
                 deliveries_of_this_process().add(check, is_awaited=session.expected_hosts == 1)
 
-        return told
+        return done
 
     def finish(self, timeout_seconds: float) -> bool:
         """See `finish_profiles`."""
@@ -285,7 +284,7 @@ class Captures:
             deliveries.wait_until_idle(seconds_left)
 
     def _hurry_checks(self, wait_seconds: float) -> None:
-        """Has those hosts told of that will have brought their file by then."""
+        """Report the hosts that have sent their file by then."""
         for check in self._checks:
             check.hurry(min(_OTHER_HOSTS_SECONDS, wait_seconds))
             deliveries_of_this_process().add(check, is_awaited=True)
@@ -322,17 +321,17 @@ def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
 
 
 def end_profiles_of(active: ActiveRun, seconds_left: Callable[[], float]) -> None:
-    """Ends the profile of a run that ends, and waits until it and others on their way are told of, within a time.
+    """Ends the profile of a run that ends, and waits a bounded time until it and others are uploaded and reported.
 
     Args:
         active: The run.
-        seconds_left: How long all of it may take from now on. A profile that cannot be ended by then is told as failed.
+        seconds_left: The time left for all of it. A profile that cannot be ended by then is reported as failed.
     """
     captures_of_this_process().end_with(active, seconds_left)
 
 
 def _look_at(session: Session, file: Path, *, has_accelerator: bool) -> str:
-    """Takes note of what is in a trace; says what is wrong with it, which is nothing, mostly."""
+    """Note the contents of a trace; return its problem, mostly none."""
     xplane = read_xplane(file)
     session.size_bytes, session.planes = xplane.size_bytes, xplane.planes
     problem = problem_of(xplane, has_accelerator=has_accelerator)

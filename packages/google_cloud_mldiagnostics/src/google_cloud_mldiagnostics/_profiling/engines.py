@@ -18,10 +18,10 @@ __all__ = ["Engine", "JaxEngine", "XlaEngine", "engine_for"]
 
 
 class Engine(Protocol):
-    """A framework's profiler. One profile at a time; what it cannot do, it says with an exception of any kind."""
+    """A framework's profiler. One profile at a time; it raises an exception of any kind for what it cannot do."""
 
     def start(self, folder: Path) -> None:
-        """Begins to trace; `folder` is an empty one of this profile alone."""
+        """Start to trace; `folder` is empty and of this profile alone."""
         ...
 
     def stop(self, folder: Path, *, trace_json: bool = False) -> Path:
@@ -29,23 +29,23 @@ class Engine(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Forgets a trace that could not be ended, so that the next one can begin. Never raises."""
+        """Forget a trace that could not be ended, so that the next one can start. Never raises."""
         ...
 
     def has_accelerator(self) -> bool:
-        """Whether this process computes on a TPU or a GPU; asked after a trace has begun."""
+        """Return True if this process computes on a TPU or a GPU; called after a trace has started."""
         ...
 
     def can_serve(self) -> bool:
-        """Whether a server can be started now without anything being initialised that the job did not."""
+        """Return True if a server can be started now without initialising what the job has not."""
         ...
 
     def start_server(self, port: int) -> None:
-        """Lets others profile this process: a ProfilerService, on all interfaces."""
+        """Let other processes profile this one: a ProfilerService, on all interfaces."""
         ...
 
     def stop_server(self) -> None:
-        """Ends that server."""
+        """End that server."""
         ...
 
 
@@ -103,7 +103,7 @@ class JaxEngine:
         return captured_file(folder)
 
     def abandon(self) -> None:
-        """Forgets the trace: after a failure JAX keeps it, and would refuse all others."""
+        """Forget the trace: after a failure JAX keeps it, and would refuse all others."""
         self._close_folder()
         state = _profile_state()
         try:
@@ -135,23 +135,23 @@ class JaxEngine:
             self._folder_descriptor = None
 
     def has_accelerator(self) -> bool:
-        """Whether JAX computes on something else than the CPU."""
+        """Return True if JAX computes on a device other than the CPU."""
         import jax
 
         return jax.default_backend() != "cpu"
 
     def can_serve(self) -> bool:
-        """Whether the job has JAX and its devices."""
+        """Return True if the job has imported JAX and initialised its devices."""
         return is_imported("jax") and _has_backends()
 
     def start_server(self, port: int) -> None:
-        """Starts JAX's server."""
+        """Start JAX's server."""
         import jax.profiler
 
         jax.profiler.start_server(port)
 
     def stop_server(self) -> None:
-        """Ends JAX's server."""
+        """End JAX's server."""
         import jax.profiler
 
         jax.profiler.stop_server()  # type: ignore[no-untyped-call, unused-ignore]
@@ -182,7 +182,7 @@ class XlaEngine:
         self._server: Any = None
 
     def start(self, folder: Path) -> None:
-        """Begins to trace.
+        """Start to trace.
 
         Raises:
             ProfilingError: There is no torch_xla, or one that can only be profiled on demand.
@@ -201,7 +201,7 @@ class XlaEngine:
         return captured_file(folder)
 
     def abandon(self) -> None:
-        """Forgets the trace: after a failure torch_xla keeps it, and would refuse all others."""
+        """Forget the trace: after a failure torch_xla keeps it, and would refuse all others."""
         state = getattr(_profiler(), "_profile_state", None)
         try:
             if state is not None and state.profile_session is not None:
@@ -210,19 +210,19 @@ class XlaEngine:
             pass  # Another torch_xla: it may still work.
 
     def has_accelerator(self) -> bool:
-        """Whether PJRT_DEVICE names something else than the CPU; where it is not set, nobody knows."""
+        """Return True if PJRT_DEVICE names a device other than the CPU; False if it is not set."""
         return os.environ.get("PJRT_DEVICE", "CPU").partition(":")[0].upper() not in ("", "CPU")
 
     def can_serve(self) -> bool:
-        """Whether torch_xla is imported."""
+        """Return True if torch_xla is imported."""
         return is_imported("torch_xla")
 
     def start_server(self, port: int) -> None:
-        """Starts torch_xla's server, on every process: each is one host's."""
+        """Start torch_xla's server, on every process: each is one host's."""
         self._server = _profiler().start_server(port, only_on_master=False)
 
     def stop_server(self) -> None:
-        """Ends it: it lives as long as its object."""
+        """End the server: it lives as long as its object."""
         self._server = None
 
 

@@ -42,22 +42,22 @@ TRACE_JSON_SUFFIX: Final = ".trace.json.gz"
 
 
 def sessions_folder(logdir: str) -> str:
-    """Returns where the sessions of a logdir are."""
+    """Return the folder of a logdir's sessions."""
     return "/".join((logdir, *SESSIONS))
 
 
 def session_folder(logdir: str, session_id: str) -> str:
-    """Returns where the files of one session are."""
+    """Return the folder of one session."""
     return f"{sessions_folder(logdir)}/{session_id}"
 
 
 def logdir_of(folder: str) -> str:
-    """Returns what XProf is given to show a session, from the folder of that session or of all of them."""
+    """Return the logdir for XProf, from the folder of a session or of all of them."""
     return folder.partition(f"/{'/'.join(SESSIONS)}")[0]
 
 
 def file_of(host: str) -> str:
-    """Returns what a host's file is called."""
+    """Return the name of a host's file."""
     return host + SUFFIX
 
 
@@ -126,7 +126,7 @@ def location_of(active: ActiveRun) -> Location:
     if not given:
         if not active.is_local:
             raise ProfilingError(
-                f"the run {active.run.name} has no place for profiles: give machinelearning_run("
+                f"the run {active.run.name} has no path for profiles: give machinelearning_run("
                 "gcs_path='gs://bucket/folder'), or a local folder"
             )
         folder = active.folder / "profiles"
@@ -140,7 +140,7 @@ def location_of(active: ActiveRun) -> Location:
 
 
 def scratch_folder(active: ActiveRun) -> Path:
-    """Makes an empty folder for one trace, on a disk of this machine; removes those of processes that were killed.
+    """Make an empty folder for one trace, on a disk of this machine; removes those of processes that were killed.
 
     Raises:
         OSError: There is none.
@@ -158,10 +158,10 @@ def scratch_folder(active: ActiveRun) -> Path:
 
 
 def xplane_name(active: ActiveRun, process_index: int, process_count: int) -> str:
-    """Returns what this process's file is called in each session, without `.xplane.pb`.
+    """Return the name of this process's file in each session, without `.xplane.pb`.
 
     It is the host's name. Of several processes on one host, which would overwrite each other, one has it; the others
-    add their index. Whoever asks first is that one, until it ends.
+    add their index. The first process to call this has the name until it ends.
     """
     if process_count <= 1:
         return active.host
@@ -173,7 +173,7 @@ def xplane_name(active: ActiveRun, process_index: int, process_count: int) -> st
 
 
 def _claim(path: Path) -> bool:
-    """Whether a file is this process's, or becomes it because whose it was has ended."""
+    """Return True if this process owns a file, or takes it over from a process that has ended."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = open_lock_file(path)
     try:

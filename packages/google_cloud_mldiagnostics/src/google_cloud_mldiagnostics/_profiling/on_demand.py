@@ -1,6 +1,6 @@
-"""Profiles that somebody outside asks for, while the job runs: the profiler's server in this process.
+"""Profiles that another process requests while the job runs: the profiler's server in this process.
 
-The server is the framework's own. It listens on all interfaces and asks nobody who they are, which is how JAX and
+The server is the framework's own. It listens on all interfaces without authentication, which is how JAX and
 PyTorch/XLA build it: keep its port inside the job's network.
 """
 
@@ -22,11 +22,10 @@ from ml_diagnostics_common.xplane import read_xplane
 from google_cloud_mldiagnostics import _entries as entries
 from google_cloud_mldiagnostics._agreement import jax_processes
 from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process
-from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
 from google_cloud_mldiagnostics._profiling.engines import Engine, engine_for
 from google_cloud_mldiagnostics._profiling.locations import Location, UploadMode, file_of, location_of, xplane_name
 from google_cloud_mldiagnostics._profiling.sessions import FAILED, SUCCEEDED, Session
-from google_cloud_mldiagnostics._profiling.uploads import Upload
+from google_cloud_mldiagnostics._profiling.uploads import Upload, deliveries_of_this_process
 from google_cloud_mldiagnostics._profiling.verification import HostsCheck, problem_of
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run
 from google_cloud_mldiagnostics.exceptions import ProfilingError
@@ -51,10 +50,10 @@ def start_on_demand_xprof(port: int = DEFAULT_PORT) -> None:
         port: Where it listens; 0 is any.
 
     Raises:
-        ProfilingError: The port is no port.
+        ProfilingError: The port is not valid.
     """
     if not (isinstance(port, int) and 0 <= port < 65536):
-        raise ProfilingError(f"{port!r} is no port: give a number from 0 to 65535")
+        raise ProfilingError(f"expected a port from 0 to 65535, got {port!r}")
     _start(port)
 
 
@@ -79,7 +78,7 @@ def stop_on_demand_xprof() -> None:
 
 
 class _Server:
-    """The server of this process, and what it has to do with the run."""
+    """The server of this process, and its registration with the run."""
 
     def __init__(self, active: ActiveRun | None, port: int) -> None:
         self.pid = os.getpid()
@@ -129,12 +128,12 @@ class _Server:
         return True
 
     def _register(self, active: ActiveRun) -> None:
-        """Tells where this process can be profiled, and begins to look for what others have taken."""
+        """Record the address for profiles of this process, and start to poll for profiles taken by others."""
         location: Location | None
         try:
             location = location_of(active)
         except ProfilingError:
-            location = None  # The server works; who asks must say where to.
+            location = None  # The server works; the caller must name a folder.
         index, count = jax_processes() or (active.process_index, active.process_count)
         name = xplane_name(active, index, count)
         if location is not None:
@@ -156,7 +155,7 @@ class _Server:
         active.log.write(entries.PROCESS, payload)
 
     def stop(self) -> None:
-        """Ends it; what others have taken in the last seconds is looked at once more."""
+        """End it; the folder is polled once more for profiles of the last seconds."""
         with self._lock:
             self._is_stopped = True
             if self._is_serving:
@@ -168,14 +167,14 @@ class _Server:
 
 @dataclass
 class CaptureWatch:
-    """Looks for profiles that others took of this process, tells of them, and brings them to where they belong.
+    """Poll for profiles that others took of this process; report and upload them.
 
     Attributes:
         active: The run.
-        place: Where its profiles go.
-        name: What this process's file is called.
+        destination: The destination of its profiles.
+        name: The name of this process's file.
         process_index: Of this process.
-        is_stopped: Says when to look for the last time.
+        is_stopped: Returns True before the last poll.
     """
 
     active: ActiveRun
@@ -209,7 +208,7 @@ class CaptureWatch:
         try:
             written = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.timezone.utc)
             xplane = read_xplane(file)
-        except OSError:  # Not there: another process's profile, or it comes yet.
+        except OSError:  # Not there: another process's profile, or not written yet.
             return
         if not xplane.is_whole:
             return  # It is being written.
@@ -224,7 +223,7 @@ class CaptureWatch:
             folder=self.location.session(folder.name) if self.location.mode is not UploadMode.STAGED else str(folder),
             name=self.name,
             process_index=self.process_index,
-            expected_hosts=1,  # Who asked knows how many; each host adds itself.
+            expected_hosts=1,  # Only the caller knows how many; each host adds itself.
             speaks=True,
             started=written,
             size_bytes=xplane.size_bytes,
@@ -232,20 +231,20 @@ class CaptureWatch:
         )
         problem = problem_of(xplane, has_accelerator=False)
 
-        def told(_: str = "") -> None:
+        def done(_: str = "") -> None:
             session.tell(FAILED if problem else SUCCEEDED, problem)
             logger.info("Profile %s was taken on demand: it is in %s.", session.session_id, session.folder)
             deliveries_of_this_process().add(HostsCheck(session), is_awaited=False)
 
         if is_moved or self.location.mode is UploadMode.STAGED:
-            told()
+            done()
         else:
-            upload = Upload(file, f"{session.folder}/{file.name}", told)
+            upload = Upload(file, f"{session.folder}/{file.name}", done)
             deliveries_of_this_process().add(upload, is_awaited=True)
 
 
 def address_of_this_host() -> str:
-    """Returns the address under which other hosts reach this one; asks the routing table, and sends nothing."""
+    """Return the address under which other hosts reach this one; asks the routing table, and sends nothing."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # An address for documentation: no datagram is sent.
@@ -255,7 +254,7 @@ def address_of_this_host() -> str:
 
 
 def _free_port(wanted: int) -> int:
-    """Returns the port if nobody listens there, else one where nobody does.
+    """Return the port if it is free, else another free one.
 
     The profiler's server would share a port with another process's without an error, and each would get some of the
     requests.
@@ -278,7 +277,7 @@ def _listening_socket() -> socket.socket:
         probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     else:
         probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Closed connections of an earlier job are no clash.
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Closed connections of an earlier job do not count.
     return probe
 
 

@@ -28,10 +28,10 @@ _MOST_STALE: Final = 200
 
 
 class SessionIds:
-    """Names the profiles of a run, in the order in which this process takes them.
+    """Name the profiles of a run, in the order in which this process takes them.
 
     All processes count alike, as they run the same program. One that takes a profile which the others do not is ahead
-    of them by one; so a session that another process began more than two minutes ago is passed over.
+    of them by one; so a session that another process started more than two minutes ago is skipped.
 
     Args:
         run_id: The run.
@@ -82,10 +82,10 @@ def checked_session_id(session_id: str | None) -> str | None:
 
 def _age_seconds(session_id: str, now: datetime.datetime) -> float:
     try:
-        began = datetime.datetime.strptime(session_id, _FORMAT).replace(tzinfo=datetime.timezone.utc)
+        started = datetime.datetime.strptime(session_id, _FORMAT).replace(tzinfo=datetime.timezone.utc)
     except ValueError:
         return 0.0  # Of another release of ours.
-    return abs((now - began).total_seconds())
+    return abs((now - started).total_seconds())
 
 
 ACTIVE: Final = "ACTIVE"
@@ -102,12 +102,12 @@ class Session:
         active: The run.
         session_id: The session.
         kind: programmatic or on_demand.
-        folder: Where its files are.
-        name: What this process's file is called.
-        process_index: Of this process.
+        folder: The folder of its files.
+        name: The name of this process's file.
+        process_index: The index of this process.
         expected_hosts: How many files there will be.
-        speaks: Whether this process tells the control plane: one does for all.
-        started: When it began, in UTC.
+        speaks: True if this process reports to the control plane: one does for all.
+        started: When it started, in UTC.
         duration_seconds: How long it ran.
         size_bytes: Of this process's file.
         planes: The names of its planes.
@@ -127,7 +127,7 @@ class Session:
     planes: Sequence[str] = field(default_factory=tuple)
 
     def tell(self, phase: str, problem: str = "") -> None:
-        """Writes what happened to the run's log; never waits."""
+        """Write the phase to the run's log; never wait."""
         payload = entries.session_entry(
             self.session_id,
             phase,
@@ -142,9 +142,9 @@ class Session:
         )
         self.active.log.write(entries.SESSION, payload)
 
-    @guarded_as("tell the control plane of a profile")
+    @guarded_as("report a profile to the control plane")
     def tell_control_plane(self, hosts: Sequence[str], phase: str) -> None:
-        """Hands the session, as all hosts make it, to the thread that tells the control plane."""
+        """Hand the session of all hosts to the thread that reports it to the control plane."""
         registration = self.active.registration
         if self.speaks and registration is not None:
             registration.put_session(self.session_id, session_resource(self, hosts, phase))
@@ -159,7 +159,7 @@ def session_resource(session: Session, hosts: Sequence[str], phase: str) -> Reso
         "dashboardUri": "",
         "kind": "KIND_SNAPSHOT" if session.kind == "on_demand" else "KIND_PROGRAMMATIC",
     }
-    if session.kind != "on_demand":  # Of those, who asked knows the levels.
+    if session.kind != "on_demand":  # Only the caller of a profile on demand knows the levels.
         resource |= TracerLevels().as_resource()
     if phase != ACTIVE:
         times["endTime"] = _timestamp(session.started + datetime.timedelta(seconds=session.duration_seconds or 0.0))

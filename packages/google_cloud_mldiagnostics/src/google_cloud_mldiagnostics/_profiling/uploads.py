@@ -1,23 +1,139 @@
-"""How the file of a profile comes to its place: moved on this machine, or uploaded from where it waits."""
+"""Uploads of profiles, by a thread: nothing else waits for a network."""
 
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
+import math
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.guard import LOSSES, warn_once
+from ml_diagnostics_common.process_hooks import at_fork
 from ml_diagnostics_common.storage import storage_for
+from ml_diagnostics_common.worker import Worker, wait_until
 
-from google_cloud_mldiagnostics._profiling.deliveries import deliveries_of_this_process
 from google_cloud_mldiagnostics._profiling.locations import SUFFIX
 
-__all__ = ["Upload", "move", "stage"]
+__all__ = ["Deliveries", "Job", "Upload", "deliveries_of_this_process", "move", "stage", "start_afresh"]
+
+Job: TypeAlias = Callable[[], "float | None"]
+"""Does some work, and returns in how many seconds to call it again; None when it is done."""
+
+
+class Deliveries:
+    """Runs jobs in one thread, each when it is due. The thread ends when there is nothing to do.
+
+    Attributes:
+        is_ending: True while the process ends: a job that fails now is given up.
+    """
+
+    def __init__(self) -> None:
+        self._worker = Worker("mldiagnostics-profiles", self._do_next, idle_seconds=0.0)
+        self._jobs: list[tuple[float, int, bool, Job]] = []  # A heap, of the thread that works.
+        self._awaited: dict[int, None] = {}
+        self._numbers = itertools.count()
+        self._deadline = math.inf
+        self._given_up = 0
+        self.is_ending = False
+
+    def add(self, job: Job, *, is_awaited: bool, delay_seconds: float = 0.0) -> None:
+        """Add a job.
+
+        Args:
+            job: What to do.
+            is_awaited: True if the end of the process waits for it, within a time.
+            delay_seconds: How long not to do it yet.
+        """
+        number = next(self._numbers)
+        if is_awaited:
+            self._awaited[number] = None
+        entry = (time.monotonic() + delay_seconds, number, is_awaited, job)
+        if not self._worker.put(lambda: heapq.heappush(self._jobs, entry)):
+            heapq.heappush(self._jobs, entry)  # There are no more threads: `wait` does it.
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until every awaited job is done; return False if that takes longer, or one was given up."""
+        deadline = time.monotonic() + timeout_seconds
+        return self.wait_until_idle(lambda: deadline - time.monotonic()) and not self._given_up
+
+    def wait_until_idle(self, seconds_left: Callable[[], float]) -> bool:
+        """Wait until no job is awaited, for a time that may become shorter; return False if that was not enough."""
+        if self._awaited and not self._worker.start():  # The interpreter exits, and starts no more threads.
+            self._work_here(time.monotonic() + seconds_left())
+        return wait_until(self.is_idle, seconds_left)
+
+    def is_idle(self) -> bool:
+        """Return True if no job is awaited."""
+        return not self._awaited
+
+    def end(self) -> None:
+        """Do what is awaited now, although it is not due, and then no more: the process ends."""
+        self.is_ending = True
+        if not self._worker.put(self._hasten):
+            self._hasten()
+
+    def give_up(self) -> None:
+        """Count a job that is not tried again."""
+        self._given_up += 1
+
+    def seconds_left(self) -> float:
+        """Return how long a job may take: without limit in the thread."""
+        return max(1.0, self._deadline - time.monotonic())
+
+    def _work_here(self, deadline: float) -> None:
+        self._deadline = deadline
+        try:
+            while self._awaited and (left := deadline - time.monotonic()) > 0:
+                time.sleep(min(self._worker.attempt(self._do_next) or 0.0, left))
+        finally:
+            self._deadline = math.inf
+
+    def _hasten(self) -> None:
+        now = time.monotonic()
+        self._jobs = [(now if job[2] else job[0], *job[1:]) for job in self._jobs]
+        heapq.heapify(self._jobs)
+
+    def _do_next(self) -> float | None:
+        """Do the job that is due, if there is one; return in how many seconds there is another."""
+        if not self._jobs:
+            return None
+        pause_seconds = self._jobs[0][0] - time.monotonic()
+        if pause_seconds > 0:
+            return pause_seconds
+        _, number, is_awaited, job = heapq.heappop(self._jobs)
+        again_seconds = self._worker.attempt(job)
+        if again_seconds is not None:
+            heapq.heappush(self._jobs, (time.monotonic() + again_seconds, number, is_awaited, job))
+        else:
+            self._awaited.pop(number, None)
+        return 0.0
+
+
+# State of the process.
+_deliveries = Deliveries()
+
+
+def deliveries_of_this_process() -> Deliveries:
+    """Return the one of this process; a forked child has its own."""
+    return _deliveries
+
+
+def start_afresh() -> None:
+    """Forget all jobs: they are the parent's."""
+    global _deliveries
+    _deliveries = Deliveries()
+
+
+at_fork(start_afresh)
+
 
 _REQUEST_DEADLINE_SECONDS: Final = 120.0
 _FIRST_PAUSE_SECONDS = 5.0
@@ -26,12 +142,12 @@ _MOST_WAITING = 100
 
 
 class Upload:
-    """Brings a staged file to its place, however long the place cannot be reached; the file stays until it is there.
+    """Upload a staged file, and retry while the destination cannot be reached; the file stays until then.
 
     Args:
         file: The staged file.
-        target: Where it goes.
-        when_done: Called when it is there, or when trying is of no use: with what is wrong, or nothing.
+        target: The path of the upload.
+        when_done: Called with the problem, or an empty text, once it is uploaded or cannot be.
     """
 
     def __init__(self, file: Path, target: str, when_done: Callable[[str], None]) -> None:
@@ -41,7 +157,7 @@ class Upload:
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
 
     def __call__(self) -> float | None:
-        """Tries once."""
+        """Try once."""
         try:
             data = self._file.read_bytes()
         except FileNotFoundError:  # `mldiagnostics sync` was faster.
@@ -55,7 +171,7 @@ class Upload:
             LOSSES.add(f"profile upload: {type(error).__name__}")
             warn_once(
                 ("profile upload", type(error)),
-                "A profile could not be brought to its place (%s). It waits in %s; it is tried again while this "
+                "A profile could not be uploaded (%s). It waits in %s; the upload is repeated while this "
                 "process lives, and `mldiagnostics sync` uploads it later.",
                 error,
                 self._file,
@@ -72,7 +188,7 @@ class Upload:
 
 
 def move(source: Path, target: Path) -> None:
-    """Moves a file to its place on this machine; whoever looks sees none of it or all.
+    """Move a file on this machine, so that a reader sees none of it or all.
 
     Raises:
         OSError: It cannot be done; the source is still there.
@@ -91,7 +207,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def stage(source: Path, target: Path, staging: Path) -> None:
-    """Moves a file to where it waits; of too many that wait the oldest is dropped.
+    """Move a file to the staging folder; of too many files there the oldest is dropped.
 
     Raises:
         OSError: It cannot be done.
@@ -110,7 +226,7 @@ def stage(source: Path, target: Path, staging: Path) -> None:
 
 
 def _waiting(staging: Path) -> list[Path]:
-    """The files that wait, oldest first; what is uploaded at this very moment may be among them, or not."""
+    """Return the staged files, oldest first; a file that is being uploaded may be among them or not."""
     times: dict[Path, int] = {}
     for folder, _, names in os.walk(staging):  # Unlike rglob, it bears with folders that vanish.
         for file in (Path(folder, name) for name in names if name.endswith(SUFFIX)):

@@ -19,7 +19,7 @@ __all__ = ["HostsCheck", "hosts_of", "problem_of"]
 
 
 def problem_of(xplane: Xplane, *, has_accelerator: bool) -> str:
-    """Says what is wrong with a profile; empty when nothing is.
+    """Return the problem of a profile; empty if there is none.
 
     Args:
         xplane: The profile.
@@ -28,7 +28,7 @@ def problem_of(xplane: Xplane, *, has_accelerator: bool) -> str:
     if not xplane.size_bytes:
         return "its file is empty"
     if not xplane.is_whole:
-        return "its file is cut off, or is no profile"
+        return "its file is cut off, or not a profile"
     if not xplane.planes:
         return "it has no events; profile something that takes longer"
     if has_accelerator and not xplane.device_planes:
@@ -43,7 +43,7 @@ _HURRIED_PAUSE_SECONDS: Final = 0.2
 
 
 def hosts_of(folder: str) -> list[str]:
-    """Returns the hosts whose files, not empty, are in a session's folder.
+    """Return the hosts with a file in a session's folder that is not empty.
 
     Raises:
         StorageError: The folder cannot be read.
@@ -55,15 +55,15 @@ def hosts_of(folder: str) -> list[str]:
 
 
 class HostsCheck:
-    """Waits, in the thread of deliveries, until every host's file is in the session's folder, and tells it.
+    """Wait, in the thread of deliveries, until every host's file is in the session's folder, and report that.
 
     Args:
-        session: The session, of the process that speaks for all.
+        session: The session, of the process that reports for all.
         wait_seconds: How long others may take after this process.
         monotonic: The clock.
 
     Attributes:
-        is_over: Whether it has told what there is to tell.
+        is_over: True once it has reported.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class HostsCheck:
         self._backoff = Backoff(1.0, 10.0)
 
     def hurry(self, wait_seconds: float) -> None:
-        """Has it wait no longer than that from now on, as the process ends; then it tells the hosts that are there."""
+        """Limit the wait, as the process ends; then the hosts that have arrived are reported."""
         self._is_hurried = True
         self._deadline = min(self._deadline, self._monotonic() + wait_seconds)
 
     def __call__(self) -> float | None:
-        """Looks once: a job of deliveries."""
+        """Check once: a job of deliveries."""
         if self.is_over:
             return None
         hosts, problem = self._look()
@@ -107,7 +107,7 @@ class HostsCheck:
         if len(hosts) >= session.expected_hosts:
             if session.expected_hosts > 1:
                 logger.info("Profile %s: all %d hosts are in %s.", session.session_id, len(hosts), session.folder)
-        elif not self._is_hurried:  # Else nobody has waited for them as long as they may take.
+        elif not self._is_hurried:  # Else they had less time than they may take.
             missing = f"{len(hosts)} of {session.expected_hosts} hosts are there{problem}"
             logger.warning(
                 "Profile %s in %s: %s (%s). See in the logs of the others why; hosts that share no folder need "

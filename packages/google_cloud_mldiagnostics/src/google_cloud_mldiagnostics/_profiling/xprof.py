@@ -4,7 +4,7 @@
         train_step()
 
 A trace is written to this machine first; from there it is moved, or uploaded by a thread, to where the run keeps its
-profiles, is looked at, and is told as a session of the run: see `captures`. What fails costs a profile, and never the
+profiles, is checked, and is reported as a session of the run: see `captures`. What fails costs a profile, and never the
 job.
 """
 
@@ -37,7 +37,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Xprof:
     """Profiles a stretch of the program: `start()` and `stop()`, a context manager, or a decorator.
 
-    One profile at a time: a start while another runs, anybody's, is a WARNING.
+    One profile at a time: a start while any other one runs is a WARNING.
 
     Args:
         run: The run to which the profiles belong; None is the current one, looked up when a profile starts.
@@ -78,12 +78,12 @@ class Xprof:
             session_id: The name of its session; None is that of the constructor.
 
         Raises:
-            ProfilingError: There is no run, or it has no place for profiles. What else fails is a WARNING.
+            ProfilingError: There is no run, or it has no path for profiles. Any other failure is a WARNING.
         """
         self._start(session_id)
 
     def stop(self) -> None:
-        """Ends the profile and keeps it: in its place, if that is a disk of this machine, else a thread uploads it."""
+        """End the profile and keep it: at its destination on a disk of this machine, else a thread uploads it."""
         if self._is_skipped:
             self._is_skipped = False
         elif self._capture is None:
@@ -93,7 +93,7 @@ class Xprof:
             captures_of_this_process().end(capture)
 
     def _ensure_initialized(self) -> None:
-        """Check that there is a run, and a place for its profiles. AXLearn calls it before it profiles.
+        """Check that there is a run with a path for profiles. AXLearn calls it before it profiles.
 
         Raises:
             ProfilingError: There is none.
@@ -168,7 +168,7 @@ class Xprof:
     @guarded_as("start a profile")
     def _begin(self, active: ActiveRun, location: Location, session_id: str | None) -> bool:
         index, count = jax_processes() or (active.process_index, active.process_count)
-        count = max(count, index + 1)  # Where nobody knows how many there are.
+        count = max(count, index + 1)  # The number of processes may be unknown.
         expected = list(range(count)) if self._indexes is None else self._indexes
         if index not in expected:
             captures_of_this_process().session_ids(active).skip(session_id)

@@ -38,7 +38,7 @@ class Point(NamedTuple):
 
     Attributes:
         timestamp_ns: When it was measured, in ns since 1970.
-        step: Which step it is of; None where it was not said.
+        step: Its step; None if none was given.
         value: The mean of its values, of those that are finite where some are.
         values: One, or one a chip.
         attempt: Of the run, from 1; empty where it is not known.
@@ -150,7 +150,7 @@ class Series:
 
     @property
     def has_steps(self) -> bool:
-        """True if each point has a step: then that is the axis that people look for."""
+        """True if each point has a step: then the step is the axis that users expect."""
         return bool(self._steps) and _NO_STEP not in self._steps
 
     def _point(self, index: int) -> Point:

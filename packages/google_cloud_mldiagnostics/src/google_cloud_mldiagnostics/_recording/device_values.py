@@ -6,7 +6,7 @@ seconds after the program's end. A tensor of PyTorch/XLA that no step computes i
 the process, or lost.
 
 The worker waits in Python, not in C++: a thread that returns from C++ while the interpreter is finalized is ended by
-CPython inside C++, whose runtime then aborts the process. Neither JAX nor CUDA can wake a thread of Python's, so it
+CPython inside C++, whose runtime then aborts the process. Neither JAX nor CUDA can wake a Python thread, so it
 polls: two or three times in a step of 7 ms, of about 40 us each, which the trainer's thread does not notice.
 """
 
@@ -124,7 +124,7 @@ class _Values:
 
     Attributes:
         are_given_up: True if the process exits and waits no longer.
-        of_steps: Values of PyTorch/XLA whose step has not been computed, by identity.
+        of_steps: Values of PyTorch/XLA in a step that is not computed yet, by identity.
     """
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ def _fetch_of_torch(tensor: Any) -> Fetch | None:
         return _fetch_of_cuda(tensor)
     if device == "xla":
         return _fetch_of_xla(tensor)
-    copy = tensor.clone()  # It may be changed in its place.
+    copy = tensor.clone()  # It may be changed in place.
     return lambda: copy.tolist()
 
 
@@ -277,7 +277,7 @@ def _fetch_of_cuda(tensor: Any) -> Fetch:
 
 def _fetch_of_xla(tensor: Any) -> Fetch:
     """Wait for the end of the step, when PyTorch/XLA has computed the value: read earlier, it would cut the step."""
-    tensor = tensor.clone()  # It may be changed in its place. No memory is copied: both share it until then.
+    tensor = tensor.clone()  # It may be changed in place. No memory is copied: both share it until then.
     xla_model = import_module("torch_xla.core.xla_model")  # It is loaded, or there would be no such tensor.
     value = _StepValue(tensor)
     xla_model.add_step_closure(value.put, args=(tensor,), run_async=True)
@@ -286,7 +286,7 @@ def _fetch_of_xla(tensor: Any) -> Fetch:
 
 
 class _StepValue:
-    """A tensor of PyTorch/XLA whose value is known when its step has been computed.
+    """A tensor of PyTorch/XLA; its value is known once its step has been computed.
 
     Attributes:
         tensor: The tensor.

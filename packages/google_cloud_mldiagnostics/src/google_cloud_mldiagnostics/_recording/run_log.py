@@ -1,4 +1,4 @@
-"""A run's entries, on their way to the journal and to Cloud Logging, and the averages of its metrics."""
+"""A run's entries, to the journal and to Cloud Logging, and the averages of its metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Average:
     """Mean, extremes and last value of one metric.
 
     `add` is called while recording, from any thread and in signal handlers: it takes no lock, since all it does is to
-    append to a queue. Who brings the queue to 512 values, or asks, folds them in.
+    append to a queue. The caller that appends the 512th value, or reads the result, folds them in.
 
     Attributes:
         pending: The queue: a hot path appends to it, and calls `fold` when it has `FOLD_AT`.
@@ -60,17 +60,17 @@ class Average:
         Values that are not finite are counted and may be the last; they spoil neither mean nor extremes.
         """
         self.fold()
-        figures: dict[str, float | int | str] = {"count": self._count + self._not_finite}
+        statistics: dict[str, float | int | str] = {"count": self._count + self._not_finite}
         if self._count:
-            figures |= {"mean": self._mean, "min": self._minimum, "max": self._maximum}
+            statistics |= {"mean": self._mean, "min": self._minimum, "max": self._maximum}
         if self._last is not None:
-            figures["last"] = json_number(self._last)
+            statistics["last"] = json_number(self._last)
         if self._not_finite:
-            figures["not_finite"] = self._not_finite
-        return figures
+            statistics["not_finite"] = self._not_finite
+        return statistics
 
     def fold(self) -> None:
-        """Takes what is pending into the figures, unless somebody is at it."""
+        """Fold the pending values in, unless another thread does so now."""
         if not self._folding.acquire(blocking=False):
             return  # Whoever is at it, perhaps below us on this very stack, takes ours too, or the next one does.
         try:
@@ -107,7 +107,7 @@ class Averages:
         self._by_name: dict[str, Average] = {}
 
     def of(self, name: str) -> Average:
-        """The average of a metric, a new one at its first value; one that nobody sees where there are too many."""
+        """Return the average of a metric, a new one at its first value; a discarded one if there are too many."""
         known = self._by_name.get(name)
         if known is None:
             if len(self._by_name) >= _MOST_NAMES:
@@ -120,7 +120,7 @@ class Averages:
         self.of(name).add(value)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """The figures of each metric: see `Average.as_dict`."""
+        """Return the statistics of each metric: see `Average.as_dict`."""
         return {name: average.as_dict() for name, average in list(self._by_name.items())}
 
 
@@ -167,16 +167,16 @@ class RunLog:
         connect: Callable[[], LoggingTransport] | None = None,
         grace_period_seconds: float = 5.0,
     ) -> None:
-        """Opens nothing and waits for nothing; a thread looks for a cloud if entries are shipped.
+        """Open nothing and wait for nothing; a thread searches for a cloud if entries are shipped.
 
         Args:
             run_id: The run's id, the same on all its hosts.
             location: The region in which the run is kept.
             project: The project that the entries belong to; empty for the one that is found.
-            labels: Of every entry: those of `identity().labels()`, and what else tells processes apart.
+            labels: The labels of every entry: those of `identity().labels()`, and others that identify the process.
             is_shipped: Whether the entries go to Cloud Logging where there is one.
             root: The diagnostics folder; None for the usual one.
-            connect: Finds a cloud, in the shipper's thread; None for the usual way.
+            connect: Finds a cloud, in the shipper's thread; None for the default.
             grace_period_seconds: How long the end of the process waits for Cloud Logging.
         """
         root = root or diagnostics_directory()
@@ -223,12 +223,12 @@ class RunLog:
         )
 
     def lose(self, reason: str) -> None:
-        """Counts a value that could not be made an entry; the log itself is told when it is flushed."""
+        """Count a value that could not be made an entry; the log records the count when it is flushed."""
         self.lost_values.add(reason)
         LOSSES.add(f"metrics: {reason}")
 
     def look(self) -> None:
-        """Has the next entry look first whether the journal's file is still there: before one that must not be lost."""
+        """Check the journal's file before the next entry, which must not be lost."""
         self._journal.look()
 
     def sync(self, timeout_seconds: float = 0.0) -> bool:
@@ -270,7 +270,7 @@ class RunLog:
         return self._journal.flush(max(0.0, deadline - time.monotonic())) and is_complete
 
     def _tell_losses(self) -> None:
-        """Says in the log itself what is missing from it."""
+        """Record in the log what is missing from it."""
         lost = self.lost_values.as_dict()
         new = {reason: count - self._told_losses.get(reason, 0) for reason, count in lost.items()}
         new = {reason: count for reason, count in new.items() if count > 0}

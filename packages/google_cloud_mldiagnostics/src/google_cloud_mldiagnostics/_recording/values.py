@@ -49,11 +49,11 @@ def host_numbers(value: Any) -> Numbers:
     """The numbers of a value that is in this host's memory.
 
     Args:
-        value: A number of Python, numpy or anybody else's, an array of no dimension, or a list, tuple or array of
+        value: A number of Python, numpy or another library, an array of no dimension, or a list, tuple or array of
             one with a number a chip.
 
     Raises:
-        RecordingError: It is none of these; the message says what it is.
+        RecordingError: It is none of these; the message has its type.
     """
     numbers = [_number(item) for item in _items(value)]
     if not numbers:
@@ -112,7 +112,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def check_shape(dimensions: int, count: int) -> None:
-    """Refuses what is no list of values, one a chip.
+    """Raise an error for an array that is not a list of values, one a chip.
 
     Raises:
         RecordingError: It has more than one dimension, or too many values.
@@ -132,7 +132,7 @@ def _number(value: Any) -> float:
         raise RecordingError(f"a {shown_type(value)} is no number")
     _refuse_masked(value)
     try:
-        # The method of float itself, since that of a subclass may say anything.
+        # The method of float itself, since that of a subclass may return anything.
         return float.__float__(float(cast("SupportsFloat | SupportsIndex", value)))
     except Exception as error:
         raise RecordingError(f"a {shown_type(value)} that float does not take") from error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from ml_diagnostics_common.exceptions import ConfigurationError
@@ -24,6 +24,7 @@ from google_cloud_mldiagnostics.mlrun_types import (
     AcceleratorOrchestrator,
     ApplicationFramework,
     Framework,
+    MLRun,
     RlOrchestrator,
     ServingEngine,
 )
@@ -45,95 +46,11 @@ _FALSE: Final = ("false", "0", "no", "off", "")
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
 
-@dataclass(frozen=True)
-class RunArguments:
-    """The arguments of `machinelearning_run`, in the types that the rest works with.
-
-    Attributes:
-        name: What the user calls the run.
-        run_group: What it belongs to; may be empty.
-        configs: The user's, by name.
-        gcs_path: `gs://...` or a folder; None for none.
-        project: The project's id; None for the one that is found.
-        region: None for the one that this machine is in.
-        interval_seconds: Between two collections of system metrics.
-        base_url: Of a self-hosted control plane; None for Google's.
-    """
-
-    name: str
-    run_group: str
-    configs: dict[str, Any]
-    gcs_path: str | None
-    project: str | None
-    region: str | None
-    interval_seconds: float
-    on_demand_xprof: bool
-    on_demand_xprof_port: int
-    environment: str
-    base_url: str | None
-    cluster_id: str | None
-    log_system_metrics: bool
-    framework: Framework
-    serving_engine: ServingEngine
-    run_workload_id: str | None
-    metric_only_run: bool
-    accelerator_orchestrator: AcceleratorOrchestrator
-    application_framework: ApplicationFramework
-    rl_orchestrator: RlOrchestrator
-    strict: bool
-    metrics_exporter_config: Any
-
-    @classmethod
-    def checked(cls, *, environ: Mapping[str, str] = os.environ, **given: Any) -> RunArguments:
-        """Returns the arguments.
-
-        Args:
-            environ: The environment variables.
-            **given: Those of `machinelearning_run`.
-
-        Raises:
-            MLRunConfigurationError: One of them cannot be used.
-        """
-        if given["metrics_exporter_config"] is not None:
-            warn_once(
-                "metrics_exporter_config",
-                "metrics_exporter_config is not used: metrics go to the journal on this machine, and to Cloud Logging.",
-            )
-        return cls(
-            name=redact_text(_text("name", given["name"], required=True)),
-            run_group=redact_text(_text("run_group", given["run_group"])),
-            configs=as_mapping(given["configs"]),
-            gcs_path=checked_gcs_path(given["gcs_path"]),
-            project=_text("project", given["project"]) or None,
-            region=checked_region(given["region"]),
-            interval_seconds=_interval(given["metrics_record_interval_sec"]),
-            on_demand_xprof=_flag("on_demand_xprof", given["on_demand_xprof"]),
-            on_demand_xprof_port=_port(given["on_demand_xprof_port"]),
-            environment=checked_environment(given["environment"]),
-            base_url=_url("base_url", given["base_url"]) or _url("DIAGON_BASE_URL", environ.get("DIAGON_BASE_URL")),
-            cluster_id=_text("cluster_id", given["cluster_id"]) or environ.get("DIAGON_CLUSTER_ID") or None,
-            log_system_metrics=_flag("log_system_metrics", given["log_system_metrics"]),
-            framework=_member(Framework, "framework", given["framework"]),
-            serving_engine=_member(ServingEngine, "serving_engine", given["serving_engine"]),
-            run_workload_id=_text("run_workload_id", given["run_workload_id"]) or None,
-            metric_only_run=_flag("metric_only_run", given["metric_only_run"]),
-            accelerator_orchestrator=_member(
-                AcceleratorOrchestrator, "accelerator_orchestrator", given["accelerator_orchestrator"]
-            ),
-            application_framework=_member(
-                ApplicationFramework, "application_framework", given["application_framework"]
-            ),
-            rl_orchestrator=_member(RlOrchestrator, "rl_orchestrator", given["rl_orchestrator"]),
-            strict=_flag("strict", given["strict"]),
-            metrics_exporter_config=given["metrics_exporter_config"],
-        )
-
-
 def checked_gcs_path(path: object) -> str | None:
-    """Returns a place for profiles without doubled slashes and the one at its end; None where none was given.
+    """Return a path for profiles without double and trailing slashes; None if it is None.
 
     Raises:
-        MLRunConfigurationError: It is not a path, names no bucket, or has another scheme than gs://.
+        MLRunConfigurationError: It is not a path, lacks a bucket, or has a scheme other than gs://.
     """
     if path is None:
         return None
@@ -157,10 +74,10 @@ def checked_gcs_path(path: object) -> str | None:
 
 
 def checked_region(region: object) -> str | None:
-    """Returns a region; of a zone, its region; None where none was given.
+    """Return a region, or the region of a zone; None if it is None.
 
     Raises:
-        MLRunConfigurationError: It is no text that could be a region's name.
+        MLRunConfigurationError: It is not a text that could name a region.
     """
     text = _text("region", region)
     if not text:
@@ -179,10 +96,10 @@ def checked_region(region: object) -> str | None:
 
 
 def checked_environment(environment: object) -> str:
-    """Returns one of prod, staging, autopush; what the documented example falls back to, 'env', is prod.
+    """Return prod, staging or autopush; 'env', the default of the documented example, means prod.
 
     Raises:
-        MLRunConfigurationError: It is another.
+        MLRunConfigurationError: It has another value.
     """
     if isinstance(environment, str) and environment in _ENVIRONMENTS:
         return environment
@@ -204,8 +121,12 @@ def _text(name: str, value: object, *, required: bool = False) -> str:
     return printable(value.strip())
 
 
+def _optional_text(name: str, value: object) -> str | None:
+    return _text(name, value) or None
+
+
 def _flag(name: str, value: object) -> bool:
-    """True or False, also as 1 and 0, as a text and in numpy's types; None is False."""
+    """Return True or False; accepts 1 and 0, texts and numpy's types; None is False."""
     text = value.strip().lower() if isinstance(value, str) else str(_truth(value)).lower()
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
@@ -213,7 +134,7 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _truth(value: object) -> bool | None:
-    """None for what is neither true nor false."""
+    """Return None if a value is neither true nor false."""
     if value is None:
         return False
     try:
@@ -223,15 +144,15 @@ def _truth(value: object) -> bool | None:
         return None
 
 
-def _interval(value: object) -> float:
+def _interval(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not _SHORTEST_INTERVAL_SECONDS <= value < 1e9:
-        raise _wrong("metrics_record_interval_sec", value, f"give seconds, {_SHORTEST_INTERVAL_SECONDS} or more")
+        raise _wrong(name, value, f"give seconds, {_SHORTEST_INTERVAL_SECONDS} or more")
     return float(value)
 
 
-def _port(value: object) -> int:
+def _port(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 65536:
-        raise _wrong("on_demand_xprof_port", value, "give a port, such as 9999, or 0 for any that is free")
+        raise _wrong(name, value, "give a port, such as 9999, or 0 for any that is free")
     return value
 
 
@@ -244,15 +165,25 @@ def _url(name: str, value: object) -> str | None:
     return text.rstrip("/")
 
 
-def _member(kind: type[_Enum], name: str, value: object) -> _Enum:
-    """Return a member of an enumeration, also by its value in any case; none is NONE."""
-    if isinstance(value, kind):
-        return value
-    text = _text(name, value).upper() or "NONE"
-    for member in kind:
-        if text == member.value:
-            return member
-    raise _wrong(name, value, f"give one of {', '.join(str(member.value) for member in kind)}")
+def _member(kind: type[_Enum]) -> Callable[[str, object], _Enum]:
+    """Return a check for a member of an enumeration, or its value in any case; None is NONE."""
+
+    def check(name: str, value: object) -> _Enum:
+        if isinstance(value, kind):
+            return value
+        text = _text(name, value).upper() or "NONE"
+        for member in kind:
+            if text == member.value:
+                return member
+        raise _wrong(name, value, f"give one of {', '.join(str(member.value) for member in kind)}")
+
+    return check
+
+
+def _unused(name: str, value: object) -> object:
+    if value is not None:
+        warn_once(name, f"{name} is not used: metrics go to the journal on this machine, and to Cloud Logging.")
+    return value
 
 
 def _wrong(name: str, value: object, todo: str) -> MLRunConfigurationError:
@@ -263,13 +194,84 @@ def _wrong(name: str, value: object, todo: str) -> MLRunConfigurationError:
     return MLRunConfigurationError(f"{name} is {shown}; {todo}")
 
 
+def _argument(check: Callable[[str, Any], Any], *, name: str = "", variable: str = "") -> dict[str, Any]:
+    """Return the metadata of a field of `RunArguments`.
+
+    Args:
+        check: Called with the argument's name and its value; returns the field's value.
+        name: The argument's name, if it is not the field's.
+        variable: The environment variable that is read if the argument is None or empty.
+    """
+    return {"check": check, "argument": name, "variable": variable}
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """The arguments of `machinelearning_run`: each with its name, its check and its type once it is checked.
+
+    Attributes:
+        configs: The user's configs by name.
+        project: The project's id; None to find it.
+        region: None for the region of this machine.
+        interval_seconds: Seconds between two collections of system metrics.
+        base_url: The URL of a self-hosted control plane; None for Google's.
+    """
+
+    name: str = field(metadata=_argument(lambda name, value: redact_text(_text(name, value, required=True))))
+    run_group: str = field(metadata=_argument(lambda name, value: redact_text(_text(name, value))))
+    configs: dict[str, Any] = field(metadata=_argument(lambda _, value: as_mapping(value)))
+    gcs_path: str | None = field(metadata=_argument(lambda _, value: checked_gcs_path(value)))
+    project: str | None = field(metadata=_argument(_optional_text))
+    region: str | None = field(metadata=_argument(lambda _, value: checked_region(value)))
+    interval_seconds: float = field(metadata=_argument(_interval, name="metrics_record_interval_sec"))
+    on_demand_xprof: bool = field(metadata=_argument(_flag))
+    on_demand_xprof_port: int = field(metadata=_argument(_port))
+    environment: str = field(metadata=_argument(lambda _, value: checked_environment(value)))
+    base_url: str | None = field(metadata=_argument(_url, variable="DIAGON_BASE_URL"))
+    cluster_id: str | None = field(metadata=_argument(_optional_text, variable="DIAGON_CLUSTER_ID"))
+    log_system_metrics: bool = field(metadata=_argument(_flag))
+    framework: Framework = field(metadata=_argument(_member(Framework)))
+    serving_engine: ServingEngine = field(metadata=_argument(_member(ServingEngine)))
+    run_workload_id: str | None = field(metadata=_argument(_optional_text))
+    metric_only_run: bool = field(metadata=_argument(_flag))
+    accelerator_orchestrator: AcceleratorOrchestrator = field(metadata=_argument(_member(AcceleratorOrchestrator)))
+    application_framework: ApplicationFramework = field(metadata=_argument(_member(ApplicationFramework)))
+    rl_orchestrator: RlOrchestrator = field(metadata=_argument(_member(RlOrchestrator)))
+    strict: bool = field(metadata=_argument(_flag))
+    metrics_exporter_config: Any = field(metadata=_argument(_unused))
+
+    @classmethod
+    def checked(cls, *, environ: Mapping[str, str] = os.environ, **given: Any) -> RunArguments:
+        """Return the checked arguments.
+
+        Args:
+            environ: The environment variables.
+            **given: The arguments of `machinelearning_run`, by name.
+
+        Raises:
+            MLRunConfigurationError: An argument cannot be used.
+        """
+        values = {}
+        for column in fields(cls):
+            check, name, variable = (column.metadata[key] for key in ("check", "argument", "variable"))
+            value = check(name or column.name, given[name or column.name])
+            if value is None and variable:
+                value = check(variable, environ.get(variable))
+            values[column.name] = value
+        return cls(**values)
+
+    def of_run(self) -> dict[str, Any]:
+        """Return the fields that `MLRun` has by the same names."""
+        return {column.name: getattr(self, column.name) for column in fields(MLRun) if hasattr(self, column.name)}
+
+
 def resource_of(given: RunArguments, workload: Workload, user_configs: dict[str, str]) -> Resource:
-    """Returns the run as far as it is known before anything is collected.
+    """Return the run as a control plane stores it, before anything is collected.
 
     Args:
         given: The arguments.
-        workload: What started this process.
-        user_configs: As texts, see `user_configs.to_wire`.
+        workload: The workload of this process.
+        user_configs: Configs as texts: see `user_configs.to_wire`.
     """
     run: Resource = {
         "displayName": given.name,
@@ -289,14 +291,9 @@ def resource_of(given: RunArguments, workload: Workload, user_configs: dict[str,
 
 
 def _labels(given: RunArguments) -> dict[str, str]:
-    """Values as Google's labels may be: lower case, digits, - and _."""
-    kinds = {
-        "serving_engine": given.serving_engine,
-        "accelerator_orchestrator": given.accelerator_orchestrator,
-        "application_framework": given.application_framework,
-        "rl_orchestrator": given.rl_orchestrator,
-    }
-    texts = {name: str(getattr(kind, "value", kind)) for name, kind in kinds.items()}
+    """Return labels as Google allows them: lower case, digits, - and _."""
+    kinds = (given.serving_engine, given.accelerator_orchestrator, given.application_framework, given.rl_orchestrator)
+    names = ("serving_engine", "accelerator_orchestrator", "application_framework", "rl_orchestrator")
     return {
         "created_by": "diagon_sdk",
         "create-tool-mode": "regular",
@@ -305,7 +302,7 @@ def _labels(given: RunArguments) -> dict[str, str]:
         "sdk_report_system_metrics": str(given.log_system_metrics).lower(),
         "metric_only_run": str(given.metric_only_run).lower(),
         "framework": given.framework.value.lower(),
-        **{name: _label(text) for name, text in texts.items() if text != "NONE"},
+        **{name: _label(kind.value) for name, kind in zip(names, kinds, strict=True) if kind.value != "NONE"},
     }
 
 

@@ -123,31 +123,21 @@ class Beginning:
         if not project and self.backend is not Backend.LOCAL and given.base_url is None:
             project = known_project(wait_seconds=_PROJECT_SECONDS)
         return MLRun(
-            name=self.identity.run_id,
-            run_group=given.run_group,
-            configs=ConfigDict(given.configs),
-            gcs_path=given.gcs_path,
-            location=self.location,
-            project=project.strip(),
-            created_at=datetime.datetime.now(datetime.timezone.utc),
-            workload_details=self.workload.details,
-            orchestrator=self.workload.orchestrator,
-            display_name=given.name,
-            on_demand_xprof=given.on_demand_xprof,
-            environment=given.environment,
-            log_system_metrics=given.log_system_metrics,
-            metric_only_run=given.metric_only_run,
-            framework=given.framework,
-            serving_engine=given.serving_engine,
-            accelerator_orchestrator=given.accelerator_orchestrator,
-            application_framework=given.application_framework,
-            rl_orchestrator=given.rl_orchestrator,
-            control_plane_url=given.base_url,
-            cluster_id=given.cluster_id,
-            workload_id=self.workload.given_id or None,
-            namespace=((self.workload.details or {}).get("gke") or {}).get("namespace") or None,
-            metrics_exporter_config=given.metrics_exporter_config,
-            ml_run_id=self.identity.run_id,
+            **given.of_run()
+            | {
+                "name": self.identity.run_id,
+                "configs": ConfigDict(given.configs),
+                "location": self.location,
+                "project": project.strip(),
+                "created_at": datetime.datetime.now(datetime.timezone.utc),
+                "workload_details": self.workload.details,
+                "orchestrator": self.workload.orchestrator,
+                "display_name": given.name,
+                "control_plane_url": given.base_url,
+                "workload_id": self.workload.given_id or None,
+                "namespace": ((self.workload.details or {}).get("gke") or {}).get("namespace") or None,
+                "ml_run_id": self.identity.run_id,
+            }
         )
 
     def _begin_here(self, member: attempts.Member, number: int) -> int:

@@ -388,7 +388,7 @@ class Lifecycle:
 
     def _end_profiles(self, most_seconds: float) -> None:
         """Ends the profile that runs, and waits for those on their way; not as long if the process is about to end."""
-        if "google_cloud_mldiagnostics._profiling.deliveries" not in sys.modules:
+        if "google_cloud_mldiagnostics._profiling.uploads" not in sys.modules:
             return  # There never was one.
         from google_cloud_mldiagnostics._profiling.captures import end_profiles_of
 

@@ -96,30 +96,7 @@ def machinelearning_run(
         CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud`, or the run is strict, and no cloud is found.
         ControlPlaneError: The run is strict, and the control plane does not have it.
     """
-    arguments = RunArguments.checked(
-        name=name,
-        run_group=run_group,
-        configs=configs,
-        gcs_path=gcs_path,
-        project=project,
-        region=region,
-        metrics_record_interval_sec=metrics_record_interval_sec,
-        on_demand_xprof=on_demand_xprof,
-        environment=environment,
-        base_url=base_url,
-        cluster_id=cluster_id,
-        log_system_metrics=log_system_metrics,
-        framework=framework,
-        serving_engine=serving_engine,
-        run_workload_id=run_workload_id,
-        metric_only_run=metric_only_run,
-        metrics_exporter_config=metrics_exporter_config,
-        accelerator_orchestrator=accelerator_orchestrator,
-        application_framework=application_framework,
-        rl_orchestrator=rl_orchestrator,
-        on_demand_xprof_port=on_demand_xprof_port,
-        strict=strict,
-    )
+    arguments = RunArguments.checked(**locals())
     if _is_imported_by_a_worker():
         log_once(
             logging.INFO,
