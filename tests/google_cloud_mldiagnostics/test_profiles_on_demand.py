@@ -166,7 +166,7 @@ def test_a_second_start_is_a_warning_and_a_second_stop_nothing(caplog: pytest.Lo
 
 @pytest.mark.parametrize("port", [-1, 65536, "9999", None])
 def test_an_invalid_port_is_an_error(port: Any) -> None:
-    with pytest.raises(ProfilingError, match="no port"):
+    with pytest.raises(ProfilingError, match="expected a port"):
         start_on_demand_xprof(port)
 
 
