@@ -12,7 +12,7 @@ from benchmarks.job import JOB, LOG, Training
 
 
 class JournalledJob:
-    """A job whose entries are in the journal of ML_DIAGNOSTICS_DIR; `run` continues it."""
+    """A job with its entries in the journal of ML_DIAGNOSTICS_DIR; `run` continues it."""
 
     def __init__(self, training: Training) -> None:
         from ml_diagnostics_common.journal import Journal
