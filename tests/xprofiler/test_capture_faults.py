@@ -16,9 +16,8 @@ from ml_diagnostics_common.storage import LocalStorage
 from ml_diagnostics_testing.faults import Delay, Hang, Skew, Status
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from xprofiler.capture.capturing import Capture
-from xprofiler.capture.collecting import Outcome
+from xprofiler.capture.outcomes import Outcome, report
 from xprofiler.capture.session import Session
-from xprofiler.capture.table import report
 from xprofiler.capture.targets import addresses
 
 from ..waiting import wait_until

@@ -18,12 +18,10 @@ from ml_diagnostics_common.xplane import read_xplane, summary_of
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.xspace import message, xspace
-from xprofiler.capture.collecting import Collector, Outcome, Parts, problem_of
-from xprofiler.capture.destinations import Destination, destinations_of
-from xprofiler.capture.host_clock import ahead_seconds
-from xprofiler.capture.reserving import reserved
-from xprofiler.capture.session import Session, unused_name
-from xprofiler.capture.table import report
+from xprofiler.capture.capturing import ahead_seconds
+from xprofiler.capture.collecting import Collector, Parts, problem_of
+from xprofiler.capture.outcomes import Outcome, report
+from xprofiler.capture.session import Destination, Session, destinations_of, reserved, unused_name
 from xprofiler.capture.targets import Target, addresses, check_distinct, is_this_machine
 from xprofiler.programs.processes import Programs
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_testing.faults import Reset, Status
-from xprofiler.viewers.by_gcloud import flags_of_all_commands
+from xprofiler.viewers.on_compute import flags_of_all_commands
 
 from ..loopback.compute import ComputeServer
 from ..waiting import wait_until

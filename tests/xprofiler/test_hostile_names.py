@@ -25,10 +25,9 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from ml_diagnostics_testing.xspace import xspace
 from xprofiler.capture.collecting import Collector
-from xprofiler.capture.destinations import Destination
 from xprofiler.capture.machines import MachineAccess
 from xprofiler.capture.pods import PodAccess, find_pods
-from xprofiler.capture.session import Session
+from xprofiler.capture.session import Destination, Session
 from xprofiler.capture.targets import Target, addresses
 from xprofiler.log_directory import LogDirectory
 from xprofiler.programs import gcloud, kubectl

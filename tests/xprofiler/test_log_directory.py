@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.command.errors import UsageError
 from xprofiler.log_directory import LogDirectory
-from xprofiler.viewers.labels import label_value, log_directory_of, viewer_url
+from xprofiler.viewers.viewer import label_value, log_directory_of, viewer_url
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from ml_diagnostics_testing.faults import Status
 from packaging.requirements import Requirement
 from xprofiler.viewers.startup import STARTUP_SCRIPT, XPROF_VERSION
-from xprofiler.viewers.startup.status import StartupStatus
+from xprofiler.viewers.status import StartupStatus
 
 from ..waiting import free_port, wait_until
 from .viewer_vm import BUCKET, PlayedVm

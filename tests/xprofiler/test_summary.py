@@ -17,10 +17,9 @@ import pytest
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, NotFoundError
 from xprofiler.summary.converters import Tables
+from xprofiler.summary.host_operations import covered_ns, self_times
 from xprofiler.summary.profiles import find_profile
-from xprofiler.summary.reading import operations_of
-from xprofiler.summary.reading_process import summarized
-from xprofiler.summary.spans import covered_ns, self_times
+from xprofiler.summary.reading import operations_of, summarized
 from xprofiler.summary.summary import Operation, Summary
 
 from .made_profiles import SESSION, cpu_session, tpu_session

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from xprofiler.summary.cause import cause_of, slow_host_of
+from xprofiler.summary.host_operations import joined, overlaid
 from xprofiler.summary.host_time import HostStep, HostTime, Label, host_time
-from xprofiler.summary.spans import joined, overlaid
 from xprofiler.summary.summary import ActivityKind, Host
 from xprofiler.summary.xspace import Plane, read_planes
 

@@ -15,13 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.command.errors import CommandError
-from xprofiler.serve.application import Application
-from xprofiler.serve.catalog import Catalog
-from xprofiler.serve.charts import MOST_BARS, slowest_of_each, step_chart, ticks
-from xprofiler.serve.markup import Markup, element, joined
-from xprofiler.serve.page import empty_page, failure_page, summary_page
-from xprofiler.serve.tools import tool_link
-from xprofiler.summary.colours import PART_COLOURS
+from xprofiler.serve.application import Application, Catalog
+from xprofiler.serve.markup import MOST_BARS, Markup, element, joined, slowest_of_each, step_chart, ticks
+from xprofiler.serve.page import empty_page, failure_page, summary_page, tool_link
 from xprofiler.summary.profiles import Profile
 from xprofiler.summary.summary import (
     Activity,
@@ -34,6 +30,7 @@ from xprofiler.summary.summary import (
     Step,
     Summary,
 )
+from xprofiler.summary.text import PART_COLOURS
 
 from .made_profiles import SESSION, tpu_session
 

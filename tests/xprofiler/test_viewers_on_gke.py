@@ -20,8 +20,7 @@ from ml_diagnostics_common.command.errors import CommandError, UsageError
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
 from xprofiler.log_directory import LogDirectory
-from xprofiler.viewers.on_gke import ViewersOnGke, manifest
-from xprofiler.viewers.setup_on_gke import ViewerSetupOnGke
+from xprofiler.viewers.on_gke import ViewerSetupOnGke, ViewersOnGke, manifest
 from xprofiler.viewers.ssh_tunnel import free_port, wait_until_answered
 from xprofiler.viewers.startup import STARTUP_SCRIPT
 

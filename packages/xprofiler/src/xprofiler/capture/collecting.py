@@ -16,67 +16,18 @@ from ml_diagnostics_common.storage import LocalStorage, Storage
 from ml_diagnostics_common.worker import in_parallel
 from ml_diagnostics_common.xplane import Xplane, summary_of
 
-from xprofiler.capture.destinations import Destination
-from xprofiler.capture.session import Session
+from xprofiler.capture.outcomes import Outcome
+from xprofiler.capture.session import Destination, Session
 from xprofiler.capture.targets import Access, Target
 from xprofiler.programs.processes import Programs
 
-__all__ = ["Collector", "Outcome", "Parts", "problem_of"]
+__all__ = ["Collector", "Parts", "problem_of"]
 
 _READ: Final = 'wc -c < "$1" && cat "$1"'
-_NO_EVENTS: Final = "its profile has no events: nothing ran meanwhile; check the job, or use a longer -d"
 _REMOTE_SECONDS: Final = 600.0
 _LONGEST_NUMBER: Final = 40
 _PAGE_BYTES: Final = 1 << 16
 _IN_MEMORY: Final = 4  # Files at once: a file may have hundreds of megabytes, and is written in one piece.
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome for one host.
-
-    Attributes:
-        name: As typed, or with the worker of a TPU slice.
-        title: The name in messages.
-        file_name: The name of its file, without `.xplane.pb`.
-        problem: Why the profile is missing or has no events; empty on success.
-        size_bytes: The size of its file.
-        start_ns: The start of its profile in nanoseconds since 1970; 0 if not recorded.
-        is_there: True if its complete file is in the session.
-    """
-
-    name: str
-    title: str
-    file_name: str = ""
-    problem: str = ""
-    size_bytes: int = 0
-    start_ns: int = 0
-    is_there: bool = False
-
-    @classmethod
-    def of(cls, target: Target, xplane: Xplane | None = None, problem: str = "") -> Outcome:
-        """Return the outcome for a target.
-
-        Args:
-            target: The target.
-            xplane: Its file, if that has been read.
-            problem: Why its profile is missing.
-        """
-        if xplane is None:
-            return cls(target.name, target.title, target.file_name, " ".join(problem.split()))
-        reason = " ".join(problem.split()) or ("" if xplane.planes else _NO_EVENTS)
-        about = (xplane.size_bytes, xplane.start_ns, not problem)
-        return cls(target.name, target.title, target.file_name, reason, *about)
-
-    @property
-    def is_captured(self) -> bool:
-        """True if the session has a profile with events from this host."""
-        return not self.problem
-
-    @property
-    def status(self) -> str:
-        """The status for tables: "captured", "no events" or "failed"."""
-        return "captured" if self.is_captured else "no events" if self.is_there else "failed"
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,8 @@ class CaptureCommand:
 
         from xprofiler.capture.bucket_access import BucketAccess
         from xprofiler.capture.capturing import Capture
-        from xprofiler.capture.collecting import Outcome
-        from xprofiler.capture.reserving import reserved
-        from xprofiler.capture.table import report
+        from xprofiler.capture.outcomes import Outcome, report
+        from xprofiler.capture.session import reserved
         from xprofiler.cloud.api import GoogleApi
         from xprofiler.cloud.settings import GcloudSettings
 

@@ -147,8 +147,8 @@ def _find(zone: str, log_directory: LogDirectory, api: GoogleApi, console: Conso
 
 def _print_link(viewer: Viewer, api: GoogleApi, console: Console) -> int:
     from xprofiler.viewers.instances import Instances
-    from xprofiler.viewers.labels import BACKEND_LABEL, viewer_url
-    from xprofiler.viewers.link import label_with_status, read_status
+    from xprofiler.viewers.status import label_with_status, read_status
+    from xprofiler.viewers.viewer import BACKEND_LABEL, viewer_url
 
     url = viewer.url
     if url is None:

@@ -54,8 +54,7 @@ class DeleteCommand:
         from xprofiler.cloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.viewers.finding import viewers_of
-        from xprofiler.viewers.table import format_viewers
-        from xprofiler.viewers.viewer import Sought
+        from xprofiler.viewers.viewer import Sought, format_viewers
 
         if not (options.vm_name or options.log_directory):
             raise UsageError("Either --vm-name or --log-directory must be specified.")
@@ -87,8 +86,8 @@ class DeleteCommand:
 
 def _viewers_to_search(options: argparse.Namespace, sought: Sought, api: GoogleApi) -> Viewers:
     """Return the viewers to search. Flags of gcloud that are only valid for deletions are left out."""
-    from xprofiler.viewers.by_gcloud import flags_of_all_commands
     from xprofiler.viewers.finding import viewers_of
+    from xprofiler.viewers.on_compute import flags_of_all_commands
 
     extra = options.extra if options.gke else flags_of_all_commands(options.extra)
     return viewers_of(api, sought, extra, is_on_gke=options.gke)

@@ -47,8 +47,7 @@ class ListCommand:
         from xprofiler.cloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.viewers.finding import viewers_of
-        from xprofiler.viewers.table import format_viewers
-        from xprofiler.viewers.viewer import Sought
+        from xprofiler.viewers.viewer import Sought, format_viewers
         from xprofiler.waiting import notify_if_slow
 
         directories = [LogDirectory.parse(text).path for text in options.log_directory]
@@ -57,8 +56,8 @@ class ListCommand:
         with notify_if_slow(console, "Waiting for the list ..."):
             viewers = viewers_of(api, sought, options.extra, is_on_gke=options.gke).find(sought)
         if not options.gke and not all(viewer.url for viewer in viewers):
-            from xprofiler.viewers.link import with_told_links
+            from xprofiler.viewers.status import with_links
 
-            viewers = with_told_links(viewers, api.storage_within(_TOLD_SECONDS))
+            viewers = with_links(viewers, api.storage_within(_TOLD_SECONDS))
         console.data(format_viewers(viewers, options.format))
         return DONE

@@ -43,10 +43,10 @@ class SummaryCommand:
         from ml_diagnostics_common.command.plotting import require_matplotlib
 
         from xprofiler.log_directory import LogDirectory
-        from xprofiler.summary.disk_space import temporary_folder
+        from xprofiler.summary.converters import temporary_folder
         from xprofiler.summary.private_copy import PrivateCopy
         from xprofiler.summary.profiles import find_profile
-        from xprofiler.summary.reading_process import summarized
+        from xprofiler.summary.reading import summarized
         from xprofiler.summary.summary import Operation
         from xprofiler.summary.text import as_dict, format_summary
         from xprofiler.waiting import notify_if_slow

@@ -1,25 +1,72 @@
-"""The summary page: self-contained, without scripts, and usable without the internet."""
+"""The summary page: self-contained, without scripts, usable without the internet, with links to XProf's tools."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Final, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from ml_diagnostics_common.texts import format_bytes, format_count, format_duration, format_percent, format_three_digits
 
-from xprofiler.serve.charts import legend, meter, part_class, share_bar, slowest_of_each, step_chart
-from xprofiler.serve.markup import Markup, element, joined
-from xprofiler.serve.tools import tool_link, tools_section
-from xprofiler.summary.colours import PART_COLOURS
+from xprofiler.serve.markup import (
+    Markup,
+    element,
+    joined,
+    legend,
+    meter,
+    part_class,
+    share_bar,
+    slowest_of_each,
+    step_chart,
+)
 from xprofiler.summary.profiles import Profile
 from xprofiler.summary.summary import OTHERS, Operation, Summary, mean_parts, step_times
-from xprofiler.summary.text import ACTIVITY_KINDS, about, compiled, headline, time_shares
+from xprofiler.summary.text import ACTIVITY_KINDS, PART_COLOURS, about, compiled, headline, time_shares
 
-__all__ = ["POLICY", "empty_page", "failure_page", "summary_page"]
+__all__ = [
+    "POLICY",
+    "TRACE_VIEWERS",
+    "XPROF_PREFIX",
+    "empty_page",
+    "failure_page",
+    "summary_page",
+    "tool_link",
+    "tools_section",
+]
 
+XPROF_PREFIX: Final = "/data/plugin/profile"
+"""The path at which XProf's page expects its data."""
+
+_TITLES: Final = MappingProxyType(
+    {
+        "overview_page": "Overview",
+        "trace_viewer@": "Trace viewer",
+        "trace_viewer": "Trace viewer",
+        "graph_viewer": "Graph viewer",
+        "op_profile": "HLO op profile",
+        "hlo_op_profile": "HLO op profile",
+        "input_pipeline_analyzer": "Input pipeline",
+        "kernel_stats": "GPU kernels",
+        "memory_profile": "Memory profile",
+        "memory_viewer": "Memory viewer",
+        "roofline_model": "Roofline model",
+        "perf_counters": "Performance counters",
+        "pod_viewer": "Pod viewer",
+        "framework_op_stats": "Framework op statistics",
+        "hlo_stats": "HLO op statistics",
+        "inference_profile": "Inference profile",
+        "megascale_stats": "Megascale statistics",
+        "utilization_viewer": "Utilization",
+        "smart_suggestion": "Smart suggestions",
+    }
+)
+TRACE_VIEWERS: Final = frozenset({"trace_viewer@", "trace_viewer"})
+_HOSTS_IN_A_TRACE = 8  # A trace of more hosts loads slowly.
+# XProf 2.24 loads Google Charts from www.gstatic.com; without it, its other tools stay blank or show numbers only.
+_WITHOUT_INTERNET: Final = TRACE_VIEWERS | {"op_profile", "hlo_op_profile"}
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
 """The Content-Security-Policy of the page, which loads nothing."""
 
@@ -28,6 +75,40 @@ _ACTIVITIES = 25
 
 _Column: TypeAlias = tuple[str, str, Sequence[str]]
 """A column: its title, the class of the cells, and the cells."""
+
+
+def tool_link(tool: str, session: str, hosts: Sequence[str] = ()) -> str:
+    """Return the URL of a session in a tool of XProf.
+
+    Args:
+        tool: XProf's name of the tool.
+        session: The session.
+        hosts: All hosts. Up to eight are shown in one trace; otherwise XProf shows the first.
+    """
+    parameters = {"run": session, "tag": tool}
+    if tool in TRACE_VIEWERS and 1 < len(hosts) <= _HOSTS_IN_A_TRACE:
+        parameters["hosts"] = ",".join(hosts)
+    return f"{XPROF_PREFIX}/?{urlencode(parameters, safe='@,')}"
+
+
+def tools_section(session: str, tools: Iterable[str], hosts: Sequence[str]) -> Markup:
+    """Return links to XProf's tools, in separate lists for those that need the internet."""
+    known = sorted(set(tools), key=lambda tool: _TITLES.get(tool, tool))
+    links = {tool: _link(tool, tool_link(tool, session, hosts)) for tool in known}
+    offline = [link for tool, link in links.items() if tool in _WITHOUT_INTERNET]
+    online = [link for tool, link in links.items() if tool not in _WITHOUT_INTERNET]
+    return element(
+        "section",
+        element("h2", "This session in XProf"),
+        element("h3", "Works without the internet"),
+        element("ul", *offline, class_="tools"),
+        element("h3", "Draws its charts with Google Charts, from www.gstatic.com"),
+        element("ul", *online, class_="tools"),
+    )
+
+
+def _link(tool: str, href: str) -> Markup:
+    return element("li", element("a", _TITLES.get(tool, tool), href=href))
 
 
 def summary_page(summary: Summary, profiles: Sequence[Profile], path: str) -> bytes:

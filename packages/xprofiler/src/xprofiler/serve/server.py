@@ -89,8 +89,7 @@ class Server:
         """
         from ml_diagnostics_common.sidecar import python_argv
 
-        from xprofiler.summary.converters import require_xprof
-        from xprofiler.summary.disk_space import temporary_folder
+        from xprofiler.summary.converters import require_xprof, temporary_folder
 
         require_xprof("xprofiler serve")
         with ExitStack() as undone:
@@ -188,8 +187,7 @@ def main() -> None:
 
 
 def _application(path: str, folder: Path) -> Application:
-    from xprofiler.serve.application import Application
-    from xprofiler.serve.catalog import Catalog
+    from xprofiler.serve.application import Application, Catalog
     from xprofiler.summary.reading import summarize
 
     return Application(Catalog(path, folder, summarize), _xprof(folder))

@@ -1,20 +1,82 @@
-"""XProf's converters, run in this process. They cache results beside the files: see `private_copy`."""
+"""XProf's converters, run in this process.
+
+They cache results beside the files, see `private_copy`, and silently show less if the disk is full.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.exceptions import MissingExtraError
 
-__all__ = ["Table", "Tables", "converted", "require_xprof", "tool_names", "tools_with_data"]
+__all__ = [
+    "Table",
+    "Tables",
+    "converted",
+    "require_disk_space",
+    "require_xprof",
+    "temporary_folder",
+    "tool_names",
+    "tools_with_data",
+]
 
+_LEAST_BYTES = 1 << 20
 _COLUMNS: Final = {"hlo_stats": "hlo_op_name", "kernel_stats": "kernel_name"}
 
 Table = list[dict[str, Any]]
 """Rows with values by column id."""
+
+
+def require_disk_space(files: Collection[Path]) -> None:
+    """Check that the size of some files is free in their folder, which is the space that XProf's caches need.
+
+    Args:
+        files: The files.
+
+    Raises:
+        CommandError: The disk is full, or the size of files is limited.
+    """
+    size_bytes = max(_LEAST_BYTES, sum(file.stat().st_size for file in files))
+    folder = next(iter(files)).parent
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(probe.fileno(), 0, size_bytes)
+            elif shutil.disk_usage(folder).free < size_bytes:
+                raise OSError("the disk is full")
+    except OSError as error:
+        raise CommandError(
+            f"XProf needs {size_bytes / 1e6:.0f} MB of temporary space to read this profile, but {folder} does not "
+            f"have it ({error.strerror or error}): free some space, or set TMPDIR to another folder"
+        ) from error
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Create a temporary folder for a block.
+
+    Args:
+        prefix: The prefix of its name.
+
+    Raises:
+        CommandError: The folder cannot be created.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise CommandError(
+            f"cannot create a temporary folder ({error.strerror or error}): free some space, or set TMPDIR"
+        ) from error
+    with folder:
+        yield Path(folder.name)
 
 
 class Tables:

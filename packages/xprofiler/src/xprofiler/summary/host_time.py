@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from xprofiler.summary.host_operations import HOST_PLANE, operation_spans
-from xprofiler.summary.spans import joined, merged, overlaid
+from xprofiler.summary.host_operations import HOST_PLANE, joined, merged, operation_spans, overlaid
 from xprofiler.summary.summary import ActivityKind
 from xprofiler.summary.xspace import Plane, integer_of
 

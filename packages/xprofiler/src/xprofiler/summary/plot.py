@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from ml_diagnostics_common.command.plotting import FAINT, INK, new_figure, save_figure, style_axes
 from ml_diagnostics_common.texts import format_percent
 
-from xprofiler.summary.colours import PART_COLOURS
 from xprofiler.summary.summary import mean_parts
-from xprofiler.summary.text import headline, identity
+from xprofiler.summary.text import PART_COLOURS, headline, identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

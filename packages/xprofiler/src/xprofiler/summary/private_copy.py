@@ -18,8 +18,7 @@ from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.worker import results_in_parallel
 from ml_diagnostics_common.xplane import read_xplane
 
-from xprofiler.summary.profiles import Profile
-from xprofiler.summary.stores import store_for, translated
+from xprofiler.summary.profiles import Profile, store_for, translated
 
 __all__ = ["PrivateCopy", "xprof_name"]
 

@@ -2,6 +2,10 @@
 
 `overview_page` has utilization and input, `pod_viewer` each step on each core, and `hlo_stats` (on a GPU
 `kernel_stats`) the operations.
+
+`xprofiler summary` reads a profile in a process of its own: XProf's converters log to standard error, and may crash on
+damaged files, which becomes an error message here. The request is JSON on standard input, the answer JSON on standard
+output.
 """
 
 from __future__ import annotations
@@ -9,24 +13,26 @@ from __future__ import annotations
 import html
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.texts import format_bytes
 
 from xprofiler.summary.cause import activities_of, cause_of, compilations_of, slow_host_of, time_percent_of
-from xprofiler.summary.converters import Tables, converted, tool_names, tools_with_data
-from xprofiler.summary.disk_space import require_disk_space
+from xprofiler.summary.converters import Tables, converted, require_disk_space, tool_names, tools_with_data
 from xprofiler.summary.host_operations import HostOperations, ProfileWindow, add_operations, profile_window
 from xprofiler.summary.host_time import HostTime, host_time
 from xprofiler.summary.pods import core_steps, host_steps, hosts_of, numbered, steps_of
 from xprofiler.summary.summary import InputPipeline, Operation, Summary, mean_parts
 from xprofiler.summary.xspace import read_planes
 
-__all__ = ["operations_of", "summarize"]
+__all__ = ["main", "operations_of", "summarize", "summarized"]
 
 _TAG = re.compile(r"<[^>]*>")
 _UTILIZATION: Final = {
@@ -218,3 +224,55 @@ def _input(overview: Tables, paths: list[Path]) -> InputPipeline:
 def _plain(text: str) -> str:
     """Return XProf's text without HTML."""
     return " ".join(html.unescape(_TAG.sub("", text)).split())
+
+
+@dataclass(frozen=True)
+class _Request:
+    session: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    summary: Summary | None = None
+    error: str = ""
+
+
+def summarized(session: str, files: Mapping[str, Path], console: Console) -> Summary:
+    """Return the summary of a profile, read by another process: see `reading.summarize`.
+
+    Raises:
+        MissingExtraError: XProf is not installed.
+        CommandError: XProf cannot read the files, or failed.
+    """
+    from ml_diagnostics_common.sidecar import python_argv
+
+    from xprofiler.programs.processes import Programs
+    from xprofiler.summary.converters import require_xprof
+
+    require_xprof("a summary of a profile")
+    request = msgspec.json.encode(_Request(session, {host: str(file) for host, file in files.items()}))
+    with Programs(console) as programs:
+        done = programs.run(python_argv(__name__), stdin=request)
+    if done.exit_code != 0:
+        raise CommandError(f"XProf failed on {session} ({done.exit_code}):\n{done.complaint}")
+    for line in done.errors.decode("utf-8", "replace").splitlines():
+        console.detail(line)
+    answer = msgspec.json.decode(done.output, type=_Answer)
+    if answer.summary is None:
+        raise CommandError(answer.error)
+    return answer.summary
+
+
+def main() -> None:
+    """Answer a request."""
+    from ml_diagnostics_common.sidecar_parent import take_stdout
+
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
+    messages = take_stdout()
+    try:
+        answer = _Answer(summarize(request.session, {host: Path(file) for host, file in request.files.items()}))
+    except CommandError as error:
+        answer = _Answer(error=str(error))
+    with messages:
+        messages.write(msgspec.json.encode(answer))

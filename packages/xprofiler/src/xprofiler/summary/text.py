@@ -1,4 +1,4 @@
-"""The text of a summary for the terminal, fitted to its width."""
+"""The text of a summary for the terminal, fitted to its width, and the colours of its charts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,36 @@ from ml_diagnostics_common.texts import format_bytes, format_count, format_durat
 
 from xprofiler.summary.summary import ActivityKind, Compilations, Summary, mean_parts, step_times
 
-__all__ = ["ACTIVITY_KINDS", "about", "as_dict", "compiled", "format_summary", "headline", "identity", "time_shares"]
+__all__ = [
+    "ACTIVITY_KINDS",
+    "PART_COLOURS",
+    "about",
+    "as_dict",
+    "compiled",
+    "format_summary",
+    "headline",
+    "identity",
+    "time_shares",
+]
 
+PART_COLOURS: Final = MappingProxyType(
+    {
+        "Device compute": "#3b82c4",
+        "Device to device": "#7c6fd0",
+        "Device collective communication": "#d9822b",
+        "Host compute": "#2f9e83",
+        "Kernel launch": "#c2679f",
+        "Input": "#d64550",
+        "Output": "#b59a2b",
+        "Compilation": "#8c6d52",
+        "XLA operations": "#3b82c4",
+        "Transfers": "#b59a2b",
+        "Annotated regions": "#d64550",
+        "Calls of JAX and XLA": "#2f9e83",
+        "All others": "#aab2bd",
+    }
+)
+"""Colours by XProf's names of the parts of a device's step, and by our names for a host's."""
 _LABEL_WIDTH = 11
 _OPERATIONS = 15
 _ACTIVITIES = 12

@@ -14,14 +14,11 @@ from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.log_directory import LogDirectory
 from xprofiler.viewers.instances import Instances
-from xprofiler.viewers.new_viewer import NewViewer
 from xprofiler.viewers.on_compute import ViewersOnCompute
-from xprofiler.viewers.on_gke import ViewersOnGke
+from xprofiler.viewers.on_gke import ViewerSetupOnGke, ViewersOnGke
 from xprofiler.viewers.plan import ViewerPlan, seconds_of
 from xprofiler.viewers.setup import SetupTimes, ViewerSetup
-from xprofiler.viewers.setup_on_gke import ViewerSetupOnGke
-from xprofiler.viewers.table import format_viewers
-from xprofiler.viewers.viewer import Viewers
+from xprofiler.viewers.viewer import NewViewer, Viewers, format_viewers
 
 __all__ = ["create"]
 

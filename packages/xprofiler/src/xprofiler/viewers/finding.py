@@ -35,7 +35,7 @@ def viewers_of(api: GoogleApi, sought: Sought, extra: Sequence[str] = (), *, is_
 
         return ViewersOnGke(api.console, extra)
     if extra or sought.filters:
-        from xprofiler.viewers.by_gcloud import ViewersByGcloud
+        from xprofiler.viewers.on_compute import ViewersByGcloud
 
         _require_gcloud(api.settings.environ, [*extra, *sought.filters])
         return ViewersByGcloud(api.settings.project, api.console, extra)

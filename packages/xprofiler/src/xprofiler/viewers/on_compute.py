@@ -1,27 +1,126 @@
-"""Viewers on Compute Engine, through its API: one list, and parallel deletions."""
+"""Viewers on Compute Engine: through its API, or through gcloud for gcloud's own flags and filters."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
-from ml_diagnostics_common.command.errors import NotFoundError
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError, UsageError, class_of_kind
+from ml_diagnostics_common.failures import Kind
 from ml_diagnostics_common.worker import in_parallel
 
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.programs.gcloud import checked_name
-from xprofiler.viewers.by_gcloud import delete_argv
+from xprofiler.programs.processes import Programs
 from xprofiler.viewers.instances import Instances
-from xprofiler.viewers.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
-from xprofiler.viewers.viewer import Sought, Viewer, as_viewer
+from xprofiler.viewers.viewer import LOG_DIRECTORY_KEY, VERSION_LABEL, Sought, Viewer, as_viewer
 
-__all__ = ["ViewersOnCompute"]
+__all__ = ["ViewersByGcloud", "ViewersOnCompute", "delete_argv", "flags_of_all_commands"]
 
+_OUR_VMS: Final = f"(labels.{VERSION_LABEL}:* OR labels.{LOG_DIRECTORY_KEY}:*)"
+_SHOWN: Final = "json(name,zone,status,labels,metadata.items,networkInterfaces)"
+_OF_ALL_COMMANDS: Final = frozenset(
+    {
+        "--access-token-file",
+        "--account",
+        "--billing-project",
+        "--configuration",
+        "--impersonate-service-account",
+        "--project",
+    }
+)
 # OR binds tighter than AND: https://cloud.google.com/compute/docs/reference/rest/v1/instances/aggregatedList
 _OURS: Final = f"(labels.{VERSION_LABEL}:*) OR (labels.{LOG_DIRECTORY_KEY}:*)"
 _FIELDS: Final = "name,zone,status,machineType,labels,metadata/items,networkInterfaces/accessConfigs/natIP"
 _PAGE_SIZE: Final = 500
 _LISTING: Final = "list the VMs"
+
+
+class ViewersByGcloud:
+    """A `Viewers` for VMs of Compute, through gcloud.
+
+    Args:
+        project: The project's id; empty selects gcloud's own.
+        console: Receives command lines, with `--verbose`.
+        extra: The user's own flags, each with its value.
+    """
+
+    noun = "VM"
+
+    def __init__(self, project: str, console: Console, extra: Sequence[str]) -> None:
+        self._project = project
+        self._console = console
+        self._extra = list(extra)
+
+    def find(self, sought: Sought) -> list[Viewer]:
+        """See `Viewers.find`."""
+        filters = " AND ".join([_OUR_VMS, *(f"({text})" for text in sought.filters)])
+        zones = ",".join(checked_name(zone, "zone") for zone in sought.zones)
+        chosen = [f"--zones={zones}"] if zones else []
+        flags = [*chosen, f"--filter={filters}", f"--format={_SHOWN}"]
+        argv = _argv(["list"], flags, self._project, self._extra)
+        listed = self._run(argv, "list the VMs")
+        try:
+            return sought.among(as_viewer(instance) for instance in json.loads(listed))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CommandError(
+                f"gcloud's list of VMs cannot be read ({error}): remove flags that change its format"
+            ) from error
+
+    def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
+        """See `Viewers.delete`. gcloud reports one error for all VMs."""
+        try:
+            for argv in self.delete_argv(viewers):
+                self._run(argv, "delete the VMs")
+        except CommandError as error:
+            return [error] * len(viewers)
+        return [None] * len(viewers)
+
+    def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
+        """See `Viewers.delete_argv`."""
+        return delete_argv(viewers, self._project, self._extra)
+
+    def _run(self, argv: Sequence[str], doing: str) -> bytes:
+        with Programs(self._console) as programs:
+            ended = programs.run(argv)
+        if ended.exit_code:
+            error = UsageError if ended.failure is Kind.INVALID else class_of_kind(ended.failure)
+            raise error(f"gcloud could not {doing}: {ended.complaint}")
+        return ended.output
+
+
+def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = ()) -> list[list[str]]:
+    """Return the command lines of gcloud that delete VMs, one for each zone.
+
+    Args:
+        viewers: The VMs.
+        project: The project's id; empty selects gcloud's own.
+        extra: The user's own flags, each with its value.
+
+    Raises:
+        UsageError: A name is not valid.
+    """
+    by_zone: dict[str, list[str]] = {}
+    for viewer in viewers:
+        by_zone.setdefault(checked_name(viewer.zone, "zone"), []).append(checked_name(viewer.name, "VM"))
+    return [_argv(["delete", *names], ["--quiet", f"--zone={zone}"], project, extra) for zone, names in by_zone.items()]
+
+
+def flags_of_all_commands(extra: Sequence[str]) -> list[str]:
+    """Return the user's flags for account and project, which are valid for every command."""
+    return [argument for argument in extra if argument.partition("=")[0] in _OF_ALL_COMMANDS]
+
+
+def _argv(verb: Sequence[str], flags: Sequence[str], project: str, extra: Sequence[str]) -> list[str]:
+    """Return a command line. Our flags are last, since gcloud uses the last value, even with a --flags-file."""
+    chosen = [] if not project or _names_project(extra) else [f"--project={project}"]
+    return ["gcloud", "compute", "instances", *verb, *extra, *flags, *chosen]
+
+
+def _names_project(extra: Sequence[str]) -> bool:
+    return any(argument.partition("=")[0] == "--project" for argument in extra)
 
 
 class ViewersOnCompute:

@@ -1,15 +1,21 @@
-"""Viewers on the current Kubernetes cluster: services with a label and a link, and their deployments."""
+"""Viewers on the current Kubernetes cluster: services with a label and a link, and their deployments.
+
+A viewer is created until its link leads to XProf, and can be deleted at every stage.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common.command.console import Console
-from ml_diagnostics_common.command.errors import UsageError
+from ml_diagnostics_common.command.errors import TimedOutError, UsageError
+from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.worker import in_parallel
 
 from xprofiler.log_directory import LogDirectory
@@ -18,7 +24,7 @@ from xprofiler.programs.processes import Programs
 from xprofiler.viewers.startup import XPROF_VERSION
 from xprofiler.viewers.viewer import Sought, Viewer
 
-__all__ = ["Progress", "ViewersOnGke", "manifest"]
+__all__ = ["Progress", "ViewerSetupOnGke", "ViewersOnGke", "manifest"]
 
 _ROLE: Final = "role=xprofiler-proxy-service"
 _KINDS: Final = "deployments,services,horizontalpodautoscalers"
@@ -31,6 +37,7 @@ _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9]
 _NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,47}[a-z0-9])?", re.ASCII)
 _FOLDER: Final = Path(__file__).parent / "startup"
 _TIMEOUT_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 2.0
 
 
 class Progress(NamedTuple):
@@ -262,3 +269,109 @@ def _settings_in(extra: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"{flag}: with --gke, other flags are {known}, each with a value")
         settings[flag.removeprefix("--")] = value
     return settings
+
+
+class ViewerSetupOnGke:
+    """A `NewViewer` for deployments and services on a cluster.
+
+    Args:
+        viewers: The viewers of the cluster.
+        name: The viewer's name.
+        zone: The zone in its label.
+        log_directory: The log directory to show.
+        console: Receives progress messages.
+        timeout_seconds: The time XProf has to answer and to be registered with the proxy.
+        clock: Return monotonic seconds.
+        sleep: Wait for a number of seconds.
+
+    Raises:
+        UsageError: The name is not valid.
+    """
+
+    def __init__(
+        self,
+        viewers: ViewersOnGke,
+        name: str,
+        zone: str,
+        log_directory: LogDirectory,
+        console: Console,
+        timeout_seconds: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.noun = viewers.noun
+        self.name = name
+        self.zone = zone
+        self.others = Sought(log_directories=[log_directory.path])
+        self.delete_command = f"xprofiler delete --gke -z {zone} -n {name}"
+        self.may_exist = False
+        self._viewers = viewers
+        self._console = console
+        self._timeout_seconds = timeout_seconds
+        self._clock = clock
+        self._sleep = sleep
+        self._creation_id = uuid.uuid4().hex
+        self._objects = viewers.manifest(name, zone, log_directory, self._creation_id)
+
+    def recipe(self) -> str:
+        """See `NewViewer.recipe`: the input of kubectl."""
+        import yaml
+
+        return "# for: kubectl create --filename=-\n" + yaml.safe_dump_all(self._objects, sort_keys=False).rstrip("\n")
+
+    def check(self) -> None:
+        """See `NewViewer.check`.
+
+        Raises:
+            UsageError: The name is in use.
+            CommandError: The cluster does not answer.
+        """
+        taken = self._viewers.taken(self.name, self._objects)
+        if taken:
+            raise UsageError(
+                f"a viewer {self.name} already exists on this cluster, or some of its objects do "
+                f"({', '.join(taken)}): choose another name with --vm-name"
+            )
+
+    def make(self) -> str:
+        """See `NewViewer.make`.
+
+        Raises:
+            TimedOutError: XProf does not answer, or is not registered with the proxy.
+            CommandError: kubectl could not create it.
+        """
+        self.may_exist = True
+        self._viewers.create(self._objects)
+        self._console.notify(f"{self.name} exists; installing XProf in it.")
+        return f"\nStarted on URL {self._wait()}"
+
+    def remove(self) -> DiagnosticsError | None:
+        """See `NewViewer.remove`."""
+        try:
+            self._viewers.delete_creation(self._creation_id)
+        except DiagnosticsError as error:
+            return error
+        return None
+
+    def _wait(self) -> str:
+        deadline = self._clock() + self._timeout_seconds
+        while True:
+            progress = self._viewers.progress(self._creation_id)
+            if progress.url and not progress.waits_for:
+                return progress.url
+            left = deadline - self._clock()
+            if left <= 0:
+                raise TimedOutError(self._timeout_message(progress))
+            self._sleep(min(_POLL_SECONDS, left))
+
+    def _timeout_message(self, progress: Progress) -> str:
+        why = (
+            f"No pod of {', '.join(progress.waits_for)} is ready"
+            if progress.waits_for
+            else "It is not registered with the proxy"
+        )
+        return (
+            f"Timed out to wait XProfiler start after {self._timeout_seconds:g} seconds. {why}. Inspect the pods with "
+            f"the label instance={self.name}, with --auto-delete-on-failure-off"
+        )

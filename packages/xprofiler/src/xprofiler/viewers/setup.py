@@ -24,10 +24,9 @@ from ml_diagnostics_common.storage import Storage
 
 from xprofiler.programs.processes import Programs
 from xprofiler.viewers.instances import Instances
-from xprofiler.viewers.labels import BACKEND_LABEL, CREATION_LABEL, viewer_url
 from xprofiler.viewers.plan import ViewerPlan
-from xprofiler.viewers.startup.status import StartupStatus, status_path
-from xprofiler.viewers.viewer import Sought
+from xprofiler.viewers.status import StartupStatus, status_path
+from xprofiler.viewers.viewer import BACKEND_LABEL, CREATION_LABEL, Sought, viewer_url
 
 __all__ = ["SetupTimes", "ViewerSetup"]
 

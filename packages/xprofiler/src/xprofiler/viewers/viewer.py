@@ -1,14 +1,88 @@
-"""Viewers, the VMs and pods that host XProf, and the interface to find and delete them."""
+"""Viewers, the VMs and pods that host XProf: labels, a list, and the interfaces to find, create and delete them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from xprofiler.viewers.labels import BACKEND_LABEL, log_directory_of, viewer_url
+from ml_diagnostics_common.command.formats import format_data, format_table
 
-__all__ = ["Sought", "Viewer", "Viewers", "as_viewer"]
+__all__ = [
+    "BACKEND_LABEL",
+    "CREATION_LABEL",
+    "LOG_DIRECTORY_KEY",
+    "PLUGIN_LABEL",
+    "VERSION_LABEL",
+    "NewViewer",
+    "Sought",
+    "Viewer",
+    "Viewers",
+    "as_viewer",
+    "format_viewers",
+    "label_value",
+    "log_directory_of",
+    "metadata_of",
+    "viewer_url",
+]
+
+VERSION_LABEL: Final = "xprofiler_version"
+"""Marks a VM as one of ours."""
+PLUGIN_LABEL: Final = "tensorboard_plugin_profile"
+BACKEND_LABEL: Final = "tb_backend_id"
+"""The VM's id in the proxy."""
+CREATION_LABEL: Final = "xprofiler_creation"
+"""A random id of one `create` command, which may delete only what it created."""
+LOG_DIRECTORY_KEY: Final = "xprofiler_log_directory"
+"""The key in the metadata; releases before 0.0.11 used a label."""
+
+_SLASH: Final = "--slash--"  # The encoding of a slash in those releases.
+_LONGEST_VALUE: Final = 63
+_NOT_IN_A_VALUE: Final = re.compile(r"[^\w-]")
+_HEADERS: Final = ("Log_Directory  ", "URL  ", "Name  ", "Zone  ")
+"""With the two spaces more that tabulate, which previous releases used, gives to headers."""
+_STARTING: Final = ("PROVISIONING", "STAGING")
+
+
+def label_value(text: str) -> str:
+    """Return a text as a valid value of a label: `1.0.17` becomes `1-0-17`."""
+    return _NOT_IN_A_VALUE.sub("-", text.lower())[:_LONGEST_VALUE]
+
+
+def metadata_of(instance: Mapping[str, Any]) -> dict[str, str]:
+    """Return a VM's metadata as a dictionary.
+
+    Args:
+        instance: A resource of Compute.
+    """
+    items: Iterable[Mapping[str, Any]] = instance.get("metadata", {}).get("items", ())
+    return {str(item["key"]): str(item.get("value", "")) for item in items if "key" in item}
+
+
+def log_directory_of(instance: Mapping[str, Any]) -> str:
+    """Return the log directory of a VM; empty if it has none.
+
+    Args:
+        instance: A resource of Compute, with its metadata and labels.
+    """
+    named = metadata_of(instance).get(LOG_DIRECTORY_KEY, "").rstrip("/")
+    if named:
+        return named
+    label = str(instance.get("labels", {}).get(LOG_DIRECTORY_KEY, ""))
+    return f"gs://{label.replace(_SLASH, '/')}".rstrip("/") if label else ""
+
+
+def viewer_url(backend: str | None, zone: str) -> str | None:
+    """Return the proxy's link to a VM; None until the VM is registered.
+
+    Args:
+        backend: The label `tb_backend_id`.
+        zone: Such as us-central1-a.
+    """
+    if not backend or not zone:
+        return None
+    return f"https://{backend}-dot-{zone.rpartition('-')[0]}.notebooks.googleusercontent.com"
 
 
 @dataclass(frozen=True)
@@ -105,3 +179,83 @@ class Viewers(Protocol):
     def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
         """Return the equivalent command lines."""
         ...
+
+
+class NewViewer(Protocol):
+    """A viewer to create. Its creation can be undone at every stage.
+
+    Attributes:
+        noun: Its kind for messages: "VM", "Pod".
+        name: Its name.
+        zone: Its zone; on GKE, a label.
+        others: The search for existing viewers of the same log directory.
+        may_exist: True if its creation was requested and not rejected.
+        delete_command: The command that deletes it.
+    """
+
+    noun: str
+    name: str
+    zone: str
+    others: Sought
+    may_exist: bool
+    delete_command: str
+
+    def recipe(self) -> str:
+        """Return an equivalent command, or its input, without creating anything."""
+        ...
+
+    def check(self) -> None:
+        """Check the preconditions of its creation.
+
+        Raises:
+            CommandError: It cannot be created, or its name is in use.
+        """
+        ...
+
+    def make(self) -> str:
+        """Create it, wait until XProf answers, and return how to connect, for the user.
+
+        Raises:
+            DiagnosticsError: It was not created, or does not answer. If `may_exist`, call `remove`.
+        """
+        ...
+
+    def remove(self) -> Exception | None:
+        """Delete what was created, in whatever state, and nothing else.
+
+        Returns:
+            The reason why it may still exist; None if it is gone.
+        """
+        ...
+
+
+def format_viewers(viewers: Sequence[Viewer], style: str = "table") -> str:
+    """Format viewers, with the columns of all previous releases.
+
+    Args:
+        viewers: The viewers, one per row.
+        style: One of `FORMATS`. A table has a reason for each missing link.
+    """
+    if style == "table":
+        rows = [(viewer.log_directory, _link(viewer), viewer.name, viewer.zone) for viewer in viewers]
+        return "\n".join(format_table(_HEADERS, rows))
+    records = [
+        {
+            "log_directory": viewer.log_directory,
+            "url": viewer.url,
+            "name": viewer.name,
+            "zone": viewer.zone,
+            "status": viewer.status,
+        }
+        for viewer in viewers
+    ]
+    return format_data(records, style, records, ("log_directory", "url", "name", "zone", "status"))
+
+
+def _link(viewer: Viewer) -> str:
+    """Return the link, or the reason why it is missing."""
+    if viewer.url:
+        return viewer.url
+    if viewer.status == "RUNNING":
+        return viewer.state if viewer.state in ("starting", "failed") else "no link"
+    return "starting" if viewer.status in _STARTING else viewer.status.lower()

@@ -1,22 +1,73 @@
-"""The report of a capture: lines for each host as the public command prints them, a table, or JSON."""
+"""The outcome of a capture for each host, and its report: lines as the public command prints them, a table, or JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.formats import format_data, format_table
 from ml_diagnostics_common.texts import format_bytes, format_duration
+from ml_diagnostics_common.xplane import Xplane
 
-from xprofiler.capture.collecting import Outcome
 from xprofiler.capture.session import Session
+from xprofiler.capture.targets import Target
 
-__all__ = ["report"]
+__all__ = ["Outcome", "report"]
 
+_NO_EVENTS: Final = "its profile has no events: nothing ran meanwhile; check the job, or use a longer -d"
 _HEADERS: Final = ("Host  ", "Status  ", "Size  ", "Start  ")
 _FIELDS: Final = ("host", "status", "problem", "path", "size_bytes", "start_ns")
 _TOGETHER_MS: Final = 50
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome for one host.
+
+    Attributes:
+        name: As typed, or with the worker of a TPU slice.
+        title: The name in messages.
+        file_name: The name of its file, without `.xplane.pb`.
+        problem: Why the profile is missing or has no events; empty on success.
+        size_bytes: The size of its file.
+        start_ns: The start of its profile in nanoseconds since 1970; 0 if not recorded.
+        is_there: True if its complete file is in the session.
+    """
+
+    name: str
+    title: str
+    file_name: str = ""
+    problem: str = ""
+    size_bytes: int = 0
+    start_ns: int = 0
+    is_there: bool = False
+
+    @classmethod
+    def of(cls, target: Target, xplane: Xplane | None = None, problem: str = "") -> Outcome:
+        """Return the outcome for a target.
+
+        Args:
+            target: The target.
+            xplane: Its file, if that has been read.
+            problem: Why its profile is missing.
+        """
+        if xplane is None:
+            return cls(target.name, target.title, target.file_name, " ".join(problem.split()))
+        reason = " ".join(problem.split()) or ("" if xplane.planes else _NO_EVENTS)
+        about = (xplane.size_bytes, xplane.start_ns, not problem)
+        return cls(target.name, target.title, target.file_name, reason, *about)
+
+    @property
+    def is_captured(self) -> bool:
+        """True if the session has a profile with events from this host."""
+        return not self.problem
+
+    @property
+    def status(self) -> str:
+        """The status for tables: "captured", "no events" or "failed"."""
+        return "captured" if self.is_captured else "no events" if self.is_there else "failed"
 
 
 def report(outcomes: Sequence[Outcome], session: Session, saved_to: str, style: str, console: Console) -> None:
