@@ -38,7 +38,7 @@ HEAVY = [
 LOADED_ON_USE = [
     "ml_diagnostics_common._bounded_adapter",
     "ml_diagnostics_common.credentials._access_token",
-    "xprofiler.cloud.login",
+    "xprofiler.gcloud.login",
     # Programs that are run elsewhere, as text.
     "xprofiler.capture.remote_relay",
     "xprofiler.viewers.startup.gke_viewer",

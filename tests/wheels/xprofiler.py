@@ -23,9 +23,9 @@ for name in ("create", "list", "delete", "connect", "capture", "serve", "summary
 
 package = Path(xprofiler.__file__).parent
 for beside in (
-    "cloud/compute_api.json",
-    "cloud/hypercomputecluster_api.json",
-    "cloud/tpu_api.json",
+    "gcloud/compute_api.json",
+    "gcloud/hypercomputecluster_api.json",
+    "gcloud/tpu_api.json",
     "serve/page.css",
     "viewers/startup/startup_script.sh",
 ):

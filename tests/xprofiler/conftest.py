@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_common.command.console import Console
 from xprofiler.cli import main
-from xprofiler.cloud.api import GoogleApi
-from xprofiler.cloud.settings import GcloudSettings
+from xprofiler.gcloud.api import GoogleApi
+from xprofiler.gcloud.settings import GcloudSettings
 
 from ..loopback.compute import ComputeServer
 from .typed_commands import Ended

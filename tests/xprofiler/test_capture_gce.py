@@ -15,8 +15,8 @@ from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from xprofiler.capture.machines import find_machines
-from xprofiler.cloud.api import GoogleApi
-from xprofiler.cloud.settings import GcloudSettings
+from xprofiler.gcloud.api import GoogleApi
+from xprofiler.gcloud.settings import GcloudSettings
 
 from ..loopback.compute import ComputeServer, vm_addresses
 from .captures import Command, Ran

@@ -19,8 +19,8 @@ from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from xprofiler.capture.capturing import Capture
 from xprofiler.capture.pods import find_pods
 from xprofiler.capture.session import Session
-from xprofiler.programs.kubectl import Cluster
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud.kubectl import Cluster
+from xprofiler.gcloud.processes import Programs
 
 from ..jax_jobs import jax_jobs
 from ..loopback.kubernetes import KubernetesServer

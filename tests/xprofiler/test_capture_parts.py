@@ -23,7 +23,7 @@ from xprofiler.capture.collecting import Collector, Parts, problem_of
 from xprofiler.capture.outcomes import Outcome, report
 from xprofiler.capture.session import Destination, Session, destinations_of, reserved, unused_name
 from xprofiler.capture.targets import Target, addresses, check_distinct, is_this_machine
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud.processes import Programs
 
 from .captures import Command
 

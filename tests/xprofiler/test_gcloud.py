@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ml_diagnostics_common.command.errors import UsageError
-from xprofiler.programs.gcloud import SshTarget, create_instance, ssh
+from xprofiler.gcloud.command_lines import SshTarget, create_instance, ssh
 
 from ..loopback.compute import ComputeServer
 

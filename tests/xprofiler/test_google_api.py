@@ -28,11 +28,11 @@ from ml_diagnostics_testing.http_server import Request, Response, json_response
 from ml_diagnostics_testing.metadata import MetadataServer
 from ml_diagnostics_testing.oauth import OAuthServer
 from xprofiler import __version__
-from xprofiler.cloud import api as google_api
-from xprofiler.cloud import login
-from xprofiler.cloud.api import GoogleApi
-from xprofiler.cloud.errors import operation_error
-from xprofiler.cloud.settings import GcloudSettings
+from xprofiler.gcloud import api as google_api
+from xprofiler.gcloud import login
+from xprofiler.gcloud.api import GoogleApi
+from xprofiler.gcloud.errors import operation_error
+from xprofiler.gcloud.settings import GcloudSettings
 from xprofiler.serve.server import Server
 
 from ..loopback.compute import ComputeServer

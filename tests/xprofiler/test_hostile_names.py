@@ -29,9 +29,9 @@ from xprofiler.capture.machines import MachineAccess
 from xprofiler.capture.pods import PodAccess, find_pods
 from xprofiler.capture.session import Destination, Session
 from xprofiler.capture.targets import Target, addresses
+from xprofiler.gcloud import command_lines, kubectl
+from xprofiler.gcloud.processes import Programs
 from xprofiler.log_directory import LogDirectory
-from xprofiler.programs import gcloud, kubectl
-from xprofiler.programs.processes import Programs
 
 from ..loopback.compute import ComputeServer, vm_addresses
 from ..loopback.kubernetes import KubernetesServer
@@ -176,7 +176,11 @@ def _in_container(name: str) -> _Built:
 def test_gcloud_is_started_with_exactly_the_given_names(names: list[str]) -> None:
     built = []
     for name, program in zip(names, itertools.pairwise(names), strict=False):
-        for target in (gcloud.SshTarget(name, "zone"), gcloud.SshTarget("vm", name), gcloud.SshTarget("vm", "z", name)):
+        for target in (
+            command_lines.SshTarget(name, "zone"),
+            command_lines.SshTarget("vm", name),
+            command_lines.SshTarget("vm", "z", name),
+        ):
             try:
                 argv = MachineAccess(target).execute(program)
             except UsageError:
@@ -377,7 +381,7 @@ def machine(compute: ComputeServer, tmp_path_factory: pytest.TempPathFactory) ->
             "PATH": f"{own['bin']}{os.pathsep}{os.environ['PATH']}",
         }
         environment = {**os.environ, **compute.environment(), **settings}
-        route = MachineAccess(gcloud.SshTarget("vm-1", "us-central1-a"))
+        route = MachineAccess(command_lines.SshTarget("vm-1", "us-central1-a"))
         with Programs(Console(), environment) as programs:
             programs.run(route.execute(["true"]))  # gcloud makes its key, and prints that on standard output.
         yield folder, environment
@@ -393,11 +397,11 @@ def test_vms_and_zones_of_all_names_are_searched_for_or_refused(
 ) -> None:
     """30 names; a refused one is replaced by a valid one, so that the other is tried."""
     folder, environment = machine
-    routes = [gcloud.SshTarget(name, "us-central1-a"), gcloud.SshTarget("vm-x", zone)]
-    is_refused = [refuses(functools.partial(gcloud.ssh, route)) for route in routes]
+    routes = [command_lines.SshTarget(name, "us-central1-a"), command_lines.SshTarget("vm-x", zone)]
+    is_refused = [refuses(functools.partial(command_lines.ssh, route)) for route in routes]
     if all(is_refused):
         return
-    target = gcloud.SshTarget("vm-x" if is_refused[0] else name, "us-central1-a" if is_refused[1] else zone)
+    target = command_lines.SshTarget("vm-x" if is_refused[0] else name, "us-central1-a" if is_refused[1] else zone)
     compute.requests.clear()
     with Programs(Console(), environment) as programs:
         programs.run(MachineAccess(target).execute(["true"]))
@@ -415,7 +419,7 @@ def test_a_program_on_a_vm_gets_its_arguments_to_the_letter(
 ) -> None:
     folder, environment = machine
     with Programs(Console(), environment) as programs:
-        route = MachineAccess(gcloud.SshTarget("vm-1", "us-central1-a"))
+        route = MachineAccess(command_lines.SshTarget("vm-1", "us-central1-a"))
         ended = programs.run(route.execute([*_PRINT, *names]))
     assert ended.exit_code == 0, ended.complaint
     assert arguments_in(ended.output) == names

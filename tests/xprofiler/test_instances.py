@@ -8,8 +8,8 @@ import pytest
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, NotFoundError, TimedOutError, UsageError
 from ml_diagnostics_testing.faults import Hang, Reset, Status
-from xprofiler.cloud.api import GoogleApi
-from xprofiler.cloud.settings import GcloudSettings
+from xprofiler.gcloud.api import GoogleApi
+from xprofiler.gcloud.settings import GcloudSettings
 from xprofiler.viewers.instances import Instances
 
 from ..loopback.compute import ComputeServer

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, NotFoundError, TimedOutError
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud.processes import Programs
 
 from ..waiting import wait_until
 
@@ -117,7 +117,7 @@ def test_nothing_is_started_after_the_end() -> None:
 def test_an_interrupt_ends_what_runs(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(
-        "from ml_diagnostics_common.command.console import Console\nfrom xprofiler.programs.processes import Programs\n"
+        "from ml_diagnostics_common.command.console import Console\nfrom xprofiler.gcloud.processes import Programs\n"
         f"with Programs(Console()) as programs: programs.run({_with_child(tmp_path)!r})\n"
     )
     process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)

@@ -11,8 +11,8 @@ from ml_diagnostics_common.command.errors import CommandError, TimedOutError, Us
 from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.storage import GoogleCloudStorage
 from ml_diagnostics_testing.faults import Reset, Status
-from xprofiler.cloud.api import GoogleApi
-from xprofiler.cloud.settings import GcloudSettings
+from xprofiler.gcloud.api import GoogleApi
+from xprofiler.gcloud.settings import GcloudSettings
 from xprofiler.log_directory import LogDirectory
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.plan import ViewerPlan, seconds_of

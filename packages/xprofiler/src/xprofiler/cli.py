@@ -142,6 +142,6 @@ def flags_for_gcloud(unknown: Sequence[str], after: Sequence[str], ours: Collect
 def _requests_logged(console: Console) -> AbstractContextManager[None]:
     if not console.is_verbose:
         return nullcontext()
-    from xprofiler.cloud.request_log import log_requests
+    from xprofiler.gcloud.api import log_requests
 
     return log_requests(console)

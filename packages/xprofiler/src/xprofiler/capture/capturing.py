@@ -26,7 +26,7 @@ from xprofiler.capture.outcomes import Outcome
 from xprofiler.capture.session import Destination, Session, destinations_of
 from xprofiler.capture.targets import Target
 from xprofiler.capture.tunnels import open_tunnels, problem_at
-from xprofiler.programs.processes import Process, Programs
+from xprofiler.gcloud.processes import Process, Programs
 
 __all__ = ["Capture", "HostClock", "ahead_seconds", "read_host_clock"]
 

@@ -19,7 +19,7 @@ from ml_diagnostics_common.xplane import Xplane, summary_of
 from xprofiler.capture.outcomes import Outcome
 from xprofiler.capture.session import Destination, Session
 from xprofiler.capture.targets import Access, Target
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud.processes import Programs
 
 __all__ = ["Collector", "Parts", "problem_of"]
 

@@ -12,9 +12,9 @@ from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.worker import in_parallel
 
 from xprofiler.capture.targets import Found, Target, check_distinct
-from xprofiler.cloud.api import GoogleApi
-from xprofiler.programs import gcloud
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud import command_lines
+from xprofiler.gcloud.api import GoogleApi
+from xprofiler.gcloud.processes import Programs
 
 __all__ = ["MachineAccess", "find_machines", "make_ssh_key"]
 
@@ -31,18 +31,18 @@ class MachineAccess:
         extra: The user's own flags for gcloud.
     """
 
-    machine: gcloud.SshTarget
+    machine: command_lines.SshTarget
     extra: tuple[str, ...] = ()
 
     def forward(self, local_port: int, port: int) -> list[str]:
         """Return the argv that forwards a port of this machine to the VM."""
         tunnel = f"127.0.0.1:{local_port}:localhost:{port}"
         options = ("-N", "-L", tunnel, "-o", "ExitOnForwardFailure=yes")
-        return gcloud.ssh(self.machine, options=options, extra=self._flags)
+        return command_lines.ssh(self.machine, options=options, extra=self._flags)
 
     def execute(self, program: Sequence[str]) -> list[str]:
         """Return the argv that runs a program on the VM."""
-        return gcloud.ssh(self.machine, program=program, extra=self._flags)
+        return command_lines.ssh(self.machine, program=program, extra=self._flags)
 
     @property
     def _flags(self) -> list[str]:
@@ -91,8 +91,8 @@ def find_machines(
         NotPermittedError: The credentials permit reading none of them.
         CommandError: The requests for all of them failed.
     """
-    wanted = [gcloud.checked_host(name) for name in dict.fromkeys(names)]
-    gcloud.checked_name(zone, "zone")
+    wanted = [command_lines.checked_host(name) for name in dict.fromkeys(names)]
+    command_lines.checked_name(zone, "zone")
     kinds = "TPU VM, and no other VM," if may_be_tpus else "VM"
     targets: list[Target] = []
     missing: dict[str, str] = {}
@@ -128,7 +128,7 @@ class _Lookup:
     extra: tuple[str, ...]
 
     def target(self, target_name: str, worker: int | None, project: str, *, is_external: bool) -> Target:
-        machine = gcloud.SshTarget(
+        machine = command_lines.SshTarget(
             self.name,
             self.zone,
             project,

@@ -10,8 +10,8 @@ from typing import Any, Final
 from ml_diagnostics_common.command.errors import CommandError
 
 from xprofiler.capture.targets import Found, Target
-from xprofiler.programs import kubectl
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud import kubectl
+from xprofiler.gcloud.processes import Programs
 
 __all__ = ["PodAccess", "find_pods"]
 

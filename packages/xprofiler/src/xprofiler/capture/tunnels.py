@@ -24,7 +24,7 @@ from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.worker import in_parallel, start
 
 from xprofiler.capture.targets import Access, Target, host_and_port
-from xprofiler.programs.processes import Process, Programs
+from xprofiler.gcloud.processes import Process, Programs
 
 __all__ = ["NOTHING_THERE", "Relay", "Tunnel", "last_lines", "open_tunnels", "problem_at", "remote_program"]
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from xprofiler.capture.session import Session
     from xprofiler.capture.targets import Found
-    from xprofiler.cloud.api import GoogleApi
+    from xprofiler.gcloud.api import GoogleApi
+    from xprofiler.gcloud.processes import Programs
     from xprofiler.log_directory import LogDirectory
-    from xprofiler.programs.processes import Programs
 
 __all__ = ["CaptureCommand"]
 
@@ -105,8 +105,8 @@ class CaptureCommand:
         from xprofiler.capture.capturing import Capture
         from xprofiler.capture.outcomes import Outcome, report
         from xprofiler.capture.session import reserved
-        from xprofiler.cloud.api import GoogleApi
-        from xprofiler.cloud.settings import GcloudSettings
+        from xprofiler.gcloud.api import GoogleApi
+        from xprofiler.gcloud.settings import GcloudSettings
 
         log_directory = _log_directory(options.log_directory, console)
         api = GoogleApi(GcloudSettings.load(), console)
@@ -151,7 +151,7 @@ def _log_directory(text: str, console: Console) -> LogDirectory:
 
 def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Found:
     """Find the hosts with the chosen orchestrator."""
-    from xprofiler.programs.processes import Programs
+    from xprofiler.gcloud.processes import Programs
 
     if options.extra and options.orchestrator != "gce":
         unknown = " ".join(options.extra)
@@ -163,7 +163,7 @@ def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Foun
     with Programs(console) as programs:
         if options.orchestrator == "gke":
             from xprofiler.capture.pods import find_pods
-            from xprofiler.programs.kubectl import Cluster
+            from xprofiler.gcloud.kubectl import Cluster
 
             cluster = Cluster(options.namespace, options.context)
             return find_pods(options.hosts, cluster, options.container, options.port, programs)

@@ -13,10 +13,10 @@ from ml_diagnostics_common.command.options import port
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
-    from xprofiler.cloud.api import GoogleApi
+    from xprofiler.gcloud.api import GoogleApi
+    from xprofiler.gcloud.command_lines import SshTarget
+    from xprofiler.gcloud.processes import Programs
     from xprofiler.log_directory import LogDirectory
-    from xprofiler.programs.gcloud import SshTarget
-    from xprofiler.programs.processes import Programs
     from xprofiler.viewers.ssh_tunnel import SshTunnel
     from xprofiler.viewers.viewer import Viewer
 
@@ -77,8 +77,8 @@ class ConnectCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Connect, and print the URL."""
+        from xprofiler.gcloud.processes import Programs
         from xprofiler.log_directory import LogDirectory
-        from xprofiler.programs.processes import Programs
 
         log_directory = LogDirectory.parse(options.log_directory)
         _refuse_flags(options)
@@ -99,9 +99,9 @@ def _refuse_flags(options: argparse.Namespace) -> None:
 
 
 def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: Console, programs: Programs) -> int:
-    from xprofiler.cloud.api import GoogleApi
-    from xprofiler.cloud.settings import GcloudSettings
-    from xprofiler.programs.gcloud import SshTarget
+    from xprofiler.gcloud.api import GoogleApi
+    from xprofiler.gcloud.command_lines import SshTarget
+    from xprofiler.gcloud.settings import GcloudSettings
 
     api = GoogleApi(GcloudSettings.load(), console)
     viewer = _find(options.zone, log_directory, api, console)
@@ -164,7 +164,7 @@ def _print_link(viewer: Viewer, api: GoogleApi, console: Console) -> int:
 def _open_tunnel(
     target: SshTarget, viewer: Viewer, options: argparse.Namespace, console: Console, programs: Programs
 ) -> SshTunnel:
-    from xprofiler.programs.gcloud import ssh
+    from xprofiler.gcloud.command_lines import ssh
     from xprofiler.viewers.ssh_tunnel import SshTunnel, private_folder, wait_until_answered
 
     folder = private_folder()
@@ -194,7 +194,7 @@ def _open_tunnel(
 
 
 def _hold_tunnel(target: SshTarget, options: argparse.Namespace, console: Console, programs: Programs) -> int:
-    from xprofiler.programs.gcloud import ssh
+    from xprofiler.gcloud.command_lines import ssh
     from xprofiler.viewers.ssh_tunnel import forwarding, wait_until_answered
 
     port = _port(options.port, console)

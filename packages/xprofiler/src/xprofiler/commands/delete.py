@@ -19,7 +19,7 @@ from ml_diagnostics_common.command.errors import (
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
-    from xprofiler.cloud.api import GoogleApi
+    from xprofiler.gcloud.api import GoogleApi
     from xprofiler.viewers.viewer import Sought, Viewer, Viewers
 
 __all__ = ["DeleteCommand"]
@@ -50,8 +50,8 @@ class DeleteCommand:
             UsageError: Neither a name nor a log directory is given.
             DeclinedError: No deletion was confirmed.
         """
-        from xprofiler.cloud.api import GoogleApi
-        from xprofiler.cloud.settings import GcloudSettings
+        from xprofiler.gcloud.api import GoogleApi
+        from xprofiler.gcloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.viewers.finding import viewers_of
         from xprofiler.viewers.viewer import Sought, format_viewers

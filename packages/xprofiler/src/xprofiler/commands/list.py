@@ -43,8 +43,8 @@ class ListCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Prints a row a viewer."""
-        from xprofiler.cloud.api import GoogleApi
-        from xprofiler.cloud.settings import GcloudSettings
+        from xprofiler.gcloud.api import GoogleApi
+        from xprofiler.gcloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.viewers.finding import viewers_of
         from xprofiler.viewers.viewer import Sought, format_viewers

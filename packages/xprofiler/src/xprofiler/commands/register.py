@@ -54,9 +54,9 @@ class RegisterCommand:
         from ml_diagnostics_common.texts import readable_id
 
         from xprofiler._version import __version__
-        from xprofiler.cloud.api import GoogleApi
-        from xprofiler.cloud.ml_runs import MlRuns, console_link
-        from xprofiler.cloud.settings import GcloudSettings
+        from xprofiler.gcloud.api import GoogleApi
+        from xprofiler.gcloud.ml_runs import MlRuns, console_link
+        from xprofiler.gcloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.summary.profiles import find_profile
         from xprofiler.waiting import notify_if_slow

@@ -23,7 +23,7 @@ import msgspec
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.worker import start
 
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud.processes import Programs
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console

@@ -27,8 +27,8 @@ from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsErro
 from ml_diagnostics_common.payload import decoded
 from ml_diagnostics_common.storage import Storage, storage_for
 
-from xprofiler.cloud.api import GoogleApi
-from xprofiler.cloud.settings import GcloudSettings
+from xprofiler.gcloud.api import GoogleApi
+from xprofiler.gcloud.settings import GcloudSettings
 
 __all__ = ["Profile", "find_profile", "find_profiles", "profiles_among", "store_for", "translated"]
 

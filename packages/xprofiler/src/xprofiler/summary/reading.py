@@ -247,7 +247,7 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
     """
     from ml_diagnostics_common.sidecar import python_argv
 
-    from xprofiler.programs.processes import Programs
+    from xprofiler.gcloud.processes import Programs
     from xprofiler.summary.converters import require_xprof
 
     require_xprof("a summary of a profile")

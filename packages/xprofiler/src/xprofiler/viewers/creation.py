@@ -10,8 +10,8 @@ from typing import Final
 from ml_diagnostics_common.command.console import Console, ReaderGoneError
 from ml_diagnostics_common.command.errors import DONE, DeclinedError, UsageError
 
-from xprofiler.cloud.api import GoogleApi
-from xprofiler.cloud.settings import GcloudSettings
+from xprofiler.gcloud.api import GoogleApi
+from xprofiler.gcloud.settings import GcloudSettings
 from xprofiler.log_directory import LogDirectory
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.on_compute import ViewersOnCompute

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ml_diagnostics_common.command.errors import UsageError
 
 if TYPE_CHECKING:
-    from xprofiler.cloud.api import GoogleApi
+    from xprofiler.gcloud.api import GoogleApi
     from xprofiler.viewers.viewer import Sought, Viewers
 
 __all__ = ["viewers_of"]

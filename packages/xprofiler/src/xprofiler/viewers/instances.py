@@ -14,9 +14,9 @@ from typing import Any, Final
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.command.errors import NotFoundError, TimedOutError
 
-from xprofiler.cloud.api import GoogleApi
-from xprofiler.cloud.errors import operation_error
-from xprofiler.programs.gcloud import checked_name
+from xprofiler.gcloud.api import GoogleApi
+from xprofiler.gcloud.command_lines import checked_name
+from xprofiler.gcloud.errors import operation_error
 
 __all__ = ["Instances"]
 

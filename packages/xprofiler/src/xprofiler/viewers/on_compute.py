@@ -11,9 +11,9 @@ from ml_diagnostics_common.command.errors import CommandError, NotFoundError, Us
 from ml_diagnostics_common.failures import Kind
 from ml_diagnostics_common.worker import in_parallel
 
-from xprofiler.cloud.api import GoogleApi
-from xprofiler.programs.gcloud import checked_name
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud.api import GoogleApi
+from xprofiler.gcloud.command_lines import checked_name
+from xprofiler.gcloud.processes import Programs
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.viewer import LOG_DIRECTORY_KEY, VERSION_LABEL, Sought, Viewer, as_viewer
 

@@ -18,9 +18,9 @@ from ml_diagnostics_common.command.errors import TimedOutError, UsageError
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.worker import in_parallel
 
+from xprofiler.gcloud.kubectl import Cluster, error_of
+from xprofiler.gcloud.processes import Programs
 from xprofiler.log_directory import LogDirectory
-from xprofiler.programs.kubectl import Cluster, error_of
-from xprofiler.programs.processes import Programs
 from xprofiler.viewers.startup import XPROF_VERSION
 from xprofiler.viewers.viewer import Sought, Viewer
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 from ml_diagnostics_common.command.errors import UsageError
 
 from xprofiler._version import __version__
+from xprofiler.gcloud.command_lines import checked_name, create_instance
 from xprofiler.log_directory import LogDirectory
-from xprofiler.programs.gcloud import checked_name, create_instance
 from xprofiler.viewers.startup import STARTUP_SCRIPT, XPROF_VERSION
 from xprofiler.viewers.viewer import CREATION_LABEL, LOG_DIRECTORY_KEY, PLUGIN_LABEL, VERSION_LABEL, label_value
 

@@ -22,7 +22,7 @@ from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundErr
 from ml_diagnostics_common.failures import Kind, classify
 from ml_diagnostics_common.storage import Storage
 
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud.processes import Programs
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.plan import ViewerPlan
 from xprofiler.viewers.status import StartupStatus, status_path

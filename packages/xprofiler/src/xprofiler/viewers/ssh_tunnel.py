@@ -23,7 +23,7 @@ from typing import Final
 
 from ml_diagnostics_common.command.errors import CommandError, TimedOutError
 
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud.processes import Programs
 
 __all__ = ["SshTunnel", "forwarding", "free_port", "private_folder", "wait_until_answered"]
 

@@ -14,7 +14,7 @@ from typing import Final
 from ml_diagnostics_common.command.errors import CommandError, UsageError, class_of_kind
 from ml_diagnostics_common.failures import Kind
 
-from xprofiler.programs.processes import Finished
+from xprofiler.gcloud.processes import Finished
 
 __all__ = ["Cluster", "checked_name", "error_of", "execute", "get", "port_forward"]
 

@@ -6,10 +6,13 @@ They are clients of google-api-python-client, built from API descriptions in thi
 from __future__ import annotations
 
 import functools
+import logging
+import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,19 +23,21 @@ from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.failures import Kind, RemoteError
 
 from xprofiler._version import __version__
-from xprofiler.cloud.errors import as_xprofiler_error
-from xprofiler.cloud.settings import GcloudSettings
+from xprofiler.gcloud.errors import as_xprofiler_error
+from xprofiler.gcloud.settings import GcloudSettings
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.authorized_requests import Session
     from ml_diagnostics_common.credentials import CloudEnvironment
     from ml_diagnostics_common.storage import GoogleCloudStorage
 
-__all__ = ["GoogleApi"]
+__all__ = ["GoogleApi", "log_requests"]
 
 _T = TypeVar("_T")
 _MOST_TRIES: Final = 5
 _CALL_SECONDS: Final = 60.0  # No retries after this time.
+_LOGGER: Final = "urllib3.connectionpool"  # A line an answer: http://host "GET /path HTTP/1.1" 200 123
+_SECRET: Final = re.compile(r"(?<=upload_id=)[^&\s\"]+")  # It authorizes continuing the upload.
 
 
 def _once(make: Callable[[GoogleApi], _T]) -> Callable[[GoogleApi], _T]:
@@ -95,7 +100,7 @@ class GoogleApi:
             NotPermittedError: There are no credentials.
             UsageError: No project is set.
         """
-        from xprofiler.cloud.login import find_login
+        from xprofiler.gcloud.login import find_login
 
         return find_login(self.settings, self.console)
 
@@ -113,7 +118,7 @@ class GoogleApi:
     @_once
     def _storage_login(self) -> CloudEnvironment:
         """The credentials for Cloud Storage. Objects belong to no project, so none needs to be set."""
-        from xprofiler.cloud.login import find_login
+        from xprofiler.gcloud.login import find_login
 
         if self.settings.project or "login" in self._made:
             return self.login
@@ -307,3 +312,32 @@ class _Http:
 
     def close(self) -> None:
         """Do nothing: the session is closed by its owner."""
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints log records to a console."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.DEBUG)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record of a response."""
+        message = record.getMessage()
+        if "HTTP/" in message:
+            with suppress(OSError):  # A closed terminal must not fail the request; the next output raises.
+                self._console.detail(_SECRET.sub("...", message))
+
+
+@contextmanager
+def log_requests(console: Console) -> Iterator[None]:
+    """Print requests when they are answered, within the block."""
+    logger, handler = logging.getLogger(_LOGGER), _ConsoleHandler(console)
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -18,8 +18,8 @@ from ml_diagnostics_common.command.errors import CommandError, NotPermittedError
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud, gcloud_directory
 from ml_diagnostics_common.exceptions import CredentialsError
 
-from xprofiler.cloud.settings import GcloudSettings
-from xprofiler.programs.processes import Programs
+from xprofiler.gcloud.processes import Programs
+from xprofiler.gcloud.settings import GcloudSettings
 
 __all__ = ["GcloudCredentials", "find_login"]
 

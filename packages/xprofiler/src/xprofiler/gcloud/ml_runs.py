@@ -13,7 +13,7 @@ from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.command.errors import CommandError, TimedOutError, UsageError
 from ml_diagnostics_common.failures import Kind, classify
 
-from xprofiler.cloud.api import GoogleApi
+from xprofiler.gcloud.api import GoogleApi
 
 __all__ = ["MlRuns", "console_link"]
 
