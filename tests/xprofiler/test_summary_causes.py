@@ -334,7 +334,7 @@ def test_every_moment_of_a_step_is_counted_once(jobs: Path) -> None:
         assert found is not None
         assert sum(found.spent_ns.values()) == found.whole_ns, file
         for step in found.steps:
-            assert sum(step.spent_ns.values()) == step.end_ns - step.begin_ns, file
+            assert sum(step.spent_ns.values()) == step.end_ns - step.start_ns, file
 
 
 def test_nested_regions_count_for_the_innermost() -> None:

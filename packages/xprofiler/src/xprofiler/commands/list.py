@@ -1,4 +1,4 @@
-"""`xprofiler list`: the viewers of a project, by zone, log directory, name, or a filter of gcloud's."""
+"""`xprofiler list`: the viewers of a project, by zone, log directory, name, or a filter of gcloud."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ListCommand"]
 
-_TOLD_SECONDS = 3.0  # What VMs tell of themselves is not worth waiting for.
+_STATUS_SECONDS = 3.0  # A link is not worth a longer wait for the status of a VM.
 
 
 class ListCommand:
@@ -24,7 +24,7 @@ class ListCommand:
     passes_on = True
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its arguments."""
+        """Add the arguments."""
         parser.add_argument("-z", "--zones", metavar="ZONE_NAME", nargs="+", default=[], help="only in these zones")
         parser.add_argument(
             "-l", "--log-directory", metavar="GS_PATH", nargs="+", default=[], help="only of these log directories"
@@ -42,7 +42,7 @@ class ListCommand:
         add_format_option(parser)
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Prints a row a viewer."""
+        """Print a row for each viewer."""
         from xprofiler.gcloud.api import GoogleApi
         from xprofiler.gcloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
@@ -58,6 +58,6 @@ class ListCommand:
         if not options.gke and not all(viewer.url for viewer in viewers):
             from xprofiler.viewers.status import with_links
 
-            viewers = with_links(viewers, api.storage_within(_TOLD_SECONDS))
+            viewers = with_links(viewers, api.storage_within(_STATUS_SECONDS))
         console.data(format_viewers(viewers, options.format))
         return DONE

@@ -35,44 +35,44 @@ def self_times(spans: Iterable[Span]) -> dict[str, int]:
     """Return the time of one thread's spans by name, without nested spans, in nanoseconds."""
     times: dict[str, int] = {}
     around: list[Span] = []
-    for begin, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
-        while around and around[-1][1] <= begin:
+    for start, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
+        while around and around[-1][1] <= start:
             around.pop()
-        times[name] = times.get(name, 0) + end - begin
+        times[name] = times.get(name, 0) + end - start
         if around:
             outer = around[-1]
-            times[outer[2]] -= min(end, outer[1]) - begin
-        around.append((begin, end, name))
+            times[outer[2]] -= min(end, outer[1]) - start
+        around.append((start, end, name))
     return times
 
 
 def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the union of spans as disjoint intervals, in order."""
     intervals: list[tuple[int, int]] = []
-    for begin, end in sorted(spans):
-        if intervals and begin <= intervals[-1][1]:
+    for start, end in sorted(spans):
+        if intervals and start <= intervals[-1][1]:
             if end > intervals[-1][1]:
                 intervals[-1] = (intervals[-1][0], end)
-        elif end > begin:
-            intervals.append((begin, end))
+        elif end > start:
+            intervals.append((start, end))
     return intervals
 
 
 def covered_ns(spans: Sequence[Span]) -> int:
     """Return the length of the union of spans, in nanoseconds."""
-    return sum(end - begin for begin, end in merged((begin, end) for begin, end, _ in spans))
+    return sum(end - start for start, end in merged((start, end) for start, end, _ in spans))
 
 
 def joined(segments: Iterable[tuple[int, int, _Label]]) -> Iterator[tuple[int, int, _Label]]:
     """Join adjacent segments with the same label."""
     since, until, label = 0, 0, None
-    for begin, end, own in segments:
-        if own == label and begin == until:
+    for start, end, own in segments:
+        if own == label and start == until:
             until = end
             continue
         if label is not None:
             yield since, until, label
-        since, until, label = begin, end, own
+        since, until, label = start, end, own
     if label is not None:
         yield since, until, label
 
@@ -92,15 +92,15 @@ def overlaid(
         replaces: Return True for the labels that it replaces.
     """
     index = 0
-    for begin, end, own in segments:
-        while index < len(intervals) and intervals[index][1] <= begin:
+    for start, end, own in segments:
+        while index < len(intervals) and intervals[index][1] <= start:
             index += 1
-        at, following = begin, index if replaces(own) else len(intervals)
+        at, following = start, index if replaces(own) else len(intervals)
         while following < len(intervals) and intervals[following][0] < end:
-            inner_begin, inner_end = max(intervals[following][0], at), min(intervals[following][1], end)
-            if inner_begin > at:
-                yield at, inner_begin, own
-            yield inner_begin, inner_end, label
+            inner_start, inner_end = max(intervals[following][0], at), min(intervals[following][1], end)
+            if inner_start > at:
+                yield at, inner_start, own
+            yield inner_start, inner_end, label
             at = inner_end
             following += 1
         if end > at:
@@ -128,7 +128,7 @@ class HostOperations:
 class ProfileWindow:
     """The time in which a host was profiled, in nanoseconds since the epoch; 0 if not recorded."""
 
-    begin_ns: int = 0
+    start_ns: int = 0
     end_ns: int = 0
 
 
@@ -153,8 +153,8 @@ def add_operations(planes: Sequence[Plane], into: HostOperations) -> None:
     if spans:
         window = profile_window(planes)
         into.busy_ns += covered_ns(spans)
-        spanned_ns = max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
-        into.profiled_ns += max(window.end_ns - window.begin_ns, spanned_ns)
+        spanned_ns = max(end for _, end, _ in spans) - min(start for start, _, _ in spans)
+        into.profiled_ns += max(window.end_ns - window.start_ns, spanned_ns)
 
 
 def operation_spans(plane: Plane) -> list[list[Span]]:
@@ -170,6 +170,6 @@ def _of_line(line: Any, plane: Plane, marks: frozenset[int]) -> list[Span]:
         if number not in is_operation:
             is_operation[number] = any(stat.metadata_id in marks for stat in event.stats)
         if is_operation[number] and lasted_ns > 0:
-            begin_ns = line.timestamp_ns + event.offset_ps // 1000
-            spans.append((begin_ns, begin_ns + lasted_ns, plane.event_names.get(number, "")))
+            start_ns = line.timestamp_ns + event.offset_ps // 1000
+            spans.append((start_ns, start_ns + lasted_ns, plane.event_names.get(number, "")))
     return spans

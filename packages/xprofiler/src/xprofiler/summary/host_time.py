@@ -59,13 +59,13 @@ class HostStep:
 
     Attributes:
         number: The `step_num` of its StepTraceAnnotation.
-        begin_ns: The start of the step.
+        start_ns: The start of the step.
         end_ns: The end of the step.
         spent_ns: The breakdown of its time.
     """
 
     number: int
-    begin_ns: int
+    start_ns: int
     end_ns: int
     spent_ns: dict[ActivityKind, int] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ class HostTime:
 
 
 class _Event(NamedTuple):
-    begin_ns: int
+    start_ns: int
     end_ns: int
     label: Label
     is_compiled: bool
@@ -113,22 +113,22 @@ def host_time(planes: Sequence[Plane]) -> HostTime | None:
     whole = steps or events
     if not whole:
         return None
-    begin_ns, end_ns = whole[0].begin_ns, max(each.end_ns for each in whole)
-    if end_ns <= begin_ns:
+    start_ns, end_ns = whole[0].start_ns, max(each.end_ns for each in whole)
+    if end_ns <= start_ns:
         return None
-    time = HostTime(steps, end_ns - begin_ns, roots=roots)
-    events = [event for event in events if event.begin_ns < end_ns and event.end_ns > begin_ns]
-    own = joined(_segments(events, begin_ns, end_ns, time))
+    time = HostTime(steps, end_ns - start_ns, roots=roots)
+    events = [event for event in events if event.start_ns < end_ns and event.end_ns > start_ns]
+    own = joined(_segments(events, start_ns, end_ns, time))
     segments = overlaid(own, _computing(planes, plane), _COMPUTATION)
     elsewhere = Label(ActivityKind.TRANSFER, "transfers of other threads")
     first = 0  # The first step that has not ended; segments are in order.
-    for begin, end, label in overlaid(segments, _transferring(plane, line), elsewhere, _is_unannotated):
-        time.spent_ns[label] = time.spent_ns.get(label, 0) + end - begin
-        while first < len(steps) and steps[first].end_ns <= begin:
+    for start, end, label in overlaid(segments, _transferring(plane, line), elsewhere, _is_unannotated):
+        time.spent_ns[label] = time.spent_ns.get(label, 0) + end - start
+        while first < len(steps) and steps[first].end_ns <= start:
             first += 1
         at = first
-        while at < len(steps) and steps[at].begin_ns < end:
-            inside_ns = min(end, steps[at].end_ns) - max(begin, steps[at].begin_ns)
+        while at < len(steps) and steps[at].start_ns < end:
+            inside_ns = min(end, steps[at].end_ns) - max(start, steps[at].start_ns)
             steps[at].spent_ns[label.kind] = steps[at].spent_ns.get(label.kind, 0) + inside_ns
             at += 1
     return time
@@ -150,14 +150,14 @@ def _steps(plane: Plane) -> tuple[Any, list[HostStep], list[int]]:
             stat = next((stat for stat in event.stats if stat.metadata_id in marks), None)
             is_step.setdefault(event.metadata_id, stat is not None)
             if stat is not None:
-                begin_ns = line.timestamp_ns + event.offset_ps // 1000
-                step = HostStep(integer_of(stat), begin_ns, begin_ns + event.duration_ps // 1000)
+                start_ns = line.timestamp_ns + event.offset_ps // 1000
+                step = HostStep(integer_of(stat), start_ns, start_ns + event.duration_ps // 1000)
                 found.setdefault((index, event.metadata_id), []).append(step)
     if not found:
         return None, [], []
-    longest = max(found, key=lambda key: sum(step.end_ns - step.begin_ns for step in found[key]))
-    every = sorted((step.begin_ns, step.number) for steps in found.values() for step in steps)
-    steps = sorted(found[longest], key=lambda step: step.begin_ns)
+    longest = max(found, key=lambda key: sum(step.end_ns - step.start_ns for step in found[key]))
+    every = sorted((step.start_ns, step.number) for steps in found.values() for step in steps)
+    steps = sorted(found[longest], key=lambda step: step.start_ns)
     return plane.lines[longest[0]], steps, [number for _, number in every]
 
 
@@ -205,12 +205,12 @@ def _events(line: Any, plane: Plane) -> list[_Event]:
             labels[number] = None if marks & operations or marks & steps else _classified(name)
         label = labels[number]
         if label is not None:
-            begin_ns = line.timestamp_ns + event.offset_ps // 1000
+            start_ns = line.timestamp_ns + event.offset_ps // 1000
             is_compiled = label.kind is ActivityKind.COMPILATION and _COMPILED.match(label.name) is not None
-            found.append(_Event(begin_ns, begin_ns + event.duration_ps // 1000, label, is_compiled))
-    found.sort(key=lambda event: (event.begin_ns, -event.end_ns))
+            found.append(_Event(start_ns, start_ns + event.duration_ps // 1000, label, is_compiled))
+    found.sort(key=lambda event: (event.start_ns, -event.end_ns))
     for index, (event, inner) in enumerate(itertools.pairwise(found)):
-        is_inside = inner.begin_ns < event.end_ns and inner.label.kind is ActivityKind.TRANSFER
+        is_inside = inner.start_ns < event.end_ns and inner.label.kind is ActivityKind.TRANSFER
         if is_inside and event.label.name in _NUMPY_CALLS:
             found[index] = event._replace(label=Label(ActivityKind.TRANSFER, event.label.name))
     return found
@@ -227,25 +227,25 @@ def _inside(outer: Label, inner: Label) -> Label:
     return inner if outer.kind in (ActivityKind.NONE, ActivityKind.PYTHON) else outer
 
 
-def _segments(events: Sequence[_Event], begin_ns: int, end_ns: int, time: HostTime) -> Iterator[tuple[int, int, Label]]:
+def _segments(events: Sequence[_Event], start_ns: int, end_ns: int, time: HostTime) -> Iterator[tuple[int, int, Label]]:
     """Yield the thread's categories over time, and count calls in `time`."""
     around: list[tuple[int, Label]] = []
-    at = begin_ns
+    at = start_ns
     for event in (*events, _Event(end_ns, end_ns, _NONE, False)):  # The sentinel closes all open events.
-        while around and around[-1][0] <= event.begin_ns:
+        while around and around[-1][0] <= event.start_ns:
             ended_ns, label = around.pop()
             if ended_ns > at:
                 yield at, ended_ns, label
                 at = ended_ns
         outer = around[-1][1] if around else _NONE
-        if event.begin_ns > at:
-            yield at, event.begin_ns, outer
-            at = event.begin_ns
+        if event.start_ns > at:
+            yield at, event.start_ns, outer
+            at = event.start_ns
         label = _inside(outer, event.label)
         ended_ns = min(event.end_ns, around[-1][0] if around else end_ns)
         if label is not outer and label.kind is not ActivityKind.PYTHON:
             runs, spent_ns = time.calls.get(label, (0, 0))
-            time.calls[label] = runs + 1, spent_ns + ended_ns - max(event.begin_ns, begin_ns)
+            time.calls[label] = runs + 1, spent_ns + ended_ns - max(event.start_ns, start_ns)
         time.compilations += event.is_compiled and not _COMPILED.match(outer.name)
         around.append((ended_ns, label))
 
@@ -260,8 +260,8 @@ def _computing(planes: Sequence[Plane], host: Plane) -> list[tuple[int, int]]:
         for event in line.events
     ]
     if of_devices:
-        return merged((begin, begin + lasted) for begin, lasted in of_devices)
-    return merged((begin, end) for of_line in operation_spans(host) for begin, end, _ in of_line)
+        return merged((start, start + lasted) for start, lasted in of_devices)
+    return merged((start, end) for of_line in operation_spans(host) for start, end, _ in of_line)
 
 
 def _transferring(plane: Plane, own: Any) -> list[tuple[int, int]]:

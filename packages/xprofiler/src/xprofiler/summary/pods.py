@@ -68,7 +68,7 @@ def host_steps(times: Mapping[str, HostTime]) -> list[list[CoreStep]]:
             for kind, spent_ns in step.spent_ns.items():
                 part = HOST_PARTS.get(kind, OTHERS)
                 parts[part] = parts.get(part, 0.0) + spent_ns / 1e3
-            duration_us = (step.end_ns - step.begin_ns) / 1e3
+            duration_us = (step.end_ns - step.start_ns) / 1e3
             steps.setdefault(step.number, []).append(CoreStep(str(step.number), host, host, duration_us, parts))
     return [steps[number] for number in sorted(steps)]
 
@@ -114,10 +114,10 @@ def hosts_of(
         rounds: The steps on all cores.
         steps: The steps on their slowest cores.
     """
-    first_ns = min((window.begin_ns for window in windows.values() if window.begin_ns), default=0)
+    first_ns = min((window.start_ns for window in windows.values() if window.start_ns), default=0)
     hosts = []
     for host in sorted(sizes):
-        begin_ns = windows.get(host, ProfileWindow()).begin_ns
+        start_ns = windows.get(host, ProfileWindow()).start_ns
         own = [core for of_step in rounds for core in of_step if core.host == host]
         spent_us = sum(core.duration_us for core in own)
         others_us = sum(core.parts_us.get(OTHERS, 0.0) for core in own)
@@ -126,7 +126,7 @@ def hosts_of(
                 name=host,
                 size_bytes=sizes[host],
                 cores=len({core.core for core in own}),
-                start_offset_us=(begin_ns - first_ns) / 1e3 if begin_ns else None,
+                start_offset_us=(start_ns - first_ns) / 1e3 if start_ns else None,
                 step_us=spent_us / len(own) if own else None,
                 waiting_percent=100 * others_us / spent_us if spent_us else None,
                 slowest_steps=sum(step.slowest_host == host for step in steps),
