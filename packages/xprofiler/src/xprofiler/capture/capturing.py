@@ -28,7 +28,7 @@ from xprofiler.capture.targets import Target
 from xprofiler.capture.tunnels import open_tunnels, problem_at
 from xprofiler.gcloud.processes import Process, Programs
 
-__all__ = ["Capture", "HostClock", "ahead_seconds", "read_host_clock"]
+__all__ = ["Capture", "ahead_seconds"]
 
 _PATIENCE_SECONDS: Final = 5.0
 _DIRECT_EXTRA_SECONDS: Final = 30.0
@@ -40,7 +40,7 @@ _CLOCK: Final = (
 
 
 @dataclass(frozen=True)
-class HostClock:
+class _HostClock:
     """A running request for a host's time.
 
     Attributes:
@@ -66,7 +66,7 @@ class HostClock:
         return ahead_seconds(output, self.asked, time.time())
 
 
-def read_host_clock(targets: Sequence[Target], programs: Programs) -> HostClock | None:
+def _read_host_clock(targets: Sequence[Target], programs: Programs) -> _HostClock | None:
     """Request the time of the first host that we can run programs on; do not wait for the answer.
 
     Args:
@@ -82,7 +82,7 @@ def read_host_clock(targets: Sequence[Target], programs: Programs) -> HostClock 
         process = programs.start(access.execute(["date", "+%s"]), stderr=subprocess.DEVNULL)
     except CommandError:
         return None  # Opening the tunnel will fail too, and report the reason.
-    return HostClock(name, programs, process, asked)
+    return _HostClock(name, programs, process, asked)
 
 
 def ahead_seconds(output: bytes, asked: float, answered: float) -> float:
@@ -167,7 +167,7 @@ class Capture:
         """
         remote_folder = f"/tmp/xprofiler-{uuid.uuid4().hex}"
         with tempfile.TemporaryDirectory(prefix="xprofiler-") as local_folder, Programs(self.console) as programs:
-            clock = read_host_clock(targets, programs)
+            clock = _read_host_clock(targets, programs)
             with open_tunnels(targets, programs, self.console) as tunnels:
                 asked = [
                     _OpenTarget(
@@ -192,7 +192,7 @@ class Capture:
         self.console.detail(f"{target.name} could not write to the bucket before: it writes to {second.root}")
         return second, second
 
-    def _on_time(self, clock: HostClock | None) -> ProfilerService:
+    def _on_time(self, clock: _HostClock | None) -> ProfilerService:
         """Return the service; it computes start times by the hosts' clock if that differs from this machine's."""
         ahead = clock.ahead_seconds() if clock else 0.0
         if clock is None or not ahead:

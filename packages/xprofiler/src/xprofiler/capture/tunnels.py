@@ -26,9 +26,9 @@ from ml_diagnostics_common.worker import in_parallel, start
 from xprofiler.capture.targets import Access, Target, host_and_port
 from xprofiler.gcloud.processes import Process, Programs
 
-__all__ = ["NOTHING_THERE", "Relay", "Tunnel", "last_lines", "open_tunnels", "problem_at", "remote_program"]
+__all__ = ["Tunnel", "open_tunnels", "problem_at"]
 
-NOTHING_THERE: Final = "nothing answers at port"
+_NOTHING_THERE: Final = "nothing answers at port"
 """The remote program's message if no server listens at its port."""
 _PIECE_BYTES: Final = 1 << 16
 _ACCEPT_SECONDS: Final = 0.1
@@ -45,19 +45,19 @@ _NO_SERVER: Final = (
 )
 
 
-def last_lines(stderr: bytes) -> str:
+def _last_lines(stderr: bytes) -> str:
     """Return the last lines of a program's standard error, without the advice that gcloud appends."""
     text = stderr.decode("utf-8", "replace").strip().partition(_ADVICE)[0]
     return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-_SHOWN_LINES:])
 
 
-def remote_program(port: int) -> list[str]:
+def _remote_program(port: int) -> list[str]:
     """Return the argv to run on the target. It has no argument but a number, so it needs no quoting."""
     program = Path(__file__).with_name("remote_relay.py").read_text(encoding="utf-8")
     return ["python3", "-c", program, str(int(port))]
 
 
-class Relay:
+class _Relay:
     """Listens at a port of 127.0.0.1, and connects each client to standard input and output of a new run of a program.
 
     Args:
@@ -89,7 +89,7 @@ class Relay:
             self._task.wait(math.inf)
         with self._errors:
             self._errors.seek(0)
-            return last_lines(self._errors.read())
+            return _last_lines(self._errors.read())
 
     def _accept(self) -> None:
         with self._listener, contextlib.suppress(OSError, CommandError):
@@ -137,7 +137,7 @@ class Tunnel:
     target: Target
     address: str = ""
     problem: str = ""
-    relay: Relay | None = None
+    relay: _Relay | None = None
 
 
 @contextlib.contextmanager
@@ -199,17 +199,17 @@ def _forward(target: Target, access: Access, programs: Programs) -> Tunnel:
             return Tunnel(target, address)
         programs.end(process)
         errors.seek(0)
-        return Tunnel(target, problem=last_lines(errors.read()) or problem)
+        return Tunnel(target, problem=_last_lines(errors.read()) or problem)
 
 
 def _relay(target: Target, access: Access, programs: Programs) -> Tunnel:
     """Open a relay: a program on the target copies the bytes."""
-    relay = Relay(programs, access.execute(remote_program(target.port)))
+    relay = _Relay(programs, access.execute(_remote_program(target.port)))
     problem = problem_at(f"127.0.0.1:{relay.port}", _OPENING_SECONDS)
     if not problem:
         return Tunnel(target, f"127.0.0.1:{relay.port}", relay=relay)
     error = relay.close()
-    if error and NOTHING_THERE not in error:
+    if error and _NOTHING_THERE not in error:
         return Tunnel(target, problem=error)  # The connection failed, not the server.
     return Tunnel(target, problem=_NO_SERVER.format(what=error or problem, port=target.port))
 

@@ -46,7 +46,7 @@ class MlRuns:
     def create(self, run_id: str, run: Mapping[str, Any]) -> None:
         """Create a run, and wait until it exists.
 
-        If the first answer did not arrive and the retry finds that the run exists, the run is ours if its fields are equal.
+        If the first answer did not arrive and the retry finds that the run exists, it is ours if its fields are equal.
 
         Raises:
             NotPermittedError: The credentials lack a permission.

@@ -26,16 +26,7 @@ from xprofiler.summary.profiles import Profile
 from xprofiler.summary.summary import OTHERS, Operation, Summary, mean_parts, step_times
 from xprofiler.summary.text import ACTIVITY_KINDS, PART_COLOURS, about, compiled, headline, time_shares
 
-__all__ = [
-    "POLICY",
-    "TRACE_VIEWERS",
-    "XPROF_PREFIX",
-    "empty_page",
-    "failure_page",
-    "summary_page",
-    "tool_link",
-    "tools_section",
-]
+__all__ = ["POLICY", "TRACE_VIEWERS", "XPROF_PREFIX", "empty_page", "failure_page", "summary_page", "tool_link"]
 
 XPROF_PREFIX: Final = "/data/plugin/profile"
 """The path at which XProf's page expects its data."""
@@ -91,7 +82,7 @@ def tool_link(tool: str, session: str, hosts: Sequence[str] = ()) -> str:
     return f"{XPROF_PREFIX}/?{urlencode(parameters, safe='@,')}"
 
 
-def tools_section(session: str, tools: Iterable[str], hosts: Sequence[str]) -> Markup:
+def _tools_section(session: str, tools: Iterable[str], hosts: Sequence[str]) -> Markup:
     """Return links to XProf's tools, in separate lists for those that need the internet."""
     known = sorted(set(tools), key=lambda tool: _TITLES.get(tool, tool))
     links = {tool: _link(tool, tool_link(tool, session, hosts)) for tool in known}
@@ -129,7 +120,7 @@ def summary_page(summary: Summary, profiles: Sequence[Profile], path: str) -> by
         element("div", _hosts(summary), _input(summary), class_="pair"),
         _activities(summary),
         _operations(summary.operations),
-        tools_section(summary.session, summary.tools, [host.name for host in summary.hosts]),
+        _tools_section(summary.session, summary.tools, [host.name for host in summary.hosts]),
     ]
     return _page(summary.session, profiles, path, joined(*main))
 

@@ -17,7 +17,7 @@ from xprofiler.gcloud.processes import Programs
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.viewer import LOG_DIRECTORY_KEY, VERSION_LABEL, Sought, Viewer, as_viewer
 
-__all__ = ["ViewersByGcloud", "ViewersOnCompute", "delete_argv", "flags_of_all_commands"]
+__all__ = ["ViewersByGcloud", "ViewersOnCompute", "flags_of_all_commands"]
 
 _OUR_VMS: Final = f"(labels.{VERSION_LABEL}:* OR labels.{LOG_DIRECTORY_KEY}:*)"
 _SHOWN: Final = "json(name,zone,status,labels,metadata.items,networkInterfaces)"
@@ -80,7 +80,7 @@ class ViewersByGcloud:
 
     def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
         """See `Viewers.delete_argv`."""
-        return delete_argv(viewers, self._project, self._extra)
+        return _delete_argv(viewers, self._project, self._extra)
 
     def _run(self, argv: Sequence[str], doing: str) -> bytes:
         with Programs(self._console) as programs:
@@ -91,7 +91,7 @@ class ViewersByGcloud:
         return ended.output
 
 
-def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = ()) -> list[list[str]]:
+def _delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = ()) -> list[list[str]]:
     """Return the command lines of gcloud that delete VMs, one for each zone.
 
     Args:
@@ -149,7 +149,7 @@ class ViewersOnCompute:
 
     def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
         """See `Viewers.delete_argv`."""
-        return delete_argv(viewers, self._api.project)
+        return _delete_argv(viewers, self._api.project)
 
     def _list(self, zones: Collection[str], filter_: str) -> Iterator[dict[str, Any]]:
         """Yield the VMs that match a filter, from the list of one zone, or from the list of all.

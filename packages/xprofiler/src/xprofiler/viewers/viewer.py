@@ -23,7 +23,6 @@ __all__ = [
     "format_viewers",
     "label_value",
     "log_directory_of",
-    "metadata_of",
     "viewer_url",
 ]
 
@@ -50,7 +49,7 @@ def label_value(text: str) -> str:
     return _NOT_IN_A_VALUE.sub("-", text.lower())[:_LONGEST_VALUE]
 
 
-def metadata_of(instance: Mapping[str, Any]) -> dict[str, str]:
+def _metadata_of(instance: Mapping[str, Any]) -> dict[str, str]:
     """Return a VM's metadata as a dictionary.
 
     Args:
@@ -66,7 +65,7 @@ def log_directory_of(instance: Mapping[str, Any]) -> str:
     Args:
         instance: A resource of Compute, with its metadata and labels.
     """
-    named = metadata_of(instance).get(LOG_DIRECTORY_KEY, "").rstrip("/")
+    named = _metadata_of(instance).get(LOG_DIRECTORY_KEY, "").rstrip("/")
     if named:
         return named
     label = str(instance.get("labels", {}).get(LOG_DIRECTORY_KEY, ""))
