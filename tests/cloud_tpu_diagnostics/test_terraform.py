@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, entry
-from ml_diagnostics_testing.cloud_logging.entries import make_entry
-from ml_diagnostics_testing.cloud_logging.filters import compile_filter
+from ml_diagnostics_testing.cloud_logging._entries import make_entry
+from ml_diagnostics_testing.cloud_logging._filters import compile_filter
 
 from .terraform_plan import InvalidVariableError, plan, settings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.xplane import Xplane, read_xplane, summary_of
-from ml_diagnostics_testing.xspace import message, xspace
+from ml_diagnostics_testing._xspace import message, xspace
 
 
 def plane(name: str, *lines: bytes) -> bytes:

@@ -7,7 +7,7 @@ import random
 import pytest
 from google_cloud_mldiagnostics._profiling.verification import problem_of
 from ml_diagnostics_common.xplane import summary_of
-from ml_diagnostics_testing.xspace import message
+from ml_diagnostics_testing._xspace import message
 
 
 def plane(name: str, *lines: bytes) -> bytes:

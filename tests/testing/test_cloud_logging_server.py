@@ -13,7 +13,7 @@ import requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
-from ml_diagnostics_testing.cloud_logging.entries import format_timestamp, parse_timestamp
+from ml_diagnostics_testing.cloud_logging._entries import format_timestamp, parse_timestamp
 from ml_diagnostics_testing.faults import Skew, Status
 from ml_diagnostics_testing.http_server import ApiError
 

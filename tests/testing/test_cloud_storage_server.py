@@ -17,7 +17,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_testing import storage_objects
+from ml_diagnostics_testing import _storage_objects as storage_objects
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Reset, Skew, Status, Truncate
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_testing.cloud_logging.entries import Entry, make_entry, parse_timestamp
-from ml_diagnostics_testing.cloud_logging.filters import MAX_FILTER_CHARACTERS, compile_filter, fold
+from ml_diagnostics_testing.cloud_logging._entries import Entry, make_entry, parse_timestamp
+from ml_diagnostics_testing.cloud_logging._filters import MAX_FILTER_CHARACTERS, compile_filter, fold
 from ml_diagnostics_testing.http_server import ApiError
 
 NOW_NS = parse_timestamp("2026-11-21T12:00:00Z")

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.failures import Kind
 from ml_diagnostics_common.profiler_service import CaptureResult, ProfilerService, TracerLevels
+from ml_diagnostics_testing._xspace import fields_of, message
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Skew, Status
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
-from ml_diagnostics_testing.xspace import fields_of, message
 
 from ..waiting import wait_until
 

@@ -15,9 +15,9 @@ from ml_diagnostics_common.command.errors import CommandError, NotFoundError, No
 from ml_diagnostics_common.exceptions import ObjectNotFoundError
 from ml_diagnostics_common.storage import GoogleCloudStorage, LocalStorage
 from ml_diagnostics_common.xplane import read_xplane, summary_of
+from ml_diagnostics_testing._xspace import message, xspace
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
-from ml_diagnostics_testing.xspace import message, xspace
 from xprofiler.capture.capturing import ahead_seconds
 from xprofiler.capture.collecting import Collector, Parts, problem_of
 from xprofiler.capture.outcomes import Outcome, report

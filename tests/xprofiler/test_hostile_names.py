@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, UsageError
 from ml_diagnostics_common.storage import LocalStorage
+from ml_diagnostics_testing._xspace import xspace
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
-from ml_diagnostics_testing.xspace import xspace
 from xprofiler.capture.collecting import Collector
 from xprofiler.capture.machines import MachineAccess
 from xprofiler.capture.pods import PodAccess, find_pods

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.command.errors import NotFoundError
+from ml_diagnostics_testing._xspace import xspace
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.xspace import xspace
 from xprofiler.summary.private_copy import PrivateCopy
 from xprofiler.summary.profiles import find_profile
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.command.errors import NotFoundError, NotPermittedError, TimedOutError, UsageError
+from ml_diagnostics_testing._xspace import xspace
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
-from ml_diagnostics_testing.xspace import xspace
 from xprofiler.summary.private_copy import PrivateCopy
 from xprofiler.summary.profiles import find_profile, find_profiles, profiles_among
 

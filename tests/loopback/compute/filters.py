@@ -12,7 +12,7 @@ import functools
 import re
 from typing import Any
 
-from ml_diagnostics_testing.filter_language import ORDERINGS, Parser, Test
+from ml_diagnostics_testing._filter_language import ORDERINGS, Parser, Test
 from ml_diagnostics_testing.http_server import ApiError
 
 Resource = dict[str, Any]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from ml_diagnostics_testing.batches import answer_batch
+from ml_diagnostics_testing._batches import answer_batch
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
 

@@ -8,7 +8,7 @@ Language: https://google.aip.dev/160, with the fields that `ListMachineLearningR
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ml_diagnostics_testing.filter_language import ORDERINGS, Parser, Test
+from ml_diagnostics_testing._filter_language import ORDERINGS, Parser, Test
 from ml_diagnostics_testing.http_server import ApiError
 
 from .resources import Resource, parse_time

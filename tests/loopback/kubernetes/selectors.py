@@ -6,7 +6,7 @@ Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ml_diagnostics_testing.filter_language import Parser, Test
+from ml_diagnostics_testing._filter_language import Parser, Test
 
 
 def labels_match(selector: str, labels: Mapping[str, str]) -> bool:

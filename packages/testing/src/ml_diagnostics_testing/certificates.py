@@ -1,6 +1,6 @@
 """A certificate authority for tests: servers with TLS on 127.0.0.1, and clients with a certificate (mTLS).
 
-Needs the package cryptography, which the extra `[tls]` installs.
+Needs the package cryptography.
 """
 
 import datetime

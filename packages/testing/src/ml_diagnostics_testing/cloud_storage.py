@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from ml_diagnostics_testing.batches import answer_batch
-from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
-from ml_diagnostics_testing.storage_objects import (
+from ml_diagnostics_testing._batches import answer_batch
+from ml_diagnostics_testing._storage_objects import (
     ObjectStore,
     StoredObject,
     check,
@@ -31,6 +30,7 @@ from ml_diagnostics_testing.storage_objects import (
     parse_multipart,
     show_bucket,
 )
+from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
 
 __all__ = ["CloudStorageServer", "StoredObject"]
 

@@ -9,10 +9,16 @@ Every server of this package has `faults`, and consults it once per request. Fau
 
 import math
 import random
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+
+_START, _END = b'{"padding": "', b'"}'
+_BLOCK = b"x" * (1 << 20)
+_GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,10 @@ class Oversize:
 
     size_bytes: int
     gzip: bool = False
+
+    def body(self) -> Iterator[bytes]:
+        """Yield the body in pieces, so that its size costs no memory."""
+        return _gzipped_object(self.size_bytes) if self.gzip else _plain_object(self.size_bytes)
 
 
 @dataclass(frozen=True)
@@ -244,3 +254,32 @@ class Faults:
     def _add(self, faults: Iterator[Fault | None], on: str | None) -> None:
         with self._lock:
             self._rules.append(_Rule(faults, on))
+
+
+def _plain_object(size_bytes: int) -> Iterator[bytes]:
+    """Yield a JSON object of this size, in pieces."""
+    yield _START
+    left = size_bytes - len(_START) - len(_END)
+    while left > 0:
+        yield _BLOCK[:left]
+        left -= len(_BLOCK)
+    yield _END
+
+
+def _gzipped_object(size_bytes: int) -> Iterator[bytes]:
+    """Yield the same object, gzip-compressed.
+
+    After a full flush, a compressed block does not depend on earlier ones. Each distinct piece is therefore
+    compressed once, and its block is sent repeatedly.
+    """
+    yield _GZIP_HEADER
+    made: dict[bytes, bytes] = {}
+    checksum = count = 0
+    for piece in _plain_object(size_bytes):
+        if piece not in made:
+            deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+            made[piece] = deflate.compress(piece) + deflate.flush(zlib.Z_FULL_FLUSH)
+        yield made[piece]
+        checksum, count = zlib.crc32(piece, checksum), count + len(piece)
+    yield zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS).flush()
+    yield struct.pack("<II", checksum, count & 0xFFFFFFFF)

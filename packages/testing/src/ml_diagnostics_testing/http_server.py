@@ -23,7 +23,6 @@ from typing import Any, TypeVar, cast
 
 from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.faults import Drip, Fault, Faults, Hang, Oversize, Plan, Reset, Status, Truncate
-from ml_diagnostics_testing.large_bodies import gzipped_object, plain_object
 
 _log = logging.getLogger("ml_diagnostics_testing")
 _Server = TypeVar("_Server", bound="LoopbackServer")
@@ -474,7 +473,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.gzip:
             self.send_header("Content-Encoding", "gzip")
         self.end_headers()
-        for piece in gzipped_object(fault.size_bytes) if fault.gzip else plain_object(fault.size_bytes):
+        for piece in fault.body():
             self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         self.wfile.write(b"0\r\n\r\n")
         self.wfile.flush()

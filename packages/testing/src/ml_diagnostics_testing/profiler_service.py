@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ml_diagnostics_testing.grpc_server import GrpcServer, Method
+from ml_diagnostics_testing._grpc_server import GrpcServer, Method
+from ml_diagnostics_testing._xspace import fields_of, xspace
 from ml_diagnostics_testing.http_server import ApiError, RequestRecord, Service
-from ml_diagnostics_testing.xspace import fields_of, xspace
 
 __all__ = ["Profile", "ProfilerServiceServer"]
 

@@ -6,7 +6,7 @@ import shlex
 import signal
 from pathlib import Path
 
-from ml_diagnostics_testing.cloud_logging.server import CloudLoggingServer
+from ml_diagnostics_testing.cloud_logging._server import CloudLoggingServer
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ml_diagnostics_testing.cloud_logging.entries import Entry, camel_case, make_entry, refuse_unknown
-from ml_diagnostics_testing.cloud_logging.filters import Filter, compile_filter, conjunction, fold
+from ml_diagnostics_testing.cloud_logging._entries import Entry, camel_case, make_entry, refuse_unknown
+from ml_diagnostics_testing.cloud_logging._filters import Filter, compile_filter, conjunction, fold
 from ml_diagnostics_testing.http_server import ApiError
 
 MAX_REQUEST_BYTES = 10 * 1024 * 1024

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ml_diagnostics_testing.cloud_logging.entries import FIELDS, Entry, parse_severity, parse_timestamp
-from ml_diagnostics_testing.filter_language import ORDERINGS, Parser, Test, Token, unescape
+from ml_diagnostics_testing._filter_language import ORDERINGS, Parser, Test, Token, unescape
+from ml_diagnostics_testing.cloud_logging._entries import FIELDS, Entry, parse_severity, parse_timestamp
 from ml_diagnostics_testing.http_server import ApiError
 
 MAX_FILTER_CHARACTERS = 20_000

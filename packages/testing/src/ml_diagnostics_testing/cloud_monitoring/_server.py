@@ -15,9 +15,9 @@ from google.cloud.monitoring_v3.types import (
 )
 from google.protobuf import empty_pb2, json_format  # type: ignore[import-untyped]
 
+from ml_diagnostics_testing._grpc_server import GrpcServer, Method
 from ml_diagnostics_testing.certificates import CertificateAuthority
-from ml_diagnostics_testing.cloud_monitoring.store import TimeSeriesStore
-from ml_diagnostics_testing.grpc_server import GrpcServer, Method
+from ml_diagnostics_testing.cloud_monitoring._store import TimeSeriesStore
 from ml_diagnostics_testing.http_server import (
     ApiError,
     LoopbackServer,

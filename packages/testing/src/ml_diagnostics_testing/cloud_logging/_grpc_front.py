@@ -6,9 +6,9 @@ from typing import Any
 from google.cloud.logging_v2.types import ListLogEntriesRequest, LogEntry, WriteLogEntriesRequest
 from google.protobuf import json_format  # type: ignore[import-untyped]
 
-from ml_diagnostics_testing.cloud_logging.entries import Entry, parse_timestamp
-from ml_diagnostics_testing.cloud_logging.store import MAX_REQUEST_BYTES, Page
-from ml_diagnostics_testing.grpc_server import GrpcServer, Method
+from ml_diagnostics_testing._grpc_server import GrpcServer, Method
+from ml_diagnostics_testing.cloud_logging._entries import Entry, parse_timestamp
+from ml_diagnostics_testing.cloud_logging._store import MAX_REQUEST_BYTES, Page
 from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, RequestRecord
 
 _SERVICE = "google.logging.v2.LoggingServiceV2"

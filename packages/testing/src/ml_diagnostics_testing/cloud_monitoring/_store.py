@@ -1,4 +1,4 @@
-"""The time series of the loopback Cloud Monitoring: validation, storage and listing.
+"""The time series of the loopback Cloud Monitoring: validation, storage, filters and listing.
 
 Rules: https://cloud.google.com/monitoring/api/ref_v3/rest/v3/projects.timeSeries/create and
 https://cloud.google.com/monitoring/quotas. Messages are those of google-cloud-monitoring.
@@ -6,13 +6,13 @@ https://cloud.google.com/monitoring/quotas. Messages are those of google-cloud-m
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from google.api import metric_pb2  # type: ignore[import-untyped]
 from google.cloud.monitoring_v3.types import ListTimeSeriesRequest, ListTimeSeriesResponse, TimeSeries
 
-from ml_diagnostics_testing.cloud_monitoring.filters import compile_filter
+from ml_diagnostics_testing._filter_language import Parser, Test
 from ml_diagnostics_testing.http_server import ApiError
 
 MAX_SERIES_PER_REQUEST = 200
@@ -28,6 +28,13 @@ _NS = 1_000_000_000
 _SUMMARY = "type.googleapis.com/google.monitoring.v3.CreateTimeSeriesSummary"
 _METRIC_TYPE = re.compile(r"[\w-]+(\.[\w-]+)+/[\w./-]+")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,99}")
+# The common part of the filter language: comparisons, joined by AND. https://cloud.google.com/monitoring/api/v3/filters
+_SUBJECT = re.compile(r"metric\.type|resource\.type|(?:metric|resource)\.labels?\.\w+")
+_FUNCTIONS: dict[str, Callable[[str, str], bool]] = {
+    "starts_with": str.startswith,
+    "ends_with": str.endswith,
+    "has_substring": str.__contains__,
+}
 
 # The required labels of resource types. Other types accept any labels.
 _RESOURCE_LABELS: Mapping[str, frozenset[str]] = {
@@ -117,7 +124,7 @@ class TimeSeriesStore:
 
     def select(self, filter_: str) -> list[Any]:
         """Return the series of all projects that pass a filter, with all points, newest first."""
-        test = compile_filter(filter_)
+        test = _compile_filter(filter_)
         with self._lock:
             return [_copy(series) for series in self._series.values() if test(series)]
 
@@ -132,7 +139,7 @@ class TimeSeriesStore:
 
     def descriptors(self, project: str, filter_: str) -> list[Any]:
         """Handle ListMetricDescriptors."""
-        test = compile_filter(filter_)
+        test = _compile_filter(filter_)
         with self._lock:
             found = [kept for (owner, _), kept in self._descriptors.items() if owner == project]
         return [kept for kept in found if test(TimeSeries.pb()(metric=metric_pb2.Metric(type=kept.type)))]
@@ -144,7 +151,7 @@ class TimeSeriesStore:
             self._descriptors.clear()
 
     def _within(self, project: str, request: Any) -> Iterator[Any]:
-        test = compile_filter(request.filter)
+        test = _compile_filter(request.filter)
         end, start = _ns(request.interval.end_time), _ns(request.interval.start_time)
         headers_only = request.view == ListTimeSeriesRequest.TimeSeriesView.HEADERS
         with self._lock:
@@ -300,3 +307,41 @@ def _page_start(token: str) -> int:
     if token and not (token.isascii() and token.isdigit()):
         raise ApiError(400, f"page_token {token!r} was not issued by this server")
     return int(token or 0)
+
+
+def _compile_filter(text: str) -> Test:
+    """Return a test of TimeSeries messages.
+
+    Raises:
+        ApiError: The filter is invalid or not supported by this server.
+    """
+    return _Filter(text).parse()
+
+
+class _Filter(Parser):
+    operators = ("=", "!=")
+    disjunctions = ()
+    negations = ()
+    has_groups = False
+
+    def comparison(self) -> Test:
+        subject = self.text()
+        if not _SUBJECT.fullmatch(subject.text):
+            raise self.error("the loopback server does not support this field", subject.position)
+        equal = self.expect(*self.operators) == "="
+        function = self.take(*_FUNCTIONS)
+        if function:
+            self.expect("(")
+        if not self.peek().text.startswith('"'):
+            raise self.error("expected a value in quotation marks")
+        wanted = self.unquoted(self.text())
+        if function:
+            self.expect(")")
+        compare = _FUNCTIONS.get(function, str.__eq__)
+        return lambda series: compare(_value(series, subject.text), wanted) is equal
+
+
+def _value(series: Any, subject: str) -> str:
+    owner, _, name = subject.partition(".")
+    message = getattr(series, owner)
+    return str(message.type if name == "type" else message.labels.get(name.partition(".")[2], ""))

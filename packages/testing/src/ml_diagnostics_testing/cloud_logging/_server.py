@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ml_diagnostics_testing.certificates import CertificateAuthority
-from ml_diagnostics_testing.cloud_logging.entries import make_entry
-from ml_diagnostics_testing.cloud_logging.grpc_front import GrpcFront, frame
-from ml_diagnostics_testing.cloud_logging.store import MAX_REQUEST_BYTES, EntryStore, Page
+from ml_diagnostics_testing.cloud_logging._entries import make_entry
+from ml_diagnostics_testing.cloud_logging._grpc_front import GrpcFront, frame
+from ml_diagnostics_testing.cloud_logging._store import MAX_REQUEST_BYTES, EntryStore, Page
 from ml_diagnostics_testing.http_server import (
     ApiError,
     LoopbackServer,
