@@ -310,7 +310,7 @@ def _page_start(token: str) -> int:
 
 
 def _compile_filter(text: str) -> Test:
-    """Return a test of TimeSeries messages.
+    """Return a test of TimeSeries messages, for a filter such as `metric.type = "a/b" AND resource.labels.x = "y"`.
 
     Raises:
         ApiError: The filter is invalid or not supported by this server.

@@ -53,7 +53,6 @@ class RegisterCommand:
 
         from ml_diagnostics_common.texts import readable_id
 
-        from xprofiler._version import __version__
         from xprofiler.gcloud.api import GoogleApi
         from xprofiler.gcloud.ml_runs import MlRuns, console_link
         from xprofiler.gcloud.settings import GcloudSettings
@@ -62,14 +61,7 @@ class RegisterCommand:
         from xprofiler.waiting import notify_if_slow
 
         log_directory = LogDirectory.parse(options.log_directory)
-        for pattern, flag, value in (
-            (_REGION, "--region", options.region),
-            (_PROJECT, "--project-id", options.project_id),
-            (re.compile(r".*\S.*"), "--ml-run-name", options.ml_run_name),
-            (re.compile(r".*\S.*"), "--run-set", options.run_set),
-        ):
-            if not pattern.fullmatch(value):
-                raise UsageError(f"{flag} {value!r} is not valid")
+        _check(options)
         with notify_if_slow(console, f"Waiting for an answer about {log_directory} ..."):
             newest = find_profile(log_directory.path)
         settings = GcloudSettings.load()
@@ -77,18 +69,33 @@ class RegisterCommand:
         api = GoogleApi(replace(settings, environ=environ), console)
         run_id = readable_id(options.ml_run_name, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
         console.detail(f"Registering {newest.folder}")
-        MlRuns(api, options.region).create(
-            run_id,
-            {
-                "displayName": options.ml_run_name,
-                "runSet": options.run_set,
-                "runPhase": "COMPLETED",
-                "state": "STATE_COMPLETED",  # As the public command; the service may derive it from the phase.
-                "artifacts": {"gcsPath": log_directory.path},
-                "tools": [{"xprof": {}}],
-                "labels": {"created_by": "xprofiler", "xprofiler_version": __version__.replace(".", "-")},
-            },
-        )
+        MlRuns(api, options.region).create(run_id, _run(options, log_directory.path))
         link = console_link(options.project_id, options.region, run_id)
         console.data(f"view the ML run at {link}")
         return DONE
+
+
+def _check(options: argparse.Namespace) -> None:
+    for pattern, flag, value in (
+        (_REGION, "--region", options.region),
+        (_PROJECT, "--project-id", options.project_id),
+        (re.compile(r".*\S.*"), "--ml-run-name", options.ml_run_name),
+        (re.compile(r".*\S.*"), "--run-set", options.run_set),
+    ):
+        if not pattern.fullmatch(value):
+            raise UsageError(f"{flag} {value!r} is not valid")
+
+
+def _run(options: argparse.Namespace, path: str) -> dict[str, object]:
+    """Return the fields of a completed run."""
+    from xprofiler._version import __version__
+
+    return {
+        "displayName": options.ml_run_name,
+        "runSet": options.run_set,
+        "runPhase": "COMPLETED",
+        "state": "STATE_COMPLETED",  # As the public command; the service may derive it from the phase.
+        "artifacts": {"gcsPath": path},
+        "tools": [{"xprof": {}}],
+        "labels": {"created_by": "xprofiler", "xprofiler_version": __version__.replace(".", "-")},
+    }

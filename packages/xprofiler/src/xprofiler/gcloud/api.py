@@ -331,7 +331,7 @@ class _ConsoleHandler(logging.Handler):
 
 @contextmanager
 def log_requests(console: Console) -> Iterator[None]:
-    """Print requests when they are answered, within the block."""
+    """Print requests within the block, also of clients without a console: Cloud Storage, and requests for tokens."""
     logger, handler = logging.getLogger(_LOGGER), _ConsoleHandler(console)
     level = logger.level
     logger.setLevel(logging.DEBUG)

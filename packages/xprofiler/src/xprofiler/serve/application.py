@@ -27,10 +27,10 @@ from xprofiler.summary.text import as_dict
 
 __all__ = ["Application", "Catalog", "Wsgi"]
 
-_FRESH_SECONDS = 2.0  # A page requests the list about ten times in a second.
-_KEPT_SUMMARIES = 16
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
+_FRESH_SECONDS: Final = 2.0  # A page requests the list about ten times in a second.
+_KEPT_SUMMARIES: Final = 16
 _OUR_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?", re.ASCII)
 _CLOSED: Final = frozenset({f"{XPROF_PREFIX}/capture_profile", f"{XPROF_PREFIX}/generate_cache"})
@@ -45,12 +45,12 @@ _HTML, _JSON, _TEXT = "text/html; charset=utf-8", "application/json", "text/plai
 
 
 class Catalog:
-    """The profiles to show. Thread-safe.
+    """The profiles of a log directory while it is served: new ones appear, and files change. Thread-safe.
 
     Args:
         path: The log directory.
         folder: The folder for XProf's copies of profiles.
-        summarize: Read a profile: `reading.summarize`.
+        summarize: Read a profile, as `reading.summarize` does.
         clock: Return monotonic seconds.
     """
 

@@ -1,6 +1,7 @@
 """XLA operations on the CPU, read from events, since XProf's tables have only those of accelerators. Pure functions.
 
-XLA's CPU client marks each operation that a thread runs with the statistic `hlo_op`.
+XLA's CPU client marks each operation that a thread runs with the statistic `hlo_op`. An operation is a span of time;
+spans nest, and are joined and overlaid.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A profile is a folder `.../plugins/profile/<session>` with a file `<host>.xplane.pb` for each host. The path may be a
 log directory (`xprofiler capture` writes to its `tensorboard`, programmatic capture directly below it), any folder
-above or below `plugins/profile`, the folder of one profile, or one such file.
+above or below `plugins/profile`, the folder of one profile, or one such file. The storage is used with the credentials
+of the other commands, and its errors get exit codes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ml_diagnostics_common.command.console import Console
-from ml_diagnostics_common.command.errors import (
-    CommandError,
-    NotFoundError,
-    UsageError,
-    class_of,
-)
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError, UsageError, class_of
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, StorageError
 from ml_diagnostics_common.payload import decoded
 from ml_diagnostics_common.storage import Storage, storage_for

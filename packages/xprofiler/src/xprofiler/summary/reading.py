@@ -25,7 +25,14 @@ from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.texts import format_bytes
 
 from xprofiler.summary.cause import activities_of, cause_of, compilations_of, slow_host_of, time_percent_of
-from xprofiler.summary.converters import Tables, converted, require_disk_space, tool_names, tools_with_data
+from xprofiler.summary.converters import (
+    Tables,
+    converted,
+    require_disk_space,
+    require_xprof,
+    tool_names,
+    tools_with_data,
+)
 from xprofiler.summary.host_operations import HostOperations, ProfileWindow, add_operations, profile_window
 from xprofiler.summary.host_time import HostTime, host_time
 from xprofiler.summary.pods import core_steps, host_steps, hosts_of, numbered, steps_of
@@ -239,7 +246,7 @@ class _Answer:
 
 
 def summarized(session: str, files: Mapping[str, Path], console: Console) -> Summary:
-    """Return the summary of a profile, read by another process: see `reading.summarize`.
+    """Return the summary of a profile, read by another process with `summarize`.
 
     Raises:
         MissingExtraError: XProf is not installed.
@@ -248,7 +255,6 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
     from ml_diagnostics_common.sidecar import python_argv
 
     from xprofiler.gcloud.processes import Programs
-    from xprofiler.summary.converters import require_xprof
 
     require_xprof("a summary of a profile")
     request = msgspec.json.encode(_Request(session, {host: str(file) for host, file in files.items()}))

@@ -25,6 +25,7 @@ __all__ = [
     "time_shares",
 ]
 
+# Based on Okabe and Ito's palette for colour-blind people, https://jfly.uni-koeln.de/color/, for light and dark pages.
 PART_COLOURS: Final = MappingProxyType(
     {
         "Device compute": "#3b82c4",
@@ -43,6 +44,7 @@ PART_COLOURS: Final = MappingProxyType(
     }
 )
 """Colours by XProf's names of the parts of a device's step, and by our names for a host's."""
+
 _LABEL_WIDTH = 11
 _OPERATIONS = 15
 _ACTIVITIES = 12

@@ -26,6 +26,8 @@ __all__ = [
     "viewer_url",
 ]
 
+# Labels can be searched, metadata accept any text:
+# https://cloud.google.com/compute/docs/labeling-resources#requirements
 VERSION_LABEL: Final = "xprofiler_version"
 """Marks a VM as one of ours."""
 PLUGIN_LABEL: Final = "tensorboard_plugin_profile"
