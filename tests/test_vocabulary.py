@@ -78,7 +78,7 @@ LIMITS: dict[str, int | None] = {
     "packages/google_cloud_mldiagnostics": 293,
     "packages/ml_goodput_measurement": None,
     "packages/testing": None,
-    "packages/xprofiler": 89,
+    "packages/xprofiler": None,
     "docs": 24,
     "tests": None,
     "benchmarks examples": None,
