@@ -67,7 +67,7 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
     monkeypatch.setenv("ML_DIAGNOSTICS_RAISE", "1")
     guard.LOSSES._counts.clear()
-    guard._said_in_this_process.clear()
+    guard._logged_in_this_process.clear()
 
 
 @pytest.fixture(scope="session")

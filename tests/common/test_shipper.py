@@ -33,7 +33,7 @@ from ml_diagnostics_testing.http_server import ApiError, Request, Response
 from ..waiting import wait_until
 
 LOG = "goodput_run"
-GIVES_UP_SOON = {"look_every_seconds": 0.02, "look_for_seconds": 0.1}
+GIVES_UP_SOON = {"search_interval_seconds": 0.02, "search_seconds": 0.1}
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def start(
 
 @pytest.fixture(autouse=True)
 def nothing_logged_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_said_in_this_process", set())
+    monkeypatch.setattr(guard, "_logged_in_this_process", set())
 
 
 def journal(root: Path, count: int = 0, **arguments: Any) -> Journal:
@@ -532,7 +532,7 @@ def test_a_cloud_that_is_found_late_gets_the_first_entry_too(
         return connecting()
 
     written = journal(tmp_path, 3)
-    shipper = start(connect=late, look_every_seconds=0.05)
+    shipper = start(connect=late, search_interval_seconds=0.05)
     record(written, range(3, 5))
     wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == list(range(5))
@@ -547,7 +547,7 @@ def test_starting_never_waits_for_a_cloud(tmp_path: Path, shippers: list[Shipper
         raise CredentialsError("none")
 
     started = time.monotonic()
-    shipper = Shipper(LOG, root=tmp_path, connect=slow, look_for_seconds=0)
+    shipper = Shipper(LOG, root=tmp_path, connect=slow, search_seconds=0)
     shipper.start()
     assert time.monotonic() - started < 0.5
     assert not shipper.flush(0.05)

@@ -178,7 +178,7 @@ def test_a_disk_that_takes_no_note_stops_nothing(
     write(tmp_path, 0, b"".join(line(number) for number in range(10)))
     counters = Counters()
     with monkeypatch.context() as patch:
-        patch.setattr(guard, "_said_in_this_process", set())
+        patch.setattr(guard, "_logged_in_this_process", set())
         patch.setattr(module, "write_state", full)
         outbox = Outbox(tmp_path, LOG, WRITER, counters)
         assert list(drain(outbox, tmp_path, ended=True, most_entries=2)) == list(range(10))

@@ -393,7 +393,7 @@ def test_the_trainer_has_the_interpreter_between_the_requests_of_a_backlog(
     started = time.monotonic()
     shipper._rest(0.1)
     assert 0.29 < time.monotonic() - started < 1
-    shipper._ask_to_stop(time.monotonic() + 5)
+    shipper._request_stop(time.monotonic() + 5)
     shipper._rest(0.1)
     assert time.monotonic() - started < 1.2
 

@@ -472,7 +472,7 @@ def test_a_run_that_started_before_its_processes_could_agree_warns() -> None:
         import jax._src.distributed as distributed
         state = distributed.global_state
         state.client, state.process_id, state.num_processes = object(), 1, 2
-        while not guard._said_in_this_process:
+        while not guard._logged_in_this_process:
             time.sleep(0.01)
         state.client = None
         """

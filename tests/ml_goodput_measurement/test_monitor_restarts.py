@@ -173,7 +173,7 @@ def test_a_frozen_trainer_does_not_start_itself_again(
     uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    monkeypatch.setattr(guard, "_said_in_this_process", set())
+    monkeypatch.setattr(guard, "_logged_in_this_process", set())
     uploaders.start(Upload.CUMULATIVE)
     uploaders.start(Upload.WINDOWS, [60])
     assert uploaders.pid is None

@@ -139,12 +139,12 @@ def hold_secret(key: str, texts: Sequence[str], *, in_container: bool = False) -
     Args:
         key: The key.
         texts: Its value, or the values directly inside of it.
-        in_container: Whether the value is a list or a mapping, and these are all of its texts.
+        in_container: True if the value is a list or a mapping, and these are all of its texts.
     """
-    suspects = [text for text in texts if looks_secret(text, shortest=_SHORT)]
+    suspects = [text for text in texts if resembles_secret(text, shortest=_SHORT)]
     if not suspects:
         return False
-    if any(map(looks_secret, suspects)) or _leaves_little_doubt(key):
+    if any(map(resembles_secret, suspects)) or _leaves_little_doubt(key):
         return True
     # One `image2text` may stand in any text that was split; a list of credentials has nothing else.
     return in_container and _words(key) == ["tokens"] and 2 * len(suspects) >= len(texts)
@@ -158,7 +158,7 @@ def _leaves_little_doubt(key: str) -> bool:
     return words == ["pat"] or (words not in (["token"], ["secret"]) and is_secret_key("_".join(words)))
 
 
-def looks_secret(value: str, *, shortest: int = _LONG) -> bool:
+def resembles_secret(value: str, *, shortest: int = _LONG) -> bool:
     """Return True if a text seems to be a generated credential, and not like a name, a path or a number.
 
     It has letters and digits mixed in one piece, and is long or has punctuation that names do not have. A link with a
@@ -182,7 +182,7 @@ def is_placeholder(value: str) -> bool:
 
 
 def names_header(key: str) -> bool:
-    """Return True for a header whose value goes on to the end of its line, with spaces and semicolons."""
+    """Return True for a header with a value up to the end of its line, with spaces and semicolons."""
     words = _words(key)
     return bool(words) and words[-1] in ("cookie", "authorization")
 

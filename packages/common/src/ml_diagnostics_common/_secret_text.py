@@ -16,9 +16,9 @@ from ml_diagnostics_common._secret_keys import (
     hold_secret,
     is_placeholder,
     is_secret_key,
-    looks_secret,
     may_be_secret_key,
     names_header,
+    resembles_secret,
 )
 
 # A text without any of these has no secret that the patterns below can find; most texts end here.
@@ -29,7 +29,7 @@ _HINT = re.compile(
     r"|wandb_v1|AGE-S",
     re.IGNORECASE,
 )
-# No pattern may scan to the end of the text from each of many places: what looks ahead is bounded.
+# No pattern may scan to the end of the text from each of many positions: lookahead is bounded.
 _FORMS = re.compile(
     r"-----BEGIN [A-Z0-9 ]{1,40}-----.*?(?:-----END [A-Z0-9 ]{1,40}-----|\Z)"
     r"|(?<![A-Za-z0-9])(?:"
@@ -136,7 +136,7 @@ def _redact_once(text: str) -> str:
 def _redact_url_user(match: re.Match[str]) -> str:
     scheme, user = match.groups()
     is_web = scheme.lower().endswith(("http://", "https://"))
-    keep = user == "git" or REDACTED in user or not (is_web or looks_secret(user))
+    keep = user == "git" or REDACTED in user or not (is_web or resembles_secret(user))
     return match.group() if keep else f"{scheme}{REDACTED}@"
 
 
@@ -177,7 +177,7 @@ def _assigned_value(text: str, match: re.Match[str]) -> _Span | None:
                 return block
             if lower := _YAML_LOWER_LINE.match(text, start):
                 return _Span(*lower.span(1))
-            line = _HEADER_LINE if names_header(key) else _YAML_LINE if _begins_line(text, match) else None
+            line = _HEADER_LINE if names_header(key) else _YAML_LINE if _starts_line(text, match) else None
             if line is not None and (found := line.match(text, start)) and not _is_opening(text, start):
                 return _Span(start, start + len(found.group().rstrip()))
         return _value(text, start)
@@ -254,7 +254,7 @@ def _is_opening(text: str, start: int) -> bool:
     return text[start : start + 1] in ("[", "(", "{") and not text.startswith((REDACTED, TRUNCATED), start)
 
 
-def _begins_line(text: str, match: re.Match[str]) -> bool:
+def _starts_line(text: str, match: re.Match[str]) -> bool:
     line_start = text.rfind("\n", max(0, match.start() - 256), match.start()) + 1
     is_whole = line_start > 0 or match.start() <= 256
     return is_whole and match.group().endswith(" ") and _YAML_KEY.match(text[line_start : match.start()]) is not None

@@ -1,8 +1,8 @@
-"""The wall clock as it was when this process began to look, and the time that has passed since.
+"""A monotonic wall clock: the wall clock at the start of this process, and the time since then.
 
-Whoever sets the machine's clock in mid-job (ntpdate, a hypervisor, a person) must not make steps longer, shorter, or
-end before they begin. So a process reads the wall clock once, and from then on counts on; a sleep of the machine counts
-as time. What it cannot mend is a clock that is wrong when the process starts.
+If the machine's clock is set during a job (by ntpdate, a hypervisor, a person), steps must not become longer or
+shorter, or end before they start. So a process reads the wall clock once, and adds the elapsed time, which includes
+sleeps of the machine. A clock that is wrong when the process starts stays wrong.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ __all__ = ["now_ns", "steadied"]
 _NOISE_SECONDS = 0.005
 _LATELY_SECONDS = 600.0
 
-# Nanoseconds since some moment that do not jump: with the time that the machine slept, where the system can tell.
+# Nanoseconds that do not jump: with the time that the machine slept, if the system counts it.
 _elapsed_ns: Callable[..., int] = time.clock_gettime_ns if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic_ns
 _CLOCK = (time.CLOCK_BOOTTIME,) if hasattr(time, "CLOCK_BOOTTIME") else ()
 
-# The process may be held up between the two readings, which only makes the difference smaller: the largest is right.
-_BEGAN_NS = max(time.time_ns() - _elapsed_ns(*_CLOCK) for _ in range(5))
+# A delay between the two readings only makes the difference smaller: the largest is right.
+_START_NS = max(time.time_ns() - _elapsed_ns(*_CLOCK) for _ in range(5))
 
 
 def now_ns() -> int:
     """Return nanoseconds since 1970; never less than before in this process."""
-    return _BEGAN_NS + _elapsed_ns(*_CLOCK)
+    return _START_NS + _elapsed_ns(*_CLOCK)
 
 
 def steadied(seconds: float) -> float:
-    """Return a moment that was read off the wall clock lately as this process counts.
+    """Return a recent time of the wall clock by this process's clock.
 
-    They differ once the clock has been set. A moment that was read before that, one of long ago, and one of another
-    clock stay as they are.
+    They differ once the wall clock has been set. Times from before that, of long ago, and of another clock are returned
+    unchanged.
 
     Args:
         seconds: Since 1970.
@@ -42,7 +42,7 @@ def steadied(seconds: float) -> float:
     age_seconds = wall_seconds - seconds
     if abs(skew_seconds) < _NOISE_SECONDS or abs(age_seconds) > _LATELY_SECONDS:
         return seconds
-    # A moment is mostly recorded soon after it was read: it was read off that clock by which it is the more recent.
+    # A time is mostly recorded soon after it was read: it was read from the clock by which it is more recent.
     if -_NOISE_SECONDS < steady_seconds - seconds < abs(age_seconds):
         return seconds
     return seconds + skew_seconds

@@ -33,7 +33,7 @@ SEQUENCE_LABEL = "seq"
 
 
 class EntryContext(NamedTuple):
-    """What is the same for many entries of one writer."""
+    """The fields that many entries of one writer share."""
 
     log_id: str
     """The logger's name, as the user gave it."""
@@ -45,7 +45,7 @@ class EntryContext(NamedTuple):
     """Without the writer and the sequence number: those are the entry's own."""
     severity: str = "INFO"
     writer: str | None = None
-    """Who wrote the entries through a journal; None for entries of anybody else."""
+    """The writer of the journal that they were written to; None for entries of other programs."""
 
 
 _NO_CONTEXT = EntryContext("", "", {}, {})
@@ -57,7 +57,7 @@ class LogEntry(msgspec.Struct, gc=False):
     timestamp_ns: int = msgspec.field(name="t")
     """When the recording call was made, or the time that it was given: ns since 1970, by the wall clock."""
     sequence: int = msgspec.field(name="s")
-    """The number that the writer gave the entry; 0 for an entry that came from no journal."""
+    """The number that the writer gave the entry; 0 for an entry without a journal."""
     payload: dict[str, Any] = msgspec.field(name="p")
     context: EntryContext = _NO_CONTEXT
     own_severity: str | None = msgspec.field(name="severity", default=None)
@@ -110,12 +110,12 @@ class LogEntry(msgspec.Struct, gc=False):
 
 
 def make_insert_id(writer: str, sequence: int) -> str:
-    """The insertId of a writer's entry; ids of one writer sort in the order of its sequence."""
+    """Return the insertId of a writer's entry; ids of one writer sort in the order of its sequence."""
     return f"{writer}.{sequence}"
 
 
 def split_insert_id(insert_id: str) -> tuple[str, int] | None:
-    """(writer, sequence) of an id that `make_insert_id` made, else None."""
+    """Return (writer, sequence) of an id of `make_insert_id`; None for any other id."""
     writer, dot, digits = insert_id.rpartition(".")
     if not writer or not dot or len(digits) != 12 or not (digits.isascii() and digits.isdigit()):
         return None
@@ -123,7 +123,7 @@ def split_insert_id(insert_id: str) -> tuple[str, int] | None:
 
 
 def format_timestamp(timestamp_ns: int) -> str:
-    """RFC 3339 in UTC with nine digits: 2026-11-21T05:36:43.123456789Z."""
+    """Return a time as RFC 3339 in UTC with nine digits: 2026-11-21T05:36:43.123456789Z."""
     seconds, fraction = divmod(timestamp_ns, 1_000_000_000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{fraction:09d}Z"
 
@@ -135,7 +135,7 @@ _RFC3339 = re.compile(
 
 
 def parse_timestamp(text: str) -> int:
-    """RFC 3339 to ns since 1970, to the nanosecond; raises ValueError on anything else."""
+    """Parse RFC 3339 to ns since 1970, to the nanosecond; raises ValueError on anything else."""
     match = _RFC3339.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not an RFC 3339 timestamp such as 2026-11-21T05:36:43.123456789Z")

@@ -1,7 +1,7 @@
-"""The one guard between a training job and us: a recording call never raises what is ours.
+"""The one guard between a training job and this code: a recording call never raises our errors.
 
 What a guarded call fails to record is counted by reason in `LOSSES` and logged once; with ML_DIAGNOSTICS_RAISE=1
-(our own tests set it) the error is raised instead, so that no test passes over a broken recording call.
+(our own tests set it) the error is raised instead, so that no test misses a broken recording call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Counters(Mapping[str, int]):
         self._counts: dict[str, int] = {}
 
     def add(self, reason: str, count: int = 1) -> None:
-        """Adds `count` to the counter of `reason`."""
+        """Add `count` to the counter of `reason`."""
         with self._lock:
             self._counts[reason] = self._counts.get(reason, 0) + count
 
@@ -53,12 +53,12 @@ class Counters(Mapping[str, int]):
         return len(self._counts)
 
     def as_dict(self) -> dict[str, int]:
-        """A copy of the counts as they are now."""
+        """Return a copy of the counts."""
         with self._lock:
             return dict(self._counts)
 
     def total(self) -> int:
-        """The sum over all reasons."""
+        """Return the sum over all reasons."""
         with self._lock:
             return sum(self._counts.values())
 
@@ -67,9 +67,9 @@ class Counters(Mapping[str, int]):
         self._lock = threading.RLock()
 
 
-# State of the process: what guarded calls lost, and what warn_once has said.
+# State of the process: losses of guarded calls, and the keys of `log_once`.
 LOSSES = Counters()
-_said_in_this_process: set[object] = set()
+_logged_in_this_process: set[object] = set()
 
 
 def job_logger(name: str) -> logging.Logger:
@@ -127,15 +127,15 @@ logger = job_logger("ml_diagnostics")
 
 
 def warn_once(key: object, message: str, *args: object) -> None:
-    """Logs one WARNING a process for each key; a logging handler that raises is none of the caller's business."""
+    """Log one WARNING a process for each key; errors of logging handlers do not reach the caller."""
     log_once(logging.WARNING, key, message, *args)
 
 
 def log_once(level: int, key: object, message: str, *args: object) -> None:
-    """As `warn_once`, at any level."""
-    if key in _said_in_this_process:
+    """Log once, like `warn_once`, at any level."""
+    if key in _logged_in_this_process:
         return
-    _said_in_this_process.add(key)
+    _logged_in_this_process.add(key)
     try:
         logger.log(level, message, *args)
     except Exception:
@@ -149,13 +149,13 @@ def report_loss(
     *,
     warn: Callable[..., None] = warn_once,
 ) -> None:
-    """Counts what a recording call could not record and says it once; raises it again under test.
+    """Count what a recording call could not record, and log it once; raise the error again under test.
 
     Args:
         what: The call.
-        error: Why it could not.
+        error: The reason.
         could_not: What it could not do, for the log.
-        warn: Called as `warn_once` is, to log it.
+        warn: Called like `warn_once`, to log it.
     """
     if os.environ.get("ML_DIAGNOSTICS_RAISE") == "1":
         raise error
@@ -171,7 +171,7 @@ def report_loss(
 
 
 def guarded(function: _Function) -> _Function:
-    """Keeps every Exception of `function` from its caller: counted, logged once, and None returned.
+    """Keep every Exception of a function from its caller: count it, log it once, and return None.
 
     KeyboardInterrupt, SystemExit and other BaseExceptions that are not Exceptions always pass.
     """
@@ -179,11 +179,11 @@ def guarded(function: _Function) -> _Function:
 
 
 def guarded_as(could_not: str, *, warn: Callable[..., None] = warn_once) -> Callable[[_Function], _Function]:
-    """As `guarded`, for a call that does something else than recording.
+    """Guard a call, like `guarded`, that does something else than recording.
 
     Args:
-        could_not: What it does, such as "start its uploads": the log says that it could not.
-        warn: Called as `warn_once` is, to log it.
+        could_not: What it does, such as "start its uploads": logged as what it could not do.
+        warn: Called like `warn_once`, to log it.
     """
 
     def guard(function: _Function) -> _Function:

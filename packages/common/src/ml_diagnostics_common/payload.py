@@ -32,21 +32,21 @@ def decoded(text: str) -> str:
 
 
 def encode_text(text: str) -> str:
-    """`text` as a JSON string, quotes included."""
+    """Return a text as a JSON string, with quotes."""
     return json.dumps(printable(text))
 
 
 def encode_payload(payload: Mapping[str, Any]) -> str:
-    """`payload` as a JSON object in one line.
+    """Return a payload as a JSON object in one line.
 
-    Values that JSON does not have are written as what says most: NaN and infinities as the strings that protobuf
-    uses, numpy scalars as numbers, the rest as text. Never fails on a value, however odd.
+    Values that JSON does not have are written as their closest form: NaN and infinities as the strings that protobuf
+    uses, numpy scalars as numbers, the rest as text. Never raises, whatever the value.
     """
     try:
         text = _plain.encode(payload)
-    except Exception:  # Not JSON, or a value whose own code failed.
+    except Exception:  # Not JSON, or a value with code that failed.
         return _encode_tamed(payload)
-    # An escaped surrogate: half of a pair (an emoji), or lone, which no strict reader accepts.
+    # An escaped surrogate: half of a pair (an emoji), or lone, which strict readers reject.
     return _encode_tamed(payload) if "\\ud" in text or text[0] != "{" else text
 
 
@@ -59,15 +59,15 @@ def _encode_tamed(payload: Any) -> str:
 
 
 class _Taming:
-    """One walk through one payload: how many values it may still hold, and what we are inside of."""
+    """One walk through one payload: the number of values that are left, and the containers around the current value."""
 
     def __init__(self) -> None:
-        self._room = _MAX_VALUES
+        self._values_left = _MAX_VALUES
         self._inside: set[int] = set()
 
     def tame(self, value: Any, depth: int) -> Any:
-        """`value` in the types of JSON, cut at `depth` levels, where it contains itself, and where it is too long."""
-        self._room -= 1
+        """Return a value in the types of JSON, cut at `depth` levels, if it contains itself, and if it is too long."""
+        self._values_left -= 1
         try:
             return self._tame(value, depth)
         except Exception:  # The value's own code failed: iteration, str, attributes.
@@ -100,14 +100,14 @@ class _Taming:
         if _is_of_numpy(value) and value.size == 1 and value.ndim == 0:
             return self.tame(value.item(), depth)
         if hasattr(value, "shape") and hasattr(value, "dtype") and not _is_of_numpy(value):
-            # Its text, as its number, would wait for the device that computes it.
+            # Its text, like its number, would wait for the device that computes it.
             return f"<{type(value).__name__} shape={value.shape} dtype={value.dtype}>"
         return printable(_text(value))
 
     def _tame_mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         tamed = {}
         for key, item in value.items():
-            if self._room <= 0:
+            if self._values_left <= 0:
                 tamed[_CUT] = _CUT
                 break
             tamed[printable(_text(key))] = self.tame(item, depth)
@@ -116,7 +116,7 @@ class _Taming:
     def _tame_list(self, value: Iterable[Any], depth: int) -> list[Any]:
         tamed = []
         for item in value:
-            if self._room <= 0:
+            if self._values_left <= 0:
                 tamed.append(_CUT)
                 break
             tamed.append(self.tame(item, depth))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Final, Generic, TypeVar
 
-# It imports logging, whose hooks are registered first: before a fork its lock is taken after ours.
+# It imports logging, and so registers logging's hooks first: before a fork logging's lock is taken after ours.
 from ml_diagnostics_common.guard import LOSSES, job_logger
 
 __all__ = [
@@ -146,7 +146,7 @@ class ForkLock:
 
     def after_fork_in_parent(self) -> None:
         """Release the lock."""
-        if getattr(self._fork, "has_lock", False):  # Not in a fork that began before the lock was created.
+        if getattr(self._fork, "has_lock", False):  # Not in a fork that started before the lock was created.
             self._fork.has_lock = False
             self._lock.release()
 

@@ -86,7 +86,7 @@ def last_uncaught() -> BaseException | None:
     return error if isinstance(error, BaseException) else None
 
 
-# --- In words -----------------------------------------------------------------------------------------
+# --- Reasons ------------------------------------------------------------------------------------------
 
 
 def failure_of(error: BaseException) -> str:
@@ -218,7 +218,7 @@ class ExitHooks:
         self._exit: tuple[int, str] | None = None
         self._uncaught_before: BaseException | None = None
         self._program: FrameType | None = None
-        self._exits: list[tuple[Any, str, Any, Any]] = []  # Its module and name, what was there before, and ours.
+        self._exits: list[tuple[Any, str, Any, Any]] = []  # Module, name, the previous function, and ours.
         self._previous_excepthook: Callable[..., Any] = sys.excepthook
         self._own_excepthook = self._on_uncaught  # One object, so that it is recognised.
 
@@ -236,7 +236,7 @@ class ExitHooks:
         atexit.register(self._at_exit)
 
     def uninstall(self) -> None:
-        """Stop watching, and restore what was there; what was installed over ours stays, and ours does nothing."""
+        """Stop watching, and restore the previous hooks; under a later hook, ours stays and does nothing."""
         self._is_installed = False
         for module, name, previous, own in self._exits:
             if getattr(module, name, None) is own:

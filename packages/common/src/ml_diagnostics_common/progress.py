@@ -1,11 +1,11 @@
-"""What a process is doing, in a page of memory that another process can read even while Python is stuck.
+"""The progress of a process, in a page of memory that another process can read even while Python is stuck.
 
     <folder>/<pid>-<start>-<machine>    private (0600), mapped; removed when publishing stops
 
-The name says whose page it is: a page left behind by a dead process is never taken for that of a live one with the same
-number. The page is a ring of slots; each publishing goes to the next, as one call in C that clears the slot, then
-writes its sequence number first and once more last. A reader takes the newest slot whose two numbers agree and of which
-nothing is cleared: whole states only, without a lock, whatever thread or signal handler published, and wherever a
+The name identifies the process: the page of a dead process is never mistaken for that of a live one with the same
+pid. The page is a ring of slots; each publishing goes to the next, as one call in C that clears the slot, then
+writes its sequence number first and once more last. A reader takes the newest slot with two equal numbers and without a
+cleared field: whole states only, without a lock, whatever thread or signal handler published, and wherever a
 writer was stopped.
 """
 
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 PHASES: Final = ("init", "compile", "data", "step", "checkpoint", "eval", "other", "wait", "ended")
-"""What a process may say that it does; `wait`: for something outside, such as slices, for as long as it takes."""
+"""The phases of a process; `wait`: for something outside, such as slices, for as long as it takes."""
 
 _CODES: Final = {phase: code for code, phase in enumerate(PHASES, start=1)}  # 0 is that of a slot being written.
 _OTHER: Final = _CODES["other"]
@@ -57,13 +57,13 @@ _STRANGERS_AGE_SECONDS: Final = 30 * 86_400
 
 
 class Progress(NamedTuple):
-    """What a process said last.
+    """The last progress that a process published.
 
     Attributes:
-        sequence: Which publishing it was, from 1.
+        sequence: The number of its publication, from 1.
         monotonic_ns: When, on the monotonic clock of the machine.
         phase: One of `PHASES`.
-        step: Its number, where the process said one.
+        step: The step's number; None if the process published none.
     """
 
     sequence: int
@@ -118,7 +118,7 @@ class ProgressPage:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | sum(getattr(os, name, 0) for name in names)
         descriptor = os.open(path, flags, 0o600)
         try:
-            # Written, not only sized: a store to a page for which the disk has no room kills the process (SIGBUS).
+            # Written, not only sized: a store to a page for which the disk has no space kills the process (SIGBUS).
             if os.write(descriptor, bytes(_PAGE_BYTES)) != _PAGE_BYTES:
                 raise OSError(f"{path} cannot be written whole")
             if sys.version_info >= (3, 13):
@@ -136,11 +136,11 @@ class ProgressPage:
         return page
 
     def publish(self, phase: str, step: int | None = None) -> None:
-        """Says what the process does now; never raises or waits.
+        """Publish the progress of this process; never raise or wait.
 
         Args:
             phase: One of `PHASES`; any other is `other`.
-            step: Its number; what is no whole number, or needs more than 64 bits, is left out.
+            step: The step's number; left out if it is not an integer of 64 bits.
         """
         sequence = next(self._sequence)
         if type(step) is not int:
@@ -241,14 +241,14 @@ def _plain(step: object) -> int:
 
 # --- The page of this process -------------------------------------------------------------------------
 
-# State of the process: where it publishes, which those look at for whom even a call would be too much; and all its
-# pages, which a forked child must not write to.
+# State of the process: its current page, which callers read that cannot afford even a call; and all its pages, which a
+# forked child must not write to.
 page_of_this_process: ProgressPage | None = None
 _pages_of_this_process: set[ProgressPage] = set()
 
 
 def publish(phase: str, step: int | None = None) -> None:
-    """Says what this process does now, if it has a page; never raises or waits.
+    """Publish the progress of this process, if it has a page; never raise or wait.
 
     Args:
         phase: One of `PHASES`; any other is `other`.
@@ -328,13 +328,13 @@ def _directory_on_disk() -> Path:
 
 
 def page_of(pid: int, folder: Path | None = None) -> Path | None:
-    """The page of a live process of this machine; None where it has none."""
+    """Return the page of a live process of this machine; None if it has none."""
     start = _start_of(pid)
     if start is None:
         return None
     name = _name_of(pid, start)
     folders = [progress_directory(), _directory_on_disk()] if folder is None else [folder]
-    return next((path for path in (place / name for place in folders) if path.is_file()), None)
+    return next((path for path in (candidate / name for candidate in folders) if path.is_file()), None)
 
 
 def _name_of(pid: int, start: str) -> str:
@@ -348,22 +348,22 @@ def _machine() -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return the start mark of a process; "0" where the system does not know it, None if the process is dead."""
+    """Return the start mark of a process; "0" if the system does not report it, None if the process is dead."""
     from ml_diagnostics_common.processes import exists, start_mark
 
     return start_mark(pid) or ("0" if not Path("/proc/self/stat").exists() and exists(pid) else None)
 
 
 def _prune(folder: Path) -> None:
-    """Removes the pages of dead processes; of other machines' and containers', those that are a month old."""
+    """Remove the pages of dead processes, and pages of other machines and containers that are a month old."""
     machine = _machine()
     for path in folder.iterdir():
         pid, _, rest = path.name.partition("-")
-        start, _, whose = rest.partition("-")
-        if not (pid.isascii() and pid.isdigit() and whose):
+        start, _, owner = rest.partition("-")
+        if not (pid.isascii() and pid.isdigit() and owner):
             continue
         with contextlib.suppress(OSError):
-            if whose == machine:
+            if owner == machine:
                 is_stale = _start_of(int(pid)) != start
             else:
                 is_stale = time() - path.lstat().st_mtime > _STRANGERS_AGE_SECONDS

@@ -1,7 +1,7 @@
 """Remove secrets: configs, environments, argv, names and tracebacks pass here before they leave the process.
 
 A secret is recognized by its key (`password`, `api_key`, `HF_TOKEN`, `--token`) or by its form (a JWT, a PEM block, a
-Google, GitHub or AWS key, a URL with a password). What is cut as too deep or too big says so.
+Google, GitHub or AWS key, a URL with a password). Text that is cut as too deep or too big is marked.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ml_diagnostics_common._secret_keys import (
     hold_secret,
     is_placeholder,
     is_secret_key,
-    looks_secret,
     may_be_secret_key,
+    resembles_secret,
 )
 from ml_diagnostics_common.process_hooks import import_undisturbed
 
@@ -26,19 +26,19 @@ __all__ = ["REDACTED", "TRUNCATED", "is_secret_key", "redact", "redact_text"]
 
 CIRCULAR = "[CIRCULAR]"
 
-_LOOKED_AT_BEYOND = 4096  # Characters behind those that there is room for, since what is redacted gets shorter.
+_CHECKED_BEYOND = 4096  # Characters beyond the limit, since redacted text gets shorter.
 _DEEPEST = 100  # Far below Python's recursion limit.
-_MOST_SUSPECTS = 100  # Values under a key such as `tokens` that are checked for the look of a credential.
+_MOST_SUSPECTS = 100  # Values under a key such as `tokens` that are checked for credentials.
 
 
 def redact_text(text: str) -> str:
-    """Replace what looks like a secret in a text.
+    """Replace secrets in a text.
 
     Args:
         text: Any text: a line of a log, a traceback, a command line, JSON.
 
     Returns:
-        The text with `[REDACTED]` in the place of each secret. Doing it again changes nothing. Never raises.
+        The text with `[REDACTED]` for each secret. A second call changes nothing. Never raises.
     """
     return _text_redactor()(text)
 
@@ -53,29 +53,29 @@ def _text_redactor() -> Callable[[str], str]:
 
 
 def redact(value: Any, *, max_depth: int = 16, max_bytes: int = 65536) -> Any:
-    """Copies a value into plain containers, without its secrets.
+    """Copy a value into plain containers, without its secrets.
 
     Mappings, dataclasses and named tuples become dicts; lists, tuples and sets lists. Numbers, booleans and
     None stay; text and bytes keep their type; an array becomes its type, shape and dtype; all else its `str`.
-    The flag before a value in a list tells whether it is a secret, as in argv.
+    The flag before a value in a list shows if it is a secret, as in argv.
 
     Args:
         value: Anything; it may be recursive.
         max_depth: Containers nested deeper than this become `[TRUNCATED]`.
-        max_bytes: Cap on the size of the result, in bytes as UTF-8; what is beyond it becomes `[TRUNCATED]`.
+        max_bytes: Limit of the size of the result, in bytes as UTF-8; the rest becomes `[TRUNCATED]`.
 
     Returns:
-        The copy. Doing it again changes nothing. Never raises.
+        The copy. A second call changes nothing. Never raises.
     """
     return _Redaction(min(max_depth, _DEEPEST), max_bytes).copy(value, 0)
 
 
 class _Redaction:
-    """One walk through one value: how much room is left, and what we are inside of."""
+    """One walk through one value: the bytes that are left, and the containers around the current value."""
 
     def __init__(self, max_depth: int, max_bytes: int) -> None:
         self._max_depth = max_depth
-        self._room = max_bytes
+        self._bytes_left = max_bytes
         self._inside: set[int] = set()
 
     def copy(self, value: Any, depth: int) -> Any:
@@ -86,7 +86,7 @@ class _Redaction:
 
     def _copy(self, value: Any, depth: int) -> Any:
         if value is None or isinstance(value, (bool, int, float)):
-            self._room -= 8
+            self._bytes_left -= 8
             return value
         if isinstance(value, str):
             return self._text(str.__str__(value))
@@ -109,7 +109,7 @@ class _Redaction:
         copied: dict[Any, Any] = {}
         named = _keys_of_named_secrets(items)
         for key, value in items.items():
-            if self._room <= 0 and key != TRUNCATED:
+            if self._bytes_left <= 0 and key != TRUNCATED:
                 copied[TRUNCATED] = TRUNCATED
                 break
             name = self._text(key if isinstance(key, str) else _text_of_key(key))
@@ -117,7 +117,7 @@ class _Redaction:
             secret = secret or key in named or (may_be_secret_key(name) and _holds_credential(name, value))
             cleaned = key if key is None or isinstance(key, (bool, int, float)) else name
             if cleaned in copied:
-                continue  # Of two keys that are secrets the first stays: doing it again must change nothing.
+                continue  # Of two keys that are secrets the first stays: a second call must change nothing.
             copied[cleaned] = self._secret(value, depth + 1) if secret else self.copy(value, depth + 1)
         return copied
 
@@ -127,7 +127,7 @@ class _Redaction:
         if _is_secret_pair(items):
             return [self.copy(items[0], depth + 1), self._secret(items[1], depth + 1)]
         for item in items:
-            if self._room <= 0 and item != TRUNCATED:
+            if self._bytes_left <= 0 and item != TRUNCATED:
                 copied.append(TRUNCATED)
                 break
             is_flag = isinstance(item, str) and item.startswith("-")
@@ -143,17 +143,17 @@ class _Redaction:
         return self.copy(value, depth) if unset else self._text(REDACTED)
 
     def _text(self, text: str) -> str:
-        """Redacts a text, and cuts it between two words where there is no room for all of it."""
-        most = max(self._room, 0) + _LOOKED_AT_BEYOND
+        """Redact a text, and cut it between two words if it is too long."""
+        most = max(self._bytes_left, 0) + _CHECKED_BEYOND
         if len(text) > most:
             text = _whole_words(text[:most]) + TRUNCATED
         text = redact_text(text)
         data = text.removesuffix(TRUNCATED).encode("utf-8", "surrogatepass")
-        if len(data) <= self._room:
-            self._room -= len(data)
+        if len(data) <= self._bytes_left:
+            self._bytes_left -= len(data)
             return text
-        kept = data[: max(self._room, 0)].decode("utf-8", "ignore")
-        self._room = 0
+        kept = data[: max(self._bytes_left, 0)].decode("utf-8", "ignore")
+        self._bytes_left = 0
         return _whole_words(kept) + TRUNCATED
 
 
@@ -171,7 +171,7 @@ def _is_secret_pair(items: list[Any]) -> bool:
         return False
     if items[0].startswith("-") or " " in items[0] or not is_secret_key(items[0]):
         return False
-    return items[0] != "token" or (isinstance(items[1], str) and looks_secret(items[1]))
+    return items[0] != "token" or (isinstance(items[1], str) and resembles_secret(items[1]))
 
 
 def _holds_credential(key: str, value: Any) -> bool:
@@ -186,7 +186,7 @@ def _holds_credential(key: str, value: Any) -> bool:
 
 
 def _whole_words(text: str) -> str:
-    """Without what stands behind the last space: it may be a part of a secret, which has another form."""
+    """Return a text up to its last space: the rest may be a part of a secret, which has another form."""
     found = re.match(r".*\s", text, re.DOTALL)
     return found.group() if found else ""
 
@@ -199,7 +199,7 @@ def _text_of_key(key: Any) -> str:
 
 
 def _items(value: Any) -> dict[Any, Any] | list[Any] | None:
-    """What a container holds, or None for what is not one."""
+    """Return the items of a container; None for any other value."""
     if isinstance(value, Mapping):
         return dict(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -212,7 +212,7 @@ def _items(value: Any) -> dict[Any, Any] | list[Any] | None:
 
 
 def _describe(value: Any) -> str:
-    # The text of an array would be long, and to get it may wait for a device.
+    # The text of an array would be long, and may have to wait for a device.
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"<{type(value).__name__} shape={value.shape} dtype={value.dtype}>"
     return str(value)

@@ -185,7 +185,7 @@ def take_stdout() -> BinaryIO:
 
 
 def lower_priority() -> None:
-    """Lower this process's CPU priority, since the job's steps come first."""
+    """Lower this process's CPU priority, since the job's steps have precedence."""
     try:
         os.nice(_NICENESS)
     except OSError:

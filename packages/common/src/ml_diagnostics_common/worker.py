@@ -238,10 +238,10 @@ class Worker:
         self._tick = tick
         self._limit = limit
         self._idle_seconds = idle_seconds
-        self._begin()
+        self._reset()
         _workers_of_this_process.add(self)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         """Set the state of a worker without a thread: at construction, and in a forked child."""
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # Its put may interrupt itself.
         self._pending: deque[None] = deque()  # One for each function that was put and has not returned.
@@ -356,7 +356,7 @@ _workers_of_this_process: LiveObjects[Worker] = LiveObjects()
 
 def _start_clean_in_child() -> None:
     for worker in _workers_of_this_process:
-        worker._begin()
+        worker._reset()
 
 
 at_fork(_start_clean_in_child)

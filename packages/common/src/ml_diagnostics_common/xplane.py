@@ -1,8 +1,8 @@
-"""What is in a profile: enough to say that it is whole, what it shows and when it began, without XProf.
+"""The outline of a profile: if it is whole, what it shows and when it started, without XProf.
 
-An xplane file is one XSpace message. Its field 1, repeated, is an XPlane, whose field 2 is its name and whose field 3,
-repeated, is a line of events; its field 4, repeated, is the name of the host. Planes of devices are named
-`/device:TPU:0`, those of the host `/host:CPU`; when it began is a statistic of the plane `Task Environment`.
+An xplane file is one XSpace message. Its field 1, repeated, is an XPlane: there, field 2 is the name, and field 3,
+repeated, is a line of events. Its field 4, repeated, is the name of the host. Planes of devices are named
+`/device:TPU:0`, those of the host `/host:CPU`; its start is a statistic of the plane `Task Environment`.
 Source of the format: https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto
 """
 
@@ -25,27 +25,27 @@ _START_TIME: Final = b"profile_start_time"
 
 
 class Bytes(Protocol):
-    """A file's content, of which only some is looked at: bytes, a map of a file, or what fetches parts of one."""
+    """A file's content, read in parts: bytes, a map of a file, or an object that fetches parts of one."""
 
     def __len__(self) -> int:
-        """Its size in bytes."""
+        """Return its size in bytes."""
         ...
 
-    def __getitem__(self, place: Any, /) -> Any:
-        """One byte as a number, or those of a slice."""
+    def __getitem__(self, position: Any, /) -> Any:
+        """Return one byte as a number, or those of a slice."""
         ...
 
 
 @dataclass(frozen=True)
 class Xplane:
-    """The outside of one host's profile.
+    """The outline of one host's profile.
 
     Attributes:
         size_bytes: Of the file.
         planes: The names of the planes that have events.
-        is_whole: Whether the file ends where its last message ends.
-        host: What the host calls itself; empty if it does not say.
-        start_ns: When it began, in nanoseconds since 1970; 0 if it does not say.
+        is_whole: True if the file ends where its last message ends.
+        host: The host's name; empty if the profile does not have it.
+        start_ns: Its start, in nanoseconds since 1970; 0 if the profile does not have it.
     """
 
     size_bytes: int
@@ -61,7 +61,7 @@ class Xplane:
 
 
 def read_xplane(path: Path) -> Xplane:
-    """Looks at a file; takes microseconds, whatever its size, because it steps over all events.
+    """Read the outline of a file, in microseconds whatever its size, because it skips all events.
 
     Raises:
         OSError: The file cannot be read.
@@ -75,14 +75,14 @@ def read_xplane(path: Path) -> Xplane:
 
 
 def summary_of(data: Bytes) -> Xplane:
-    """As `read_xplane`, of bytes."""
+    """Return the same as `read_xplane`, from bytes."""
     planes: list[str] = []
     host, start_ns = "", 0
     is_whole = True
     try:
         for field, start, end in _fields(data, 0, len(data)):
             if field == _PLANE_FIELD:
-                name, has_lines = _name_and_whether_it_has_lines(data, start, end)
+                name, has_lines = _name_and_has_lines(data, start, end)
                 if has_lines:
                     planes.append(name)
                 elif name == _TASK_ENVIRONMENT:
@@ -94,7 +94,7 @@ def summary_of(data: Bytes) -> Xplane:
     return Xplane(len(data), tuple(planes), is_whole and len(data) > 0, host, start_ns)
 
 
-def _name_and_whether_it_has_lines(data: Bytes, start: int, end: int) -> tuple[str, bool]:
+def _name_and_has_lines(data: Bytes, start: int, end: int) -> tuple[str, bool]:
     name = ""
     for field, first, last in _fields(data, start, end):
         if field == _NAME_FIELD:
@@ -107,7 +107,7 @@ def _name_and_whether_it_has_lines(data: Bytes, start: int, end: int) -> tuple[s
 
 
 def _start_time(data: Bytes, start: int, end: int) -> int:
-    """Reads the statistic of that name from the plane of the environment: its number is under the name's id."""
+    """Return the start from the plane of the environment: a statistic is stored by the id of its name."""
     ids: set[int] = set()
     values: dict[int, int] = {}
     for field, first, last in _fields(data, start, end):
@@ -120,7 +120,7 @@ def _start_time(data: Bytes, start: int, end: int) -> int:
 
 
 def _numbers(data: Bytes, start: int, end: int) -> dict[int, int]:
-    """The fields of a message that are varints."""
+    """Return the fields of a message that are varints."""
     found = {}
     for field, first, last in _fields(data, start, end):
         value, after = _varint(data, first, last) if last - first <= 10 else (0, -1)
@@ -130,10 +130,10 @@ def _numbers(data: Bytes, start: int, end: int) -> dict[int, int]:
 
 
 def _fields(data: Bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yields number, start and end of each field of a message.
+    """Yield number, start and end of each field of a message.
 
     Raises:
-        ValueError: It is no message, or not all of one.
+        ValueError: It is not a message, or a truncated one.
     """
     while position < end:
         tag, position = _varint(data, position, end)

@@ -47,10 +47,10 @@ class ProcessStart(NamedTuple):
 
 
 def jobs_by_log(root: Path) -> dict[str, set[str]]:
-    """Returns the names of the jobs in each log of the journal in a diagnostics folder.
+    """Return the names of the jobs in each log of the journal in a diagnostics folder.
 
-    All segments of a writer have the same labels, so one header a writer is read. Files that are none of ours, or
-    that cannot be opened, are passed over; a missing folder holds no job.
+    All segments of a writer have the same labels, so one header a writer is read. Other files, and files
+    that cannot be opened, are skipped; a missing folder has no jobs.
     """
     logs: dict[str, set[str]] = {}
     for folder in sorted((root / "journal").glob("*/")):
@@ -65,7 +65,7 @@ def jobs_by_log(root: Path) -> dict[str, set[str]]:
 
 
 def newest_job(root: Path, *, except_logs: Collection[str] = ()) -> tuple[str, str] | None:
-    """Return the log and the name of the job whose recorder started last; None if the journal has no job.
+    """Return the log and the name of the job with the recorder that started last; None if the journal has no job.
 
     Args:
         root: The diagnostics folder.
@@ -111,7 +111,7 @@ _TAIL_BYTES = 64 * 2**10
 
 
 def writer_start_ns(writer: str) -> int:
-    """Return when a writer started, in ns since 1970, from its name (`own_journals.new_writer`); 0 if it has none."""
+    """Return when a writer started, in ns since 1970, from its name (`_own_journals.new_writer`); 0 if it has none."""
     parts = writer.rsplit("-", 2)
     return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() and len(parts[1]) < 20 else 0
 
@@ -157,7 +157,7 @@ def newest_writers(folder: Path, most: int) -> list[Segment]:
 
 
 def last_payloads(segment: Segment, tail_bytes: int = _TAIL_BYTES) -> Iterator[dict[str, Any]]:
-    """Yield the payloads in the last bytes of a writer, the last one first; lines that are no entries are skipped.
+    """Yield the payloads in the last bytes of a writer, the last one first; lines that are not entries are skipped.
 
     Args:
         segment: The writer's last; the one before it is read too if this one is shorter than `tail_bytes`.
@@ -167,7 +167,7 @@ def last_payloads(segment: Segment, tail_bytes: int = _TAIL_BYTES) -> Iterator[d
         OSError: The segment cannot be read.
     """
     lines, is_all = _last_lines(segment.path, tail_bytes)
-    if is_all and segment.number:  # A segment that was just begun has only a header.
+    if is_all and segment.number:  # A new segment has only a header.
         with contextlib.suppress(OSError):
             before = Path(segment.path).with_name(segment_name(segment.writer, segment.number - 1))
             lines = _last_lines(str(before), tail_bytes)[0] + lines

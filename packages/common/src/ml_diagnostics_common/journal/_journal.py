@@ -1,7 +1,7 @@
 """The journal: every entry goes to an append-only file with one `os.write`, before anything else is done with it.
 
-What was appended outlives the process, however it ends. `layout` has the format, `reader` reads it, `shipper`
-sends it on.
+Appended entries outlive the process, whatever ends it. `_layout` has the format, `reader` reads it, `shipper` sends it
+to Cloud Logging.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["Journal", "JournalStatistics"]
 _HELD_BYTES = 8 * 2**20
 _WRITE_BYTES = 2**20
 _RETRY_EVERY_NS = 1_000_000_000
-_LOOK_EVERY_NS = 5_000_000_000
+_CHECK_EVERY_NS = 5_000_000_000
 _SETTING_BACK_NS = 1_000_000_000
 _IDLE_SECONDS = 1.0  # The thread of an idle journal ends after it.
-_NEVER = ""  # No stamp is smaller: every append takes the slow way.
+_NEVER = ""  # No stamp is smaller: every append takes the slow path.
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASONS = {
     errno.ENOSPC: "disk_full",
@@ -55,7 +55,7 @@ class _JournalIsFullError(OSError):
 
 
 class JournalStatistics(NamedTuple):
-    """What became of the entries of one writer: accepted == written + held + sum of dropped."""
+    """Counts of the entries of one writer: accepted == written + held + sum of dropped."""
 
     accepted: int
     written: int
@@ -65,12 +65,12 @@ class JournalStatistics(NamedTuple):
 
 
 class Journal:
-    """Appends a process's entries to a log.
+    """Append a process's entries to a log.
 
     Appending never raises because of the disk and never waits for another thread's I/O. While the file cannot be
-    written to, entries are held in memory (8 MiB) and tried again at most once a second; those for which there is no
-    room are dropped, counted, and reported in the journal itself as soon as it can be written to. Safe to use from
-    threads, in signal handlers and in forked children, each of which is a writer of its own.
+    written to, entries are held in memory (8 MiB) and retried at most once a second; entries beyond that are dropped,
+    counted, and reported in the journal itself as soon as it can be written to. Safe to use from threads, in signal
+    handlers and in forked children, each of which is a writer of its own.
     """
 
     def __init__(
@@ -88,24 +88,24 @@ class Journal:
         cap: JournalCap | None = None,
         about_pid: int | None = None,
     ) -> None:
-        """Opens nothing yet: the first entry does.
+        """Open no file yet: the first entry does.
 
         Args:
-            log_id: the log's name.
-            root: the diagnostics folder.
-            labels: of every entry.
+            log_id: The log's name.
+            root: The diagnostics folder.
+            labels: Labels of every entry.
             resource: Cloud Logging's monitored resource.
             shippable: False keeps the entries out of Cloud Logging.
-            project: the one that they may be sent to; empty for whichever is found.
-            segment_bytes: a segment that has grown beyond this is followed by the next.
-            clock_ns: stamps the entries, in ns since 1970.
-            queued: whether a thread stands between the caller and the disk; None: on a network filesystem only.
-            cap: the limit of the whole journal; None for the usual one.
-            about_pid: the process that the entries are about, for the label `pid`; None for the one that writes them.
+            project: The only project that they may be sent to; empty for any that is found.
+            segment_bytes: A segment that is larger than this is followed by the next.
+            clock_ns: Return the time of an entry, in ns since 1970.
+            queued: True if a thread writes to the disk, not the caller; None: on a network filesystem only.
+            cap: The limit of the whole journal; None for the default.
+            about_pid: The process that the entries describe, for the label `pid`; None for the writing process.
         """
         self.log_id = log_id
         self.folder = log_directory(root, log_id)
-        # As JSON will have them: what it does not have must not fail at each entry.
+        # Converted to JSON's types once: a value that JSON does not have must not fail at each entry.
         self._labels = {str(key): str(value) for key, value in labels.items()}
         self._resource = json.loads(encode_payload(resource or {}))
         self._shippable = shippable
@@ -121,7 +121,7 @@ class Journal:
         add_journal(self)
 
     def _start_writer(self) -> None:
-        """Begins as a new writer: at construction, and in a forked child, which inherits nothing but the settings."""
+        """Become a new writer: at construction, and in a forked child, which inherits the settings only."""
         if "pid" in self._labels:
             self._labels["pid"] = str(os.getpid() if self._about_pid is None else self._about_pid)
         self.writer = new_writer()
@@ -137,41 +137,41 @@ class Journal:
             ),
         )
         self._descriptor = -1
-        # Bytes appended to the segment; a little less where threads met.
+        # Bytes appended to the segment; slightly less if threads appended at the same time.
         self._segment_size = 0
-        # Appends with a stamp from here to there take the fast way. It ends five seconds ahead: then somebody looks
-        # whether the file is still there. It begins a second ago, for threads that overtake each other, and for a clock
-        # that is put back. Text like the stamps (19 digits until 2286), so that nothing is converted.
+        # Appends with a stamp in this range take the fast path. The range ends in five seconds: then an append checks
+        # that the file still exists. It starts one second ago, for threads that overtake each other, and for a clock
+        # that is set back. Text like the stamps (19 digits until 2286), so that nothing is converted.
         self._fast_from = self._fast_until = _NEVER
         self._sequence = itertools.count(FIRST_SEQUENCE)  # next() is atomic.
         self._held = HeldLines(_HELD_BYTES)
-        self._writing = Lock()  # Held by who writes the slow way; others never wait for it.
+        self._writing = Lock()  # Held by the thread on the slow path; others never wait for it.
         self._failure: str | None = None
         self._retry_at_ns = 0
         self._dropped = Counters()
         self._reported_drops: dict[str, int] = {}
-        self._written_at_last_look = self._written_at_open = 0
+        self._written_at_last_check = self._written_at_open = 0
         self._sync_task: Task | None = None
 
     def append_text(self, now: str, payload_json: str, timestamp: str | None = None) -> None:
-        """Appends an entry whose payload is JSON already: the hot path.
+        """Append an entry with a payload that is JSON already: the hot path.
 
         Args:
-            now: the time of the call in ns since 1970, as digits.
-            payload_json: a JSON object in one line; behind it may stand what `encode_own_fields` returns.
-            timestamp: the entry's time, as digits, where that is not the time of the call.
+            now: The time of the call in ns since 1970, as digits.
+            payload_json: A JSON object in one line; the text that `encode_own_fields` returns may follow it.
+            timestamp: The entry's time, as digits, if it is not the time of the call.
         """
         line = f'\n{{"t":{timestamp or now},"s":{next(self._sequence)},"p":{payload_json}}}'.encode()
         if self._fast_from <= now < self._fast_until:
             size = len(line)
             try:
                 if _write(self._descriptor, line) == size:
-                    self._segment_size += size  # No call in it, so that threads seldom undo each other's additions.
+                    self._segment_size += size  # Without a call, so that threads seldom undo each other's additions.
                     if self._segment_size > self._segment_bytes:
                         self._rotate(now)
                     return
             except OSError:
-                pass  # The slow way tries again, and looks into it.
+                pass  # The slow path retries, and finds the reason.
             self._fast_until = _NEVER
         self._append_slowly(now, line)
 
@@ -183,50 +183,50 @@ class Journal:
         resource_labels: Mapping[str, str] | None = None,
         timestamp_ns: int | None = None,
     ) -> None:
-        """Appends an entry.
+        """Append an entry.
 
         Args:
-            payload: anything; what JSON does not have is written as text.
-            severity: of Cloud Logging; None for the log's own, INFO.
-            resource_labels: labels of the monitored resource that are not, or not so, those of all entries. Where the
-                journal has no resource they are not sent.
-            timestamp_ns: the entry's time in ns since 1970; None for the time of this call.
+            payload: Any values; those that JSON does not have are written as text.
+            severity: A severity of Cloud Logging; None for the log's own, INFO.
+            resource_labels: Labels of the monitored resource that differ from those of all entries. They are not sent
+                if the journal has no resource.
+            timestamp_ns: The entry's time in ns since 1970; None for the time of this call.
         """
         text = encode_payload(payload) + encode_own_fields(severity, resource_labels)
         self.append_text(str(self._clock_ns()), text, None if timestamp_ns is None else str(timestamp_ns))
 
     def statistics(self) -> JournalStatistics:
-        """What became of the entries so far; exact while no thread is in the middle of an append."""
-        # The only look at a counter that neither advances it nor is deprecated: its repr, "count(100000000042)".
+        """Return the counts so far; exact while no thread is in the middle of an append."""
+        # The repr, "count(100000000042)", is the only access to a counter that neither advances it nor is deprecated.
         accepted = int(repr(self._sequence)[len("count(") : -1]) - FIRST_SEQUENCE
         dropped = self._dropped.as_dict()
         held = len(self._held)
         return JournalStatistics(accepted, accepted - held - sum(dropped.values()), held, dropped)
 
-    def look(self) -> None:
-        """Has the next append look first whether its file is still there: before an entry that must not be lost."""
+    def recheck_file(self) -> None:
+        """Have the next append check first that its file exists: before an entry that must not be lost."""
         self._fast_until = _NEVER
 
     def sync(self, timeout_seconds: float = 1.0) -> bool:
-        """Has the operating system put what was appended on the disk itself, against a loss of power.
+        """Have the operating system write the appended entries to the disk itself, against a loss of power.
 
         Args:
-            timeout_seconds: how long to wait for it; it goes on in any case.
+            timeout_seconds: How long to wait for it; it continues afterwards.
 
         Returns:
-            True if it is on the disk.
+            True if they are on the disk.
         """
         deadline = time.monotonic() + timeout_seconds
         self.flush(timeout_seconds)
         if self._sync_task is not None and not self._sync_task.wait(deadline - time.monotonic()):
-            return False  # The disk still owes us the last one: more threads would not help it.
+            return False  # The previous sync still waits for the disk: more threads would not help.
         if self._descriptor < 0:
             return False
         task = self._sync_task = start(self._file.sync, "ml-diagnostics-sync")
         return task is not None and task.wait(deadline - time.monotonic()) and task.error is None
 
     def flush(self, timeout_seconds: float = 1.0) -> bool:
-        """Writes what is held, if it can be written; True if nothing is held any more."""
+        """Write what is held, if the file can be written to; return True if nothing is held any more."""
         if not self._held:
             return True
         if self._is_queued() and self._wake_thread():
@@ -237,10 +237,10 @@ class Journal:
         return not self._held
 
     def close(self, timeout_seconds: float = 1.0) -> None:
-        """Write what is held, and check once more that the file is in place: what is lost is counted in a new one.
+        """Write what is held, and check once more that the file exists: lost entries are counted in a new file.
 
-        Entries may still follow; the file is closed when the journal is forgotten. Not here: another thread may be in
-        the middle of a write to its descriptor.
+        Entries may still follow; the file is closed when the journal is deleted. Not here: another thread may be in the
+        middle of a write to its descriptor.
         """
         self.flush(timeout_seconds)
         if self._descriptor >= 0 and not self._held and not self._is_queued() and self._writing.acquire(blocking=False):
@@ -250,7 +250,7 @@ class Journal:
                 self._writing.release()
 
     def warn_losses(self) -> None:
-        """Warn of what this process could not write, at its end."""
+        """Log a warning of the entries that this process could not write, at its end."""
         held = len(self._held)
         unreported = sum(self._dropped.as_dict().values()) - sum(self._reported_drops.values())
         if held + unreported > 0:
@@ -262,7 +262,7 @@ class Journal:
                 self._failure or "it was not done in time",
             )
 
-    # The slow way: the first entry, one every five seconds, and all while the file cannot be written to.
+    # The slow path: the first entry, one every five seconds, and all while the file cannot be written to.
 
     def _append_slowly(self, now: str, line: bytes) -> None:
         self._hold(line)
@@ -274,10 +274,10 @@ class Journal:
             self._dropped.add(self._failure or "queue_full")
 
     def _write_slowly(self, now_ns: int) -> None:
-        """Writes what is held, unless another thread is at it.
+        """Write what is held, unless another thread does.
 
-        Lines are held before the lock is tried, and looked for again after it is released: who does not get it leaves
-        its line to who has it.
+        Lines are held before the lock is tried, and checked for again after it is released: a thread that does not get
+        the lock leaves its line to the thread that has it.
         """
         while self._held and self._writing.acquire(blocking=False):
             try:
@@ -287,16 +287,16 @@ class Journal:
                 self._writing.release()
 
     def _may_retry(self, now_ns: int) -> bool:
-        # Also if the clock was put back: else it would not be tried for as long.
+        # Also if the clock was set back: else there would be no retry for as long.
         return self._failure is None or not self._retry_at_ns - _RETRY_EVERY_NS <= now_ns < self._retry_at_ns
 
     def _try_to_write(self, now_ns: int) -> bool:
         try:
-            self._look_at_file()
+            self._check_file()
             try:
                 self._write_held()
             except OSError as error:
-                # On a full disk another file is no better; for one that is too large or broken it may be.
+                # On a full disk another file does not help; if this one is too large or broken it may.
                 if error.errno in _DISK_IS_FULL or self._segment_size == 0:
                     raise
                 self._open_next_segment()
@@ -308,10 +308,10 @@ class Journal:
         self._failure = None
         if not self._queued:
             self._fast_from = str(now_ns - _SETTING_BACK_NS)
-            self._fast_until = str(now_ns + _LOOK_EVERY_NS)
+            self._fast_until = str(now_ns + _CHECK_EVERY_NS)
         return True
 
-    def _look_at_file(self) -> None:
+    def _check_file(self) -> None:
         if self._cap.exceeded:
             self._cap.check_soon()
             raise _JournalIsFullError(errno.EDQUOT, "it has reached the limit of its size, and nothing may be dropped")
@@ -319,15 +319,15 @@ class Journal:
             self._open_next_segment()
 
     def _is_file_in_place(self) -> bool:
-        """Check the file, and count what another program took from it.
+        """Check the file, and count the entries that another program removed.
 
-        What was appended since the last check may have gone to a deleted file, or to another program's. A deleted
-        file may have been read before; one that was moved or truncated is not missed by readers that start later.
+        Entries since the last check may be in a deleted file, or in another program's. A deleted file may have been
+        read before; a file that was moved or truncated is not found by readers that start later.
         """
-        state = self._file.look()
+        state = self._file.state()
         written = self.statistics().written
         if state in ("file_deleted", "descriptor_taken"):
-            self._count_lost(state, written - self._written_at_last_look)
+            self._count_lost(state, written - self._written_at_last_check)
         elif state in ("file_moved", "file_truncated"):
             left = self._file.count_entries() if state == "file_truncated" else 0
             self._count_lost(state, written - self._written_at_open - left)
@@ -339,7 +339,7 @@ class Journal:
                 self.folder,
                 state,
             )
-        self._written_at_last_look = self.statistics().written
+        self._written_at_last_check = self.statistics().written
         return state == "open"
 
     def _count_lost(self, reason: str, count: int) -> None:
@@ -360,7 +360,7 @@ class Journal:
                     self._is_file_in_place()
                     self._open_next_segment()
             except OSError:
-                self._segment_size = 0  # It goes on in this one, and tries again after as many bytes.
+                self._segment_size = 0  # It continues in this one, and retries after as many bytes.
             finally:
                 self._writing.release()
             self._write_slowly(int(now))
@@ -371,10 +371,10 @@ class Journal:
             if written == 0:
                 raise OSError(errno.EIO, "nothing was written")
             self._segment_size += written
-            self._held.remove(written)  # A line that is there in part is written again, whole.
+            self._held.remove(written)  # A line that was written in part is written again, whole.
 
     def _report_drops(self) -> None:
-        """Says in the log itself what is missing from it."""
+        """Append an entry with the number of entries that were dropped."""
         dropped = self._dropped.as_dict()
         lost = {
             reason: count - self._reported_drops.get(reason, 0)
@@ -385,7 +385,7 @@ class Journal:
             return
         job = {"job_name": self._labels["job"]} if "job" in self._labels else {}
         sequence = next(self._sequence)
-        # The name tells a report that is read twice from two that are alike.
+        # The name distinguishes a report that is read twice from two equal reports.
         report = encode_payload({**job, "lost_entries": lost, "lost_by": f"{self.writer}.{sequence}"})
         self._hold(f'\n{{"t":{self._clock_ns()},"s":{sequence},"p":{report}}}'.encode())
         self._reported_drops = dropped
@@ -421,7 +421,7 @@ class Journal:
         return self._queued
 
     def _wake_thread(self) -> bool:
-        """Have the thread write what is held; return False when there can be none any more: the interpreter exits."""
+        """Have the thread write what is held; return False if no thread can run any more: the interpreter exits."""
         return self._queue.pending_count() > 1 or self._queue.put(self._write_queued)
 
     def _write_queued(self) -> None:
@@ -431,7 +431,7 @@ class Journal:
             self._write_slowly(self._clock_ns())
 
     def start_clean_in_child(self) -> None:
-        """For a forked child: goes on as a new writer, with nothing of what the parent holds."""
+        """Become a new writer in a forked child, without the lines that the parent holds."""
         try:
             self._file.close()
         except OSError:

@@ -1,4 +1,4 @@
-"""Where a journal lies on disk, and its format.
+"""The paths of a journal on disk, and its format.
 
     $ML_DIAGNOSTICS_DIR/journal/<log>/<writer>.<n>.jsonl        public, versioned by SCHEMA
     $ML_DIAGNOSTICS_DIR/state/readers/<log>/<name>.json         private: what a reader has read and saved
@@ -15,9 +15,9 @@ severity and labels of its resource:
     {"t":1763710310123456789,"s":100000000000,"p":{"job_name":"run7","step_count":0,...}}
     {"t":1763710310223456789,"s":100000000001,"p":{"values":[0.1]},"severity":"ERROR","r":{"namespace":"loss"}}
 
-A line begins with its newline (the header, first in its file, has none): what a writer that was killed left of its
-last line then ends where the next begins, and damages no other. So the last line has no newline behind it; it is
-whole exactly if it parses, since no beginning of a JSON object is JSON.
+A line starts with its newline (the header, first in its file, has none): if a writer is killed, the rest of its last
+line ends where the next line starts, and damages no other. So the last line has no newline after it; it is whole
+exactly if it parses, since no first part of a JSON object is JSON.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ = [
 
 SCHEMA = 1
 FIRST_SEQUENCE = 10**11  # All sequence numbers have twelve digits, so that insertIds sort as they do.
-_LONGEST_HEADER_BYTES = 2**20  # No more is read where a header is looked for: the file may be anybody's.
+_LONGEST_HEADER_BYTES = 2**20  # No more is read in search of a header: the file may be another program's.
 SEGMENT_SUFFIX = ".jsonl"
 _LONGEST_FOLDER_NAME = 100
 
@@ -98,7 +98,7 @@ class Segment(NamedTuple):
 
 
 def log_folder_name(log_id: str) -> str:
-    """The folder of a log, in `journal` and in `state`: percent-encoded, and hashed where that is too long."""
+    """Return the name of a log's folder, in `journal` and in `state`: percent-encoded, and hashed if it is too long."""
     encoded = quote(printable(log_id), safe="")
     if encoded.startswith("."):
         encoded = "%2E" + encoded[1:]
@@ -111,17 +111,17 @@ def log_folder_name(log_id: str) -> str:
 
 
 def log_directory(root: Path, log_id: str) -> Path:
-    """The folder of the log's segments; it may not exist yet."""
+    """Return the folder of the log's segments; it may not exist yet."""
     return root / "journal" / log_folder_name(log_id)
 
 
 def segment_name(writer: str, number: int) -> str:
-    """The file name of a writer's segment."""
+    """Return the file name of a writer's segment."""
     return f"{writer}.{number}{SEGMENT_SUFFIX}"
 
 
 def list_segments(folder: Path) -> list[Segment]:
-    """The segments in a log's folder by writer and number; other files are passed over, a missing folder is empty."""
+    """Return the segments in a log's folder by writer and number, without other files; a missing folder is empty."""
     segments = []
     try:
         with os.scandir(folder) as files:
@@ -149,12 +149,12 @@ def opened_segment(path: str) -> Iterator[int]:
 
 
 def first_line(descriptor: int) -> tuple[bytes, bool]:
-    """A segment's first line, no more of it than a header has; and whether the file ends with it: it may still grow."""
+    """Return a segment's first line, up to the limit of a header, and True if the file ends with it: it may grow."""
     return split_first_line(*first_bytes(descriptor))
 
 
 def first_bytes(descriptor: int) -> tuple[bytes, bool]:
-    """Return a segment's first bytes, with its first line if that is no longer than a header, and if they are all."""
+    """Return a segment's first bytes, with its first line if that is not too long, and True if they are all."""
     size = 4096
     while True:
         data = os.pread(descriptor, size, 0)
@@ -166,13 +166,13 @@ def first_bytes(descriptor: int) -> tuple[bytes, bool]:
 
 
 def split_first_line(data: bytes, is_whole: bool) -> tuple[bytes, bool]:
-    """Return what `first_line` does, of what `first_bytes` returned."""
+    """Return the same as `first_line`, from the result of `first_bytes`."""
     end = data.find(b"\n")
     return (data[:end], False) if end >= 0 else (data, is_whole)
 
 
 def read_header(segment: Segment) -> Header | None:
-    """The header of a segment; None where it has none of ours. Raises OSError."""
+    """Return the header of a segment; None if it has none of ours. Raises OSError."""
     with opened_segment(segment.path) as descriptor:
         return decode_header(first_line(descriptor)[0])
 
@@ -189,7 +189,7 @@ def is_damaged_header(line: bytes) -> bool:
 
 
 def sibling_header(segment: Segment) -> Header | None:
-    """Return the header of another segment of the same writer, which is the same; None where there is none."""
+    """Return the header of another segment of the same writer, which is the same; None if there is none."""
     for sibling in list_segments(Path(segment.path).parent):
         if sibling.writer == segment.writer and sibling.number != segment.number:
             with contextlib.suppress(OSError):
@@ -200,7 +200,7 @@ def sibling_header(segment: Segment) -> Header | None:
 
 
 def encode_header(header: Header) -> bytes:
-    """A segment's first line, without a newline."""
+    """Return a segment's first line, without a newline."""
     fields: dict[str, Any] = {
         "schema": SCHEMA,
         "log": printable(header.log_id),
@@ -216,7 +216,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(line: bytes) -> Header | None:
-    """The header in a segment's first line; None where it is none of ours, or of a later schema."""
+    """Return the header in a segment's first line; None if it is not ours, or of a later schema."""
     try:
         decoded = json.loads(line)
     except (ValueError, RecursionError):
@@ -241,7 +241,7 @@ def decode_header(line: bytes) -> Header | None:
 
 
 def encode_own_fields(severity: str | None = None, resource_labels: Mapping[str, str] | None = None) -> str:
-    """What stands behind the payload, in the line of an entry that differs from its header; else nothing.
+    """Return the text after the payload, in the line of an entry that differs from its header; else an empty text.
 
     Args:
         severity: The entry's own.
@@ -255,12 +255,12 @@ def encode_own_fields(severity: str | None = None, resource_labels: Mapping[str,
 
 
 def reader_position_path(root: Path, log_id: str, name: str) -> Path:
-    """Where a reader of that name saves how far it has read: `EntryReader.position()`."""
+    """Return the path where a reader of that name saves its `EntryReader.position()`."""
     return root / "state" / "readers" / log_folder_name(log_id) / f"{log_folder_name(name)}.json"
 
 
 def shipped_offset_path(root: Path, log_id: str, writer: str) -> Path:
-    """Where a shipper saves how far it has shipped a writer's entries."""
+    """Return the path where a shipper saves how much of a writer's entries it has shipped."""
     return root / "state" / "shipper" / log_folder_name(log_id) / f"{writer}.json"
 
 
@@ -275,7 +275,7 @@ def _natural(value: object) -> int:
 
 
 def read_reader_positions(folder: Path) -> list[dict[str, Any]]:
-    """All saved positions in a log's folder of `state/readers`; one that is damaged says that nothing was read."""
+    """Return all saved positions in a log's folder of `state/readers`; a damaged one counts as nothing read."""
     try:
         files = sorted(folder.glob("*.json"))
     except OSError:

@@ -42,7 +42,7 @@ class OwnJournal(Protocol):
         ...
 
 
-# State of the process: its journals (for a fork and the exit), its writers, and a number that tells them apart.
+# State of the process: its journals (for a fork and the exit), its writers, and a number that distinguishes them.
 _journals_of_this_process: LiveObjects[OwnJournal] = LiveObjects()
 _writers_of_this_process = itertools.count()
 _writer_names_of_this_process: set[str] = set()

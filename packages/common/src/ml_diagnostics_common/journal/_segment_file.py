@@ -46,19 +46,19 @@ class SegmentFile:
         self._size = 0  # Of the file when it was checked last; it never shrinks by itself.
 
     def open_next(self) -> None:
-        """Goes on to the writer's next segment; raises OSError, and then appends go where they went."""
+        """Open the writer's next segment; if that raises OSError, appends still go to the previous one."""
         make_private_folder(self._folder)
         path = self._folder / segment_name(self._header.writer, self._number)
-        self._number += 1  # Before there is a file: a signal handler may raise anywhere, and no name comes twice.
+        self._number += 1  # Before there is a file: a signal handler may raise anywhere, and no name is used twice.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND  # O_EXCL follows no link that another user made.
         new = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
             line = encode_header(self._header)
             if os.write(new, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            share_lock(new)  # Readers in other containers cannot look up this process by its pid: `newest.is_open`.
+            share_lock(new)  # Readers in other containers cannot look up this process by its pid: `is_open`.
             status = os.fstat(new)
-            if self.look() in _NOT_OURS:
+            if self.state() in _NOT_OURS:
                 self.descriptor = with_high_number(os.dup(new))
             else:
                 os.dup2(new, self.descriptor, inheritable=False)
@@ -70,7 +70,7 @@ class SegmentFile:
         self._identity = (status.st_dev, status.st_ino)
         self._path, self._size = path, status.st_size
 
-    def look(self) -> SegmentState:
+    def state(self) -> SegmentState:
         """Return where an append would go now: only if "open" to a file that readers find.
 
         A daemon may have closed all descriptors that it found: the file is "not_open", as before the first segment,
@@ -104,7 +104,7 @@ class SegmentFile:
         return "open"
 
     def count_entries(self) -> int:
-        """Count the whole lines in the file that are no header; 0 where it cannot be read."""
+        """Count the whole lines in the file without the header; 0 if it cannot be read."""
         count = offset = 0
         last = b""
         try:
@@ -118,18 +118,18 @@ class SegmentFile:
         return max(0, count + (last == b"}") - has_header)
 
     def sync(self) -> None:
-        """Puts the file, and its entry in its folder, on the disk itself; raises OSError."""
+        """Write the file, and its entry in its folder, to the disk itself; raises OSError."""
         _sync_and_close(os.dup(self.descriptor), getattr(os, "fdatasync", os.fsync))
         _sync_and_close(os.open(self._folder, os.O_RDONLY), os.fsync)
 
     def close(self) -> None:
-        """Closes the descriptor, if it is still ours."""
-        if self.look() not in _NOT_OURS:
+        """Close the descriptor, if it is still ours."""
+        if self.state() not in _NOT_OURS:
             os.close(self.descriptor)
         self.descriptor = -1
 
     def __del__(self) -> None:
-        # Not before everybody has forgotten the file: a thread may be in the middle of a write, or of a sync.
+        # Not before the last reference is gone: a thread may be in the middle of a write, or of a sync.
         try:
             self.close()
         except Exception:

@@ -36,11 +36,11 @@ class SegmentReader:
     """A cursor in one segment: `read` returns what follows `offset`, and moves it on.
 
     Args:
-        segment: which.
-        skipped: counts the lines that are no entries: torn, foreign.
-        offset: in bytes, where an earlier reader stopped; 0 for the beginning.
-        log_id: the log, where the header does not name it.
-        resource_labels: a segment is passed over if its header has none of the values of one of these labels.
+        segment: The segment.
+        skipped: Counts the lines that are not entries: torn, foreign.
+        offset: In bytes, where an earlier reader stopped; 0 for the start.
+        log_id: The log, if the header does not name it.
+        resource_labels: A segment is skipped if its header has none of the values of one of these labels.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SegmentReader:
         self.segment = segment
         self.offset = offset
         self.ends_torn = False
-        """Whether behind `offset` stands a part of a line: of a write under way, or of a writer that was killed."""
+        """True if a part of a line follows `offset`: of an unfinished write, or of a writer that was killed."""
         self._context: EntryContext | None = None
         self._skipped = skipped
         self._size_at_end = -1  # The file's size when all that it held had been read.
@@ -120,12 +120,12 @@ class SegmentReader:
             )
             return True
         self._size_at_end = self.segment.size
-        if not is_end:  # A whole line, and not a header of ours: else it may still come.
+        if not is_end:  # A whole line, and not a header of ours: otherwise the header may still follow.
             self._is_passed_over = True
             self._skipped["foreign_segment"] += 1
             warn_once(
                 ("foreign segment", self.segment.path),
-                "%s is passed over: its first line is not a journal's header of schema %d or earlier.",
+                "%s is skipped: its first line is not a journal's header of schema %d or earlier.",
                 self.segment.path,
                 SCHEMA,
             )

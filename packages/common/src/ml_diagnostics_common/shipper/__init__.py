@@ -1,7 +1,7 @@
-"""The thread that ships a log's journal to Cloud Logging, while the job goes on and after it was killed.
+"""The thread that ships a log's journal to Cloud Logging, while the job runs and after it was killed.
 
-Nothing that records waits for it: the journal is the queue, and it is on disk. The thread looks for a cloud, reads
-what is new, sends it, and notes how far it has come; a process that comes later goes on from there.
+Recording calls never wait for it: the journal is the queue, and it is on disk. The thread searches for a cloud, reads
+new entries, sends them, and saves its position; a later process continues from there.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Shipper", "ShipperStatistics"]
 
-_SHORTEST_LATENCY_SECONDS = 0.02  # A look costs 20 us.
-_ASK_AGAIN_SECONDS = 0.05
+_SHORTEST_LATENCY_SECONDS = 0.02  # A check of the journal costs 20 us.
+_RETRY_SECONDS = 0.05
 _SHARE_OF_CPU = 0.25
 _JOURNAL_SECONDS = 1.0
 
 
 class ShipperStatistics(NamedTuple):
-    """What a shipper has done, and what it is doing.
+    """The state and the counts of a shipper.
 
     Attributes:
-        state: "idle" before the start, "looking" for a cloud, "shipping", "waiting" after a failure, "no cloud",
+        state: "idle" before the start, "connecting" to a cloud, "shipping", "waiting" after a failure, "no cloud",
             or "stopped".
         counts: shipped: entries; requests; refused_by_server, cut_to_fit: entries; damaged_line, unreadable_segment:
-            what was no entry; unreadable_writer: files that cannot be opened; offset_not_saved: batches after which
-            the disk took no note; failed_CODE: requests that failed, by code.
-        last_error: What failed last; empty after a success.
+            text that is not an entry; unreadable_writer: files that cannot be opened; offset_not_saved: batches with a
+            position that could not be saved; failed_CODE: requests that failed, by code.
+        last_error: The last failure; empty after a success.
     """
 
     state: str
@@ -55,21 +55,21 @@ class ShipperStatistics(NamedTuple):
 
 
 class Shipper:
-    """Ships one log.
+    """Ship one log.
 
     Args:
         log_id: The log's id.
         root: The diagnostics folder.
-        connect: Finds a cloud and returns a transport; called in the thread. It raises where there is none.
-        batch_entries: Entries a request; of a backlog, five times as many.
-        max_latency_seconds: How often the journal is looked at.
-        grace_period_seconds: The longest that the end of the process is held up to ship what is left; see
+        connect: Find a cloud and return a transport; called in the thread. It raises if there is none.
+        batch_entries: Entries in a request; of a backlog, five times as many.
+        max_latency_seconds: How often the journal is read.
+        grace_period_seconds: How long the end of the process may wait until all entries are shipped; see
             `program_end.exit_deadline`.
         request_seconds: The deadline of one request.
-        backoff: How long to wait after a failure that passes by itself.
-        access_backoff: How long to wait after one that a person must mend.
-        look_every_seconds: How often a cloud is looked for.
-        look_for_seconds: How long a cloud is looked for.
+        backoff: How long to wait after a temporary failure.
+        access_backoff: How long to wait after a failure that a person must fix.
+        search_interval_seconds: How often to search for a cloud.
+        search_seconds: How long to search for a cloud.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Shipper:
         request_seconds: float = 30.0,
         backoff: Backoff | None = None,
         access_backoff: Backoff | None = None,
-        look_every_seconds: float = 60.0,
-        look_for_seconds: float = 600.0,
+        search_interval_seconds: float = 60.0,
+        search_seconds: float = 600.0,
         announces_path: bool = True,
     ) -> None:
         self._log_id, self._root, self._connect = log_id, root, connect
@@ -95,12 +95,12 @@ class Shipper:
         self._request_seconds = request_seconds
         self._backoff = backoff or Backoff(first_seconds=1.0, longest_seconds=60.0)
         self._access_backoff = access_backoff or Backoff(first_seconds=60.0, longest_seconds=600.0)
-        self._look_every_seconds, self._look_for_seconds = look_every_seconds, look_for_seconds
+        self._search_interval_seconds, self._search_seconds = search_interval_seconds, search_seconds
         self._announces_path = announces_path
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        """The state of a process that has not started yet: at construction, and in a forked child."""
+    def _reset(self) -> None:
+        """Set the state of a shipper that has not started: at construction, and in a forked child."""
         self._counters = Counters()
         self._changed = threading.Condition()
         self._thread: Task | None = None
@@ -116,12 +116,12 @@ class Shipper:
         self._stop_at: float | None = None
 
     def start(self) -> None:
-        """Start the thread, unless it runs. Returns at once; never raises."""
+        """Start the thread, unless it runs. Return immediately; never raise."""
         preserve_interrupt()  # The thread imports clients, perhaps while the program ends.
         with self._changed:
             if self._thread is not None:
                 return
-            self._state, self._stop_at = "looking", None
+            self._state, self._stop_at = "connecting", None
             self._thread = start(self._run, "ml-diagnostics-shipper")
             if self._thread is None:  # A later process ships it.
                 self._state = "stopped"
@@ -130,14 +130,14 @@ class Shipper:
         _shippers_of_this_process.add(self)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits until all that this process has journalled so far has arrived.
+        """Wait until all entries that this process has journalled so far are in Cloud Logging.
 
         Args:
             timeout_seconds: The longest to wait.
 
         Returns:
-            True if it has; False if not, or if it is known that it cannot in that time. What has not is shipped
-            later.
+            True if they are; False if not, or if it is known that they cannot be in that time. They are shipped later
+            then.
         """
         deadline = time.monotonic() + timeout_seconds
         written = self._write_what_is_held(timeout_seconds)
@@ -153,26 +153,26 @@ class Shipper:
         return written
 
     def close(self, timeout_seconds: float | None = None) -> bool:
-        """Ships what is left, within a time, and ends the thread.
+        """Ship the remaining entries, within a time, and end the thread.
 
         Args:
             timeout_seconds: The longest to wait; None is the grace period.
 
         Returns:
-            True if everything has arrived.
+            True if all entries are in Cloud Logging.
         """
         seconds = self._grace_period_seconds if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + seconds
         written = self._write_what_is_held(seconds)
-        self._ask_to_stop(deadline)
+        self._request_stop(deadline)
         return self._await_stop(deadline) and written
 
     def _write_what_is_held(self, timeout_seconds: float) -> bool:
-        """Has the journals write what they hold in memory: it is shipped from their files."""
+        """Have the journals write what they hold in memory: entries are shipped from their files."""
         folder = log_directory(self._root, self._log_id)
         return flush_journals(folder, min(timeout_seconds, _JOURNAL_SECONDS))
 
-    def _ask_to_stop(self, deadline: float) -> None:
+    def _request_stop(self, deadline: float) -> None:
         with self._changed:
             self._stop_at = deadline
             self._flushes_wanted += 1
@@ -185,13 +185,13 @@ class Shipper:
         return self._thread is not None and self._flushes_done >= self._flushes_wanted
 
     def statistics(self) -> ShipperStatistics:
-        """What was done so far."""
+        """Return the state and the counts so far."""
         return ShipperStatistics(self._state, self._counters.as_dict(), self._last_error)
 
     def _can_deliver(self, deadline: float) -> bool:
         if self._state == "waiting":
             return self._wait_until < deadline
-        return self._thread is not None and self._state in ("looking", "shipping") and not self._last_error
+        return self._thread is not None and self._state in ("connecting", "shipping") and not self._last_error
 
     # --- The thread -----------------------------------------------------------------------------------
 
@@ -205,9 +205,9 @@ class Shipper:
             delivery = self._find_cloud()
             while delivery is not None and not self._is_over():
                 self._wait(self._ship(delivery))
-            self._let_go()
+            self._close_connections()
         except Exception as error:
-            # A bug of ours must cost shipping, never the job; the journal has everything.
+            # A bug of ours may stop shipping, but never the job; the journal has all entries.
             LOSSES.add(f"shipper: {type(error).__name__}")
             self._last_error = f"{type(error).__name__}: {error}"
             warn_once(
@@ -218,27 +218,27 @@ class Shipper:
                 log_directory(self._root, self._log_id),
             )
         if self._state != "no cloud":
-            self._tell(state="stopped", error=self._last_error)
+            self._set_state(state="stopped", error=self._last_error)
 
     def _find_cloud(self) -> Delivery | None:
-        """A cloud, looked for at once and every minute for ten; None when there is none, or it is over."""
-        give_up_at = time.monotonic() + self._look_for_seconds
+        """Search for a cloud, every minute for ten minutes; None if there is none, or the shipper is to end."""
+        give_up_at = time.monotonic() + self._search_seconds
         while not self._is_over():
             try:
                 transport = self._connect()
             except Exception as error:
                 self._explain_no_cloud(error)
-                if time.monotonic() + self._look_every_seconds > give_up_at:
-                    self._tell(state="no cloud", error=str(error))
+                if time.monotonic() + self._search_interval_seconds > give_up_at:
+                    self._set_state(state="no cloud", error=str(error))
                     return None
-                self._tell(state="looking", error=str(error))
-                self._wait(self._look_every_seconds)
+                self._set_state(state="connecting", error=str(error))
+                self._wait(self._search_interval_seconds)
                 if self._stop_at is not None:
                     return None
                 continue
             self._transport = transport
             self._delivery = self._make_delivery(transport)
-            self._tell(state="shipping")
+            self._set_state(state="shipping")
             return self._delivery
         return None
 
@@ -254,14 +254,14 @@ class Shipper:
             request_seconds=self._request_seconds,
         )
 
-    def _let_go(self) -> None:
+    def _close_connections(self) -> None:
         if self._delivery is not None:
             self._delivery.close()
         if self._transport is not None:
             self._transport.close()
 
     def _ship(self, delivery: Delivery) -> float:
-        """One round; the seconds until the next."""
+        """Ship once, and return the seconds until the next round."""
         wanted = self._flushes_tried = self._flushes_wanted
         try:
             done = delivery.run_round(deadline=lambda: self._stop_at or math.inf, pause=self._rest)
@@ -271,9 +271,9 @@ class Shipper:
             self._flushes_done = wanted
         self._backoff.succeeded()
         self._access_backoff.succeeded()
-        self._tell(state="shipping")
+        self._set_state(state="shipping")
         impatient = done.more or self._flushes_done < wanted
-        return _ASK_AGAIN_SECONDS if impatient else self._max_latency_seconds
+        return _RETRY_SECONDS if impatient else self._max_latency_seconds
 
     def _failed(self, error: Exception) -> float:
         """Record a failure, and return the seconds until the next attempt."""
@@ -286,11 +286,11 @@ class Shipper:
         wait = (self._backoff if is_temporary else self._access_backoff).failed(asked)
         self._last_try_due = asked is None and self._stop_at is None
         self._wait_until = time.monotonic() + wait
-        self._tell(state="waiting", error=str(error) or type(error).__name__)
+        self._set_state(state="waiting", error=str(error) or type(error).__name__)
         return wait
 
-    def _tell(self, *, state: str, error: str = "") -> None:
-        """Lets those who wait for a flush see how it goes."""
+    def _set_state(self, *, state: str, error: str = "") -> None:
+        """Set the state, and wake the threads that wait for a flush."""
         with self._changed:
             self._state, self._last_error = state, error
             self._changed.notify_all()
@@ -303,7 +303,7 @@ class Shipper:
             return
         warn_once(
             ("shipper", "no cloud", str(self._root)),
-            "Nothing is sent to Cloud Logging: %s. Recording goes on, to %s. A cloud is looked for every minute for "
+            "Nothing is sent to Cloud Logging: %s. Recording goes on, to %s. A cloud is searched for every minute for "
             "ten minutes; what was recorded before it is found is sent too.",
             str(error).rstrip("."),
             log_directory(self._root, self._log_id),
@@ -330,7 +330,7 @@ class Shipper:
     # --- Waiting --------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Whether to end: after `close`, when all has arrived or no more can in the time that is left."""
+        """Return True to end: after `close`, once all entries are shipped, or no more can be in the remaining time."""
         with self._changed:
             if self._stop_at is None:
                 return False
@@ -338,7 +338,7 @@ class Shipper:
             return hopeless or self._flushes_done >= self._flushes_wanted or time.monotonic() >= self._stop_at
 
     def _wait(self, seconds: float) -> None:
-        """Waits for the next round, or until somebody wants one sooner."""
+        """Wait for the next round, or until another thread requests one."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while not (self._is_over() or self._is_wanted()):
@@ -348,15 +348,15 @@ class Shipper:
                 self._changed.wait(left)
 
     def _is_wanted(self) -> bool:
-        """Whether a round should begin now. After a failure only the end cuts the wait short, and once."""
+        """Return True if a round should start now. After a failure only the end cuts the wait short, and once."""
         if self._state == "shipping":
             return self._flushes_wanted > self._flushes_tried
         if self._stop_at is None:
             return False
-        return self._last_try_due or self._state == "looking"
+        return self._last_try_due or self._state == "connecting"
 
     def _rest(self, cpu_seconds: float) -> None:
-        """Between the batches of a backlog: the trainer has the interpreter for three quarters of the time."""
+        """Wait between the batches of a backlog: the trainer has the interpreter for three quarters of the time."""
         with self._changed:
             if self._stop_at is None:
                 self._changed.wait(min(1.0, cpu_seconds * (1 - _SHARE_OF_CPU) / _SHARE_OF_CPU))
@@ -364,19 +364,19 @@ class Shipper:
     # --- Fork and exit --------------------------------------------------------------------------------
 
     def _start_clean_in_child(self) -> None:
-        """Takes nothing along: no thread, no locks, no connections. `start` begins a shipper of the child's own.
+        """Drop the parent's thread, locks and connections. `start` starts a shipper of the child's own.
 
-        Until then the child's entries are shipped by its parent, or by whoever comes next.
+        Until then the child's entries are shipped by its parent, or by a later process.
         """
         if self._delivery is not None:
             self._delivery.close()
         if self._transport is not None:
-            # A connection of the parent's is not ours to close, and gRPC may hang when asked to.
+            # A connection belongs to the parent, and a call that closes one of gRPC may hang.
             _connections_of_the_parent.append(self._transport)
-        self._begin()
+        self._reset()
 
 
-# State of the process: the shippers that run, for a fork and the exit; and what a fork left to be kept untouched.
+# State of the process: the running shippers, for a fork and the exit; and the parent's connections, kept untouched.
 _shippers_of_this_process: LiveObjects[Shipper] = LiveObjects()
 _connections_of_the_parent: list[object] = []
 
@@ -390,11 +390,11 @@ def _start_clean_in_child() -> None:
 def _close_at_exit() -> None:
     now = time.monotonic()
     deadlines = {shipper: exit_deadline(shipper._grace_period_seconds) for shipper in _shippers_of_this_process}
-    # The journals' own end comes after ours: too late for what they hold.
+    # The journals close after the shippers: too late for the lines that they hold.
     for shipper, deadline in deadlines.items():
         shipper._write_what_is_held(min(deadline, now + _JOURNAL_SECONDS) - time.monotonic())
     for shipper, deadline in deadlines.items():
-        shipper._ask_to_stop(deadline)
+        shipper._request_stop(deadline)
     for shipper, deadline in deadlines.items():
         shipper._await_stop(deadline)
 

@@ -40,12 +40,12 @@ _decode_line = msgspec.json.Decoder(LogEntry).decode
 
 
 class Batch(NamedTuple):
-    """Entries that follow each other in a journal.
+    """Consecutive entries of a journal.
 
     Attributes:
-        entries: The entries; none where there is only something to pass over.
+        entries: The entries; none if there is only text to skip.
         line_bytes: The length of each entry's line.
-        end: Where the journal goes on behind them.
+        end: The position behind them.
         header: The header of their segment.
     """
 
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
 
 class OutboxLock:
-    """Keeps two processes from shipping one writer: flock, which the kernel lets go of however a process ends.
+    """Keep two processes from shipping one writer: flock, which the kernel releases whatever ends the process.
 
     A forked child must `abandon` what it inherited: the lock belongs to both until both have closed it.
     """
@@ -66,10 +66,10 @@ class OutboxLock:
 
     @classmethod
     def take(cls, path: Path) -> OutboxLock | None:
-        """The lock, or None while another process has it.
+        """Return the lock, or None while another process has it.
 
-        Where there can be no lock file, as on Windows, or on a disk that is full or read-only, it is given without
-        one: two processes may then send the same entries, which their insertIds show.
+        If there can be no lock file, as on Windows, or on a disk that is full or read-only, return a lock without one:
+        two processes may then send the same entries, which have the same insertIds.
 
         Raises:
             OSError: The lock file cannot be opened.
@@ -91,7 +91,7 @@ class OutboxLock:
         return None
 
     def abandon(self) -> None:
-        """Closes the lock file; with the last process that has it open, the lock is free."""
+        """Close the lock file; the lock is free once no process has it open."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -104,7 +104,7 @@ class Outbox:
         root: The diagnostics folder.
         log_id: The log's id.
         writer: The writer.
-        skipped: Counts lines that are no entries, by reason.
+        skipped: Counts lines that are not entries, by reason.
         clock: Monotonic seconds.
     """
 
@@ -118,7 +118,7 @@ class Outbox:
     ) -> None:
         self.writer = writer
         self.settling = False
-        """Whether there is more, in a segment that is too new to be begun: see `next_batch`."""
+        """True if there is more, in a segment that is too new to be read: see `next_batch`."""
         self._skipped = skipped
         self._clock = clock
         self._state_path = shipped_offset_path(root, log_id, writer)
@@ -130,25 +130,25 @@ class Outbox:
 
     @property
     def position(self) -> JournalPosition:
-        """Where the first unsent byte is."""
+        """The position of the first unsent byte."""
         return self._position
 
     def next_batch(
         self, segments: Sequence[Segment], *, most_entries: int, most_bytes: int, ended: bool
     ) -> Batch | None:
-        """Reads on, without moving on: the same batch comes again until `acknowledge`.
+        """Return the same batch until `acknowledge`.
 
-        The newest segment is begun a second after it was first seen, because a thread may still be writing a
+        The newest segment is read one second after it was first seen, because a thread may still be writing a
         line to the one before it.
 
         Args:
             segments: The writer's segments as they are now, by number.
             most_entries: Entries at most.
             most_bytes: Bytes to send at most, about; but always one entry.
-            ended: Whether the writer can write no more.
+            ended: True if the writer cannot write any more.
 
         Returns:
-            The batch; None when there is nothing to send now.
+            The batch; None if there is nothing to send now.
         """
         self.settling = False
         if self._pending is None:
@@ -173,9 +173,9 @@ class Outbox:
         return None
 
     def acknowledge(self, batch: Batch) -> None:
-        """Moves on, on disk first: whoever goes on after a crash begins here or earlier, never later.
+        """Move behind a batch, on disk first: after a crash the next process starts here or earlier, never later.
 
-        Where the disk takes nothing this process moves on all the same; else it would send one batch for ever.
+        If the position cannot be saved, this process moves on nevertheless: it would send one batch for ever.
         """
         try:
             write_state(self._state_path, {"segment": batch.end.segment, "offset": batch.end.offset})
@@ -183,9 +183,9 @@ class Outbox:
             self._skipped.add("offset_not_saved")
             warn_once(
                 ("shipper", "offset_not_saved"),
-                "How far entries are sent to Cloud Logging cannot be noted in %s: %s. The job goes on, and so does "
-                "sending; a later process may send them again, and Cloud Logging drops what it has. Free space, or "
-                "set ML_DIAGNOSTICS_DIR to another folder.",
+                "The position up to which entries are sent to Cloud Logging cannot be saved in %s: %s. The job goes "
+                "on, and so does sending; a later process may send entries again, and Cloud Logging drops duplicates. "
+                "Free space, or set ML_DIAGNOSTICS_DIR to another folder.",
                 self._state_path,
                 error,
             )
@@ -193,7 +193,7 @@ class Outbox:
         self._pending = None
 
     def read_again(self) -> None:
-        """Lets go of the batch that `next_batch` gave: the next may hold what was journalled since."""
+        """Drop the batch that `next_batch` returned: the next one may contain newer entries."""
         self._pending = None
 
     def _has_settled(self, segment: Segment) -> bool:
@@ -211,13 +211,13 @@ class Outbox:
             if offset > segment.size:
                 if os.fstat(descriptor).st_size >= offset:
                     return None  # It grew since it was listed, and was sent.
-                self._skipped.add("truncated_segment")  # As logrotate does. What was sent twice, the insertIds show.
+                self._skipped.add("truncated_segment")  # As logrotate does. Duplicates have the same insertIds.
                 self._position = JournalPosition(segment.number, offset := 0)
             line, is_end = first_line(descriptor)
             header = self._header_of(segment, line, is_whole=not is_end)
             if header is None:
                 if not complete:
-                    return None  # Made this instant; or of a version to come, whose shippers will ship it.
+                    return None  # Just created; or of a later version, with shippers that will ship it.
                 self._skipped.add("unreadable_segment")
             if header is None or not header.ship:
                 end = JournalPosition(segment.number, os.fstat(descriptor).st_size)
@@ -246,7 +246,7 @@ class Outbox:
         most_bytes: int,
         complete: bool,
     ) -> Batch:
-        """Whole lines, if there are any. Each has its newline in front; the last is whole if it parses."""
+        """Return whole lines, if there are any. Each has its newline in front; the last is whole if it parses."""
         data, at_end = _read_chunk(descriptor, start.offset)
         entries: list[LogEntry] = []
         lengths: list[int] = []
@@ -256,9 +256,9 @@ class Outbox:
         for index, line in enumerate(lines):
             entry = _entry(line)
             if entry is None and index == len(lines) - 1 and not (complete and at_end) and len(data) < _LONGEST:
-                break  # The rest of it is to come, or is in the next chunk.
+                break  # The rest of it is not written yet, or is in the next chunk.
             if entry is not None:
-                # Each entry is sent with what the header says of all.
+                # Each entry is sent with the fields of the header.
                 weight = len(line) + self._header_bytes
                 if entries and (len(entries) == most_entries or total + weight > most_bytes):
                     break
@@ -283,7 +283,7 @@ def _entry(line: bytes) -> LogEntry | None:
 
 
 def _read_chunk(descriptor: int, offset: int) -> tuple[bytes, bool]:
-    """At least one whole line from `offset`, if there is one; and whether that is the end of the file."""
+    """Return at least one whole line from `offset`, if there is one; and True if that is the end of the file."""
     size = _CHUNK_BYTES
     while True:
         data = os.pread(descriptor, size, offset)
@@ -298,10 +298,10 @@ _SLACK_NS = 2_000_000_000
 
 
 class Owner(enum.Enum):
-    """What became of the process that a writer belongs to."""
+    """The process that a writer belongs to."""
 
     US = "this process"
-    ALIVE = "another process of this host, which lives"
+    ALIVE = "another process of this host, which is running"
     GONE = "a process of this host that has ended"
     UNKNOWN = "a process of another host"
 
@@ -315,7 +315,7 @@ class WriterName(NamedTuple):
 
     @classmethod
     def parse(cls, writer: str) -> WriterName | None:
-        """`host-pid-start-n`, or None for anything else."""
+        """Parse `host-pid-start-n`; return None for anything else."""
         parts = writer.rsplit("-", 3)
         if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):
             return None
@@ -323,9 +323,9 @@ class WriterName(NamedTuple):
 
 
 def owner(writer: str) -> Owner:
-    """Tells whose a writer is. A pid that was used before (in a container, always) is told by its start.
+    """Return the owner of a writer. A reused pid (in a container, always) is recognized by its start.
 
-    Our own are known by name: what clocks say of them changes when somebody sets the clock.
+    Our own writers are known by name: their start, by the wall clock, changes when the clock is set.
     """
     if is_writer_of_this_process(writer):
         return Owner.US
@@ -335,5 +335,5 @@ def owner(writer: str) -> Owner:
     started_ns = process_started_ns(name.pid)
     if started_ns is None or name.started_ns < started_ns - _SLACK_NS:
         return Owner.GONE
-    # With our pid and not ours: of another container, or the clock was put back since.
+    # With our pid, but not ours: of another container, or the clock was set back since.
     return Owner.UNKNOWN if name.pid == os.getpid() else Owner.ALIVE

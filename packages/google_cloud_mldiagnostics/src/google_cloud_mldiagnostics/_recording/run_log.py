@@ -229,7 +229,7 @@ class RunLog:
 
     def look(self) -> None:
         """Check the journal's file before the next entry, which must not be lost."""
-        self._journal.look()
+        self._journal.recheck_file()
 
     def sync(self, timeout_seconds: float = 0.0) -> bool:
         """Has the disk itself keep what was written, against a loss of power: `Journal.sync`."""

@@ -191,7 +191,7 @@ class GoodputRecorder(RebuiltFromArguments):
         """Record that the job, or another attempt of it, starts."""
         progress.publish("init")
         if self._enabled:
-            self._journal.look()
+            self._journal.recheck_file()
             self._started = self._record("job_start_time", start_time)
             self._journal.sync(timeout_seconds=0)
             process_end.job_started(self.logger_name, self.job_name, self._record_process_end)
@@ -207,7 +207,7 @@ class GoodputRecorder(RebuiltFromArguments):
         """
         progress.publish("ended")
         if self._enabled:
-            self._journal.look()
+            self._journal.recheck_file()
             self._record("job_end_time", end_time, _exception_now())
             process_end.job_ended(self.logger_name, self.job_name)
             self._journal.sync(timeout_seconds=1.0)
@@ -223,7 +223,7 @@ class GoodputRecorder(RebuiltFromArguments):
         progress.publish("checkpoint", step)
         if self._enabled:
             details = f'"checkpoint_progress_step":{int(step)},'
-            self._journal.look()
+            self._journal.recheck_file()
             self._record("checkpoint_progress_started", checkpoint_start_time, details)
             self._journal.sync(timeout_seconds=0)
 
@@ -351,7 +351,7 @@ class GoodputRecorder(RebuiltFromArguments):
         # A program that returned is done: also the public package's calculator reads that. After a failure the job
         # is likely to be restarted, and that calculator raises ValueError while a job goes on after a job end.
         key = "job_end_time" if outcome is ProcessOutcome.RETURNED else "process_ended"
-        self._journal.look()
+        self._journal.recheck_file()
         self._record(key, None, details)
 
     def _publish_step(self, step: int) -> None:
