@@ -79,7 +79,7 @@ def session_authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAu
 def certificate_authority(
     session_authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> CertificateAuthority:
-    """The authority of servers with TLS, trusted by this process; gRPC reads the file of the first test only."""
+    """Return the authority of servers with TLS, trusted by this process; gRPC reads the first test's file only."""
     for name, value in session_authority.environment().items():
         monkeypatch.setenv(name, value)
     return session_authority
@@ -87,13 +87,13 @@ def certificate_authority(
 
 @pytest.fixture
 def in_production(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at a user's: what a recording call cannot record is counted and logged, not raised."""
+    """Behave as in production: failures of recording calls are counted and logged, not raised."""
     monkeypatch.setenv("ML_DIAGNOSTICS_RAISE", "0")
 
 
 @pytest.fixture
 def compute_server() -> Iterator[ComputeServer]:
-    """Compute Engine and Cloud Storage on loopback; `.environment()` redirects clients to both."""
+    """Start Compute Engine and Cloud Storage on loopback; `.environment()` redirects clients to both."""
     from .loopback.compute import ComputeServer
 
     with ComputeServer() as server:
@@ -102,7 +102,7 @@ def compute_server() -> Iterator[ComputeServer]:
 
 @pytest.fixture
 def control_plane_server() -> Iterator[ControlPlaneServer]:
-    """The control plane of machine learning runs on loopback; `.environment()` redirects clients to it."""
+    """Start the control plane of runs on loopback; `.environment()` redirects clients to it."""
     from .loopback.control_plane import ControlPlaneServer
 
     with ControlPlaneServer() as server:
@@ -111,7 +111,7 @@ def control_plane_server() -> Iterator[ControlPlaneServer]:
 
 @pytest.fixture
 def kubernetes_server() -> Iterator[KubernetesServer]:
-    """A Kubernetes cluster on loopback; `.environment()` points kubectl to it."""
+    """Start a Kubernetes cluster on loopback; `.environment()` points kubectl to it."""
     from .loopback.kubernetes import KubernetesServer
 
     with KubernetesServer() as server:

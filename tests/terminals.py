@@ -20,7 +20,7 @@ class Shown(NamedTuple):
 
 
 def run_in_terminal(argv: Sequence[str], columns: int = 80, environ: Mapping[str, str] | None = None) -> Shown:
-    """Run a command whose standard output and standard error are terminals of a width."""
+    """Run a command with terminals of a width as its standard output and standard error."""
     environ = {"TERM": "xterm", **(os.environ if environ is None else environ)}
     for name in ("COLUMNS", "LINES", "NO_COLOR"):
         if name in os.environ and environ.get(name) == os.environ[name]:

@@ -1,7 +1,7 @@
 """Every example of the READMEs and of the docs runs, page by page, as a reader would run it.
 
 A page is one program: its `python` blocks in order, and in between the commands of its `console` blocks: the
-lines that begin with `$ `; their output is not compared. A block that cannot run here has a comment with the reason
+lines that start with `$ `; their output is not compared. A block that cannot run here has a comment with the reason
 right above it: `<!-- not run: needs a bucket -->`.
 """
 

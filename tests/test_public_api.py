@@ -88,7 +88,7 @@ def run(guard: ModuleType, repository: Path, capsys: pytest.CaptureFixture[str])
             "seconds: float",
             "thing.Worker.start(seconds): Parameter is now required",
         ),
-        ("_work.py", "def start(", "def begin(", "thing.Worker.start: Public object was removed"),
+        ("_work.py", "def start(", "def launch(", "thing.Worker.start: Public object was removed"),
     ],
 )
 def test_a_breakage_of_a_public_name_is_an_error(
@@ -120,7 +120,7 @@ def test_a_public_name_may_be_defined_elsewhere(
     (package / "_work.py").rename(package / "_running.py")
     change(repository, "__init__.py", "thing._work", "thing._running")
     assert run(guard, repository, capsys) == (0, [])
-    change(repository, "_running.py", "def start(", "def begin(")
+    change(repository, "_running.py", "def start(", "def launch(")
     assert run(guard, repository, capsys) == (1, ["thing.Worker.start: Public object was removed"])
 
 

@@ -58,7 +58,7 @@ def asked(server: ControlPlaneServer) -> list[str]:
 
 
 def patience(fault: Fault) -> dict[str, Any]:
-    """The deadline of a request: short where there is no answer to wait for."""
+    """Return the timeout of a request: short for faults without an answer."""
     return {"request_seconds": 0.4 if isinstance(fault, Hang) else 10.0}
 
 

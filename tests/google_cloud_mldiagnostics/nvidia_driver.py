@@ -19,11 +19,11 @@ class Gpu:
     total_bytes: int = 80 << 30
     tensor: float | None = None
     samples: list[tuple[int, int]] = field(default_factory=list)
-    """Microseconds, and percent."""
+    """Samples of the utilisation: (microseconds, percent)."""
 
 
 class Driver:
-    """Answers pynvml; install it with `installed`."""
+    """A driver that answers pynvml; install it with `installed`."""
 
     def __init__(self, gpus: list[Gpu]) -> None:
         self.gpus = gpus

@@ -27,10 +27,10 @@ print(late_seconds)
 
 
 class Starvation:
-    """Measures, while the block is entered, by how much a plain Python process beside it is late."""
+    """Measure, while the block runs, by how much a plain Python process beside it is late."""
 
     seconds = 0.0
-    """The sum, once the block is left."""
+    """Return the sum, after the block."""
 
     def __enter__(self) -> Starvation:
         self._control = subprocess.Popen(

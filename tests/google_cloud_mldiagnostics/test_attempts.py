@@ -132,7 +132,7 @@ def test_new_configs_and_labels_are_merged_into_the_stored_run() -> None:
     assert run["displayName"] == "new"
 
 
-def test_the_number_that_others_know_an_attempt_by_is_taken() -> None:
+def test_an_attempt_gets_the_number_of_the_other_processes() -> None:
     run = renumber(member(), 5)(new(member()))
     assert (run["attempts"][0]["number"], run["labels"]["attempt"]) == (5, "5")
     assert renumber(member(1, 101), 6)(run) is None  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def test_the_end_of_process_0_is_the_runs() -> None:
     assert (run["runPhase"], run["endTime"], phases(run)) == ("COMPLETED", LATER, ["COMPLETED"])
 
 
-def test_the_end_of_a_worker_is_its_own() -> None:
+def test_the_end_of_a_worker_does_not_end_the_run() -> None:
     run = ended(joined(new(member(0)), member(1, 101)), member(1, 101))
     assert (run["runPhase"], phases(run)) == ("ACTIVE", ["ACTIVE"])
 
@@ -167,7 +167,7 @@ def test_a_failure_of_any_process_is_the_runs_and_is_never_overwritten(order: tu
     assert (run["runPhase"], run["errorDetails"], phases(run)) == ("FAILED", "boom", ["FAILED"])
 
 
-def test_the_first_failure_is_why_it_failed() -> None:
+def test_the_first_failure_is_the_reason() -> None:
     run = joined(new(member(0)), member(1, 101))
     run = ended(run, member(1, 101), "FAILED", "nan loss")
     run = ended(run, member(0), "FAILED", "SIGTERM")
@@ -187,7 +187,7 @@ def test_the_end_of_an_unknown_process_changes_nothing() -> None:
     assert end(member(0, 999), "FAILED", "", now=LATER)(run) is None
 
 
-def test_why_an_attempt_ended_may_be_known_later() -> None:
+def test_an_exit_reason_can_be_added_later() -> None:
     run = joined(new(member(0)), member(0, 101))
     assert unexplained_attempt(run)["number"] == 1
     explained = explain(1, "FAILED", "out of memory")(run)

@@ -37,7 +37,7 @@ def test_the_largest_floats_have_a_mean() -> None:
     assert average.as_dict()["mean"] == pytest.approx(1.7e308)
 
 
-def test_what_is_not_finite_is_counted_and_spoils_nothing() -> None:
+def test_values_that_are_not_finite_are_counted_and_do_not_change_the_mean() -> None:
     average = Average()
     for value in (1.0, math.nan, 3.0, math.inf):
         average.add(value)
@@ -51,7 +51,7 @@ def test_what_is_not_finite_is_counted_and_spoils_nothing() -> None:
     }
 
 
-def test_before_the_first_value_there_is_a_count_alone() -> None:
+def test_before_the_first_value_an_average_has_only_its_count() -> None:
     assert Average().as_dict() == {"count": 0}
 
 
@@ -82,7 +82,7 @@ def test_threads_lose_no_value() -> None:
 
 
 def test_code_that_interrupts_a_fold_does_not_wait() -> None:
-    """As a signal handler that records would: its value is there with the next fold."""
+    """Like a signal handler that records: the next fold includes its value."""
     average = Average()
     with average._folding:
         for _ in range(600):

@@ -191,7 +191,7 @@ def test_hosts_get_the_names_that_they_are_given(ports: list[int], tmp_path: Pat
     assert xplanes(tmp_path)[0].rpartition("/")[2] in ("one.xplane.pb", "two.xplane.pb")
 
 
-def test_hosts_are_called_what_they_call_themselves(ports: list[int], tmp_path: Path) -> None:
+def test_hosts_are_named_by_their_system_hostname(ports: list[int], tmp_path: Path) -> None:
     status = collect(
         *("--hosts", "localhost", "--port", ports[0], "--duration_in_ms", 100, "--log_dir", tmp_path),
         *("--session_name", "s", "--use_system_hostname"),
@@ -277,7 +277,7 @@ def test_an_invalid_argument_is_printed(
     assert complaint in capsys.readouterr().err
 
 
-def test_its_help_needs_no_framework() -> None:
+def test_the_help_needs_no_framework() -> None:
     program = (
         "import sys, runpy\n"
         "sys.argv = ['collect_profile', '--help']\n"
@@ -289,10 +289,10 @@ def test_its_help_needs_no_framework() -> None:
     assert "--use_system_hostname" in done.stdout
 
 
-def test_a_folder_from_here_is_the_same_folder_there(
+def test_a_relative_folder_is_resolved_before_it_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: list[int]
 ) -> None:
-    """The process that is asked writes, and it runs somewhere else."""
+    """The profiled process writes the files, and its working directory is another one."""
     monkeypatch.chdir(tmp_path)
     arguments = ("--hosts", "localhost", "--port", ports[0], "--duration_in_ms", 50, "--session_name", "s")
     assert collect(*arguments, "--log_dir", "logs") == 0

@@ -32,7 +32,7 @@ exec(sys.argv[1])
 
 
 def recorded(name: str = "trained", steps: int = 5, group: str = "sweep") -> str:
-    """A run of this process that has ended; its id."""
+    """Record and finish a run in this process; return its id."""
     run = machinelearning_run(name=name, run_group=group, configs={"layers": 2})
     for step in range(steps):
         metrics.record("loss", 5.0 - step, step=step)
@@ -85,13 +85,13 @@ def test_a_run_is_shown_with_its_metrics_and_configs(capsys: Captured) -> None:
     assert "points" not in loss
 
 
-def test_a_run_goes_by_the_beginning_of_its_id_or_as_the_last(capsys: Captured) -> None:
+def test_a_run_is_selected_by_a_prefix_of_its_id_or_as_the_last(capsys: Captured) -> None:
     first, second = recorded("one"), recorded("two")
     assert shown(capsys, "show", "one").startswith(first)
     assert shown(capsys, "show", "last").startswith(second)
 
 
-def test_a_beginning_of_several_ids_is_none_and_all_are_named(capsys: Captured) -> None:
+def test_an_ambiguous_prefix_of_an_id_is_an_error_that_names_all_matches(capsys: Captured) -> None:
     first, second = recorded("ones"), recorded("one-two")
     assert main(["show", "one"]) == 3
     printed = capsys.readouterr().err
@@ -100,7 +100,7 @@ def test_a_beginning_of_several_ids_is_none_and_all_are_named(capsys: Captured) 
 
 
 @pytest.mark.parametrize("command", ["show", "metrics", "profile", "sync"])
-def test_a_run_that_is_not_there_is_one_error(command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_run_is_one_error(command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "1")
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
     assert main([command, "nothing"]) == 3
@@ -136,7 +136,7 @@ def test_the_exit_reason_comes_from_the_companion(capsys: Captured) -> None:
     assert "The job was ended by SIGKILL" in shown(capsys, "runs")
 
 
-def test_an_exception_and_what_a_restart_makes_of_it_are_two_attempts(capsys: Captured) -> None:
+def test_a_failure_and_its_restart_are_two_attempts(capsys: Captured) -> None:
     run_id, _ = job("raise RuntimeError('no data')")
     again, _ = job("")
     assert again == run_id
@@ -184,7 +184,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_read(capsy
     assert ".png" in capsys.readouterr().err
 
 
-def test_names_of_others_do_not_rule_the_terminal(capsys: Captured) -> None:
+def test_control_characters_of_names_do_not_reach_the_terminal(capsys: Captured) -> None:
     run = machinelearning_run(name="named", run_group="\x1b[2Jgroup", configs={"\x1b]0;x": "\x07"})
     metrics.record("lo\x1b[31mss", 1.0)
     run.finish()
@@ -214,7 +214,7 @@ def test_help_loads_nothing_that_takes_time() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
-def test_a_run_that_goes_on_is_shown_as_it_is_now(capsys: Captured) -> None:
+def test_an_active_run_is_shown_in_its_current_state(capsys: Captured) -> None:
     run = machinelearning_run(name="going", configs={})
     metrics.record("loss", 0.5, step=1)
     assert shown(capsys, "show", run.name).startswith(f"{run.name}: ACTIVE\n")

@@ -34,14 +34,14 @@ PROJECT = ("--project", "test-project")
 
 
 class Cloud(NamedTuple):
-    """What of Google Cloud the command needs."""
+    """The services of Google Cloud that the command needs."""
 
     runs: ControlPlaneServer
     log: CloudLoggingServer
     bucket: CloudStorageServer
 
     def values(self, run_id: str, metric: str = "loss") -> list[float]:
-        """What Cloud Logging has of a metric."""
+        """Return the values of a metric in Cloud Logging."""
         filter_ = f'resource.labels.node_id="{run_id}" AND resource.labels.namespace="{metric}"'
         return [value for entry in self.log.entries(filter_) for value in entry["jsonPayload"]["values"]]
 
@@ -61,7 +61,7 @@ def cloud(
 
 
 def recorded(steps: int = 5, **options: Any) -> MLRun:
-    """A run of this machine alone, that goes on."""
+    """Record a local run that stays active."""
     run = machinelearning_run(name="trained", run_group="sweep", configs={"layers": 2}, **options)
     for step in range(steps):
         metrics.record("loss", 5.0 - step, step=step)
@@ -69,7 +69,7 @@ def recorded(steps: int = 5, **options: Any) -> MLRun:
 
 
 def shown(capsys: Captured, *arguments: str, code: int = 0) -> str:
-    """What a command prints to standard output."""
+    """Run a command; return its standard output."""
     capsys.readouterr()
     found = main(arguments)
     captured = capsys.readouterr()
@@ -78,11 +78,11 @@ def shown(capsys: Captured, *arguments: str, code: int = 0) -> str:
 
 
 def insert_ids(run_id: str) -> list[str]:
-    """Of the run's entries in the journal."""
+    """Return the insert ids of the run's entries in the journal."""
     return sorted(entry.insert_id for entry in kept_entries(run_id=run_id))
 
 
-def test_a_run_is_brought_to_the_cloud_with_all_its_entries(cloud: Cloud, capsys: Captured) -> None:
+def test_sync_creates_the_run_in_the_cloud_with_all_its_entries(cloud: Cloud, capsys: Captured) -> None:
     run = recorded()
     run.finish()
     page = shown(capsys, "sync", run.name)
@@ -97,7 +97,7 @@ def test_a_run_is_brought_to_the_cloud_with_all_its_entries(cloud: Cloud, capsys
     assert f"/{run.name}?project=test-project" in page
 
 
-def test_a_run_goes_where_its_job_wanted_it(cloud: Cloud, capsys: Captured) -> None:
+def test_a_run_is_created_in_the_project_and_region_of_its_job(cloud: Cloud, capsys: Captured) -> None:
     run = recorded(project="their-project", region="europe-west4")
     run.finish()
     assert "created in the project their-project (europe-west4)" in shown(capsys, "sync", run.name)
@@ -117,7 +117,7 @@ def test_twice_is_once(cloud: Cloud, capsys: Captured) -> None:
     assert cloud.runs.run(run.name) == kept
 
 
-def test_a_run_may_go_on_meanwhile(cloud: Cloud, capsys: Captured) -> None:
+def test_an_active_run_can_be_synced_and_synced_again(cloud: Cloud, capsys: Captured) -> None:
     run = recorded()
     shown(capsys, "sync", run.name)
     assert cloud.runs.run(run.name)["runPhase"] == "ACTIVE"
@@ -131,7 +131,7 @@ def test_a_run_may_go_on_meanwhile(cloud: Cloud, capsys: Captured) -> None:
     assert cloud.log.duplicates == 0
 
 
-def test_what_the_run_has_shipped_itself_is_not_sent_again(
+def test_entries_that_the_run_has_shipped_are_not_sent_again(
     cloud: Cloud, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
@@ -153,7 +153,7 @@ def test_only_the_run_is_brought(cloud: Cloud, capsys: Captured) -> None:
     assert {entry["resource"]["labels"]["node_id"] for entry in cloud.log.entries()} == {run.name}
 
 
-def test_a_run_that_was_killed_is_failed_there(cloud: Cloud, capsys: Captured) -> None:
+def test_a_killed_run_is_failed_in_the_cloud_by_sync(cloud: Cloud, capsys: Captured) -> None:
     code = (
         "import os\nfrom google_cloud_mldiagnostics import machinelearning_run, metrics\n"
         "run = machinelearning_run(name='killed')\nprint(run.name, flush=True)\nos.kill(os.getpid(), 9)"
@@ -165,7 +165,7 @@ def test_a_run_that_was_killed_is_failed_there(cloud: Cloud, capsys: Captured) -
 
 
 @pytest.mark.parametrize(("phase", "attempt"), [("FAILED", "1"), ("FAILED", "2"), ("ACTIVE", "2")])
-def test_a_failure_and_a_later_attempt_that_are_known_there_are_not_undone(
+def test_a_failure_and_a_later_attempt_in_the_control_plane_are_not_overwritten(
     phase: str, attempt: str, cloud: Cloud, capsys: Captured
 ) -> None:
     run = recorded()
@@ -179,7 +179,7 @@ def test_a_failure_and_a_later_attempt_that_are_known_there_are_not_undone(
 
 
 def profile(run_id: str, session: str, folder: str = "profiles") -> Path:
-    """A profile of this machine, in the folder of its run and in its control plane."""
+    """Store a profile in the folder of a run and in its local control plane."""
     folder_of_run = diagnostics_directory() / "runs" / run_id / folder
     file = folder_of_run / "plugins" / "profile" / session / "host-0.xplane.pb"
     file.parent.mkdir(parents=True)
@@ -251,7 +251,7 @@ def test_a_server_that_is_down_costs_time_and_one_that_stays_down_a_second_comma
     assert len(cloud.values(run.name)) == 1200
 
 
-def test_what_cloud_logging_never_takes_is_counted_and_the_rest_arrives(cloud: Cloud, capsys: Captured) -> None:
+def test_entries_that_cloud_logging_refuses_are_counted_and_the_rest_arrives(cloud: Cloud, capsys: Captured) -> None:
     run = recorded()
     now = active_run()
     assert now is not None
@@ -266,7 +266,7 @@ def test_what_cloud_logging_never_takes_is_counted_and_the_rest_arrives(cloud: C
 
 @pytest.fixture
 def another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """From here on nothing is known but what is in the cloud."""
+    """Return a function that switches to another machine: only data in the cloud is known after it."""
 
     def move() -> None:
         monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / "elsewhere"))
@@ -274,7 +274,7 @@ def another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return move
 
 
-def test_a_run_is_shown_elsewhere_as_it_is_here(cloud: Cloud, capsys: Captured, another_machine: Any) -> None:
+def test_a_run_is_shown_on_another_machine_as_on_its_own(cloud: Cloud, capsys: Captured, another_machine: Any) -> None:
     run = recorded()
     run.finish()
     shown(capsys, "sync", run.name)
@@ -295,7 +295,7 @@ def test_a_run_is_shown_elsewhere_as_it_is_here(cloud: Cloud, capsys: Captured, 
     assert [line.split()[:2] for line in lines[2:]] == [[run.name, "COMPLETED"]]
 
 
-def test_a_run_that_was_brought_there_days_later_is_shown(cloud: Cloud, capsys: Captured, another_machine: Any) -> None:
+def test_a_run_that_was_synced_days_later_is_shown(cloud: Cloud, capsys: Captured, another_machine: Any) -> None:
     run = recorded(steps=0)
     week_ago = time.time() - 7 * 86_400
     for step in range(5):
@@ -309,7 +309,7 @@ def test_a_run_that_was_brought_there_days_later_is_shown(cloud: Cloud, capsys: 
         assert (loss["count"], loss["last"]) == (5, 1)
 
 
-def test_what_was_not_sent_yet_is_shown_too_and_what_was_once(cloud: Cloud, capsys: Captured) -> None:
+def test_unsent_entries_are_shown_too_and_sent_ones_once(cloud: Cloud, capsys: Captured) -> None:
     run = recorded()
     shown(capsys, "sync", run.name)
     metrics.record("loss", 0.5, step=5)

@@ -40,7 +40,7 @@ while not pathlib.Path(flag).exists():
 
 @contextlib.contextmanager
 def running_job(tmp_path: Path) -> Iterator[str]:
-    """A real JAX job of two processes, as of two hosts; its run's id."""
+    """Run a real JAX job of two processes, as on two hosts; return its run's id."""
     flag = tmp_path / "end"
     port = free_port()
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -145,7 +145,7 @@ def test_the_error_states_why_no_process_can_be_profiled(phase: str, words: str)
 @pytest.mark.parametrize(
     "arguments", [["--duration", "0"], ["--duration", "x"], ["--session", "../a"], ["--hosts", ","]]
 )
-def test_what_cannot_be_asked_is_refused(arguments: list[str], capsys: Captured) -> None:
+def test_invalid_options_are_a_usage_error(arguments: list[str], capsys: Captured) -> None:
     with pytest.raises(SystemExit) as refused:
         main(["profile", "run", *arguments])
     assert refused.value.code == 2

@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Iterator[ActiveRun]:
 
 @pytest.fixture
 def slow() -> Iterator[threading.Event]:
-    """Makes every device wait, until the event is set."""
+    """Make every device wait until the event is set."""
     ready = threading.Event()
     started = threading.Event()
 
@@ -82,7 +82,7 @@ def test_a_step_on_a_device_is_a_step(tmp_path: Path, run: ActiveRun) -> None:
     assert [payload.get("step_index") for _, payload in metrics_of(tmp_path)] == [7, None]
 
 
-def test_the_caller_waits_for_no_device(tmp_path: Path, run: ActiveRun) -> None:
+def test_the_caller_does_not_wait_for_a_device(tmp_path: Path, run: ActiveRun) -> None:
     """`record` returns before a long computation is done, and the value is still recorded."""
 
     @jax.jit  # type: ignore[untyped-decorator]
@@ -198,7 +198,7 @@ x = jnp.ones((300, 300))
 """
 
 
-def test_what_is_sharded_over_this_hosts_devices_is_recorded(tmp_path: Path) -> None:
+def test_an_array_sharded_over_devices_of_this_host_is_recorded(tmp_path: Path) -> None:
     program = END.replace("root = Path", "jax.config.update('jax_num_cpu_devices', 4)\nroot = Path")
     program += """
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -211,7 +211,7 @@ record("loss", jax.device_put(jnp.float32(7), NamedSharding(mesh, P())), 2)
 
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError"])
-def test_at_exit_what_is_still_computed_is_recorded(tmp_path: Path, end: str) -> None:
+def test_values_in_computation_are_recorded_at_exit(tmp_path: Path, end: str) -> None:
     program = f"{END}\nfor step in range(5): record('loss', long(x), step)\n{end}"
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
@@ -254,12 +254,12 @@ def test_a_value_that_is_computed_while_the_interpreter_is_finalized_does_not_ab
 
 @pytest.fixture
 def own_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker and a state that a test may end."""
+    """Use a worker and a state that a test may end."""
     monkeypatch.setattr(device_values, "_worker", Worker("test"))
     monkeypatch.setattr(device_values, "_values_of_this_process", device_values._Values())
 
 
-def test_what_no_device_computes_before_the_process_ends_is_counted_as_lost_and_delays_it_once(
+def test_a_value_not_computed_before_the_process_ends_is_counted_as_dropped_and_delays_it_once(
     own_worker: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_values, "_EXIT_SECONDS", 0.01)
@@ -327,7 +327,7 @@ def test_at_whatever_moment_of_its_end_a_value_is_computed_the_job_does_not_abor
         end_before_the_device(tmp_path / str(number), number / 15)
 
 
-def test_the_averages_of_a_run_have_what_was_on_the_device_at_its_end(tmp_path: Path) -> None:
+def test_the_averages_of_a_run_include_values_on_the_device_at_its_end(tmp_path: Path) -> None:
     program = """
 import os, sys
 import jax, jax.numpy as jnp
@@ -393,7 +393,7 @@ assert not xla_bridge.backends_are_initialized()
 
 
 class XlaTensor:
-    """A tensor of PyTorch/XLA at protocol level: what we ask of one, and what would cut its step."""
+    """A tensor of PyTorch/XLA at protocol level: the methods that we call, and those that would cut its step."""
 
     class _Device:
         type = "xla"
@@ -477,7 +477,7 @@ def torch_xla(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("may_compute", "processes", "expected"),
     [(True, 1, [[1.0], [2.0]]), (False, 1, [[1.0]]), (True, 2, [[1.0]]), (False, 2, [])],
 )
-def test_what_no_step_computes_is_settled_at_the_end_or_counted_as_lost(
+def test_a_value_that_no_step_computes_is_read_at_the_end_or_counted_as_dropped(
     tmp_path: Path,
     run: ActiveRun,
     torch_xla: ModuleType,
@@ -508,7 +508,7 @@ class CudaTensor(XlaTensor):
         raise AssertionError("read in the caller's thread")
 
 
-def test_a_cuda_tensor_is_copied_behind_what_computes_it(
+def test_a_cuda_tensor_is_copied_after_its_computation(
     tmp_path: Path, run: ActiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At protocol level: a copy into pinned memory and an event behind it, neither of which the caller waits for."""
@@ -569,7 +569,7 @@ def test_tensors_of_pytorch_are_recorded(tmp_path: Path, run: ActiveRun) -> None
     assert run.log.lost_values.total() == 3
 
 
-def test_nothing_is_lost_in_silence_if_the_worker_fails(tmp_path: Path, run: ActiveRun) -> None:
+def test_a_failure_of_the_worker_is_counted(tmp_path: Path, run: ActiveRun) -> None:
     def fails() -> None:
         raise OSError("no")
 

@@ -61,7 +61,7 @@ with xprof():
 
 
 class Life(NamedTuple):
-    """What the servers saw of one run of the script."""
+    """The requests that the servers received from one run of the script."""
 
     code: int
     stderr: str
@@ -71,7 +71,7 @@ class Life(NamedTuple):
     losses: list[dict[str, Any]]
 
     def sent(self, operation: str) -> Any:
-        """The JSON of the first request for an operation."""
+        """Return the JSON of the first request for an operation."""
         return next(record.body for record in self.requests if record.operation == operation)
 
 
@@ -136,7 +136,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Life]:
 
 
 @pytest.mark.parametrize("version", [OLD, NEW, OURS])
-def test_each_of_them_has_its_run_kept(lives: dict[str, Life], version: str) -> None:
+def test_each_version_registers_its_run(lives: dict[str, Life], version: str) -> None:
     life = lives[version]
     assert life.code == 0, life.stderr
     (run,) = life.runs
@@ -147,7 +147,7 @@ def test_each_of_them_has_its_run_kept(lives: dict[str, Life], version: str) -> 
     assert {record.status for record in life.requests} <= {200, 404, 409}  # Not there yet; there already.
 
 
-def test_ours_sends_what_theirs_sent(lives: dict[str, Life]) -> None:
+def test_our_requests_equal_theirs(lives: dict[str, Life]) -> None:
     theirs, ours = lives[OLD].sent("create"), lives[OURS].sent("create")
     assert theirs.keys() <= ours.keys()
     assert theirs["labels"].keys() <= ours["labels"].keys()

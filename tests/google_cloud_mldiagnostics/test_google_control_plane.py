@@ -60,7 +60,7 @@ def test_requests_are_those_of_the_public_package_corrected(
     assert not {"createTime", "updateTime", "endTime", "state", "@type"} & update.body.keys()
 
 
-def test_what_is_only_for_this_machine_stays_here(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_local_fields_are_not_sent(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
     local = {"attempts": [{"number": 1}], "metrics": {"loss": {"mean": 1.0}}}
     google.create_run("train-1", {**RUN, **local})
     google.update_run("train-1", lambda run: {**run, "displayName": "again", **local})
@@ -85,7 +85,7 @@ def test_a_change_that_changes_nothing_is_not_sent(google: GoogleControlPlane, s
     assert not server.requests_for("update")
 
 
-def test_a_change_may_be_made_in_place_and_forge_no_etag(
+def test_a_change_may_be_made_in_place_and_cannot_set_the_etag(
     google: GoogleControlPlane, server: ControlPlaneServer
 ) -> None:
     etag = google.create_run("train-1", {**RUN, "etag": "of-the-folder"})["etag"]
@@ -136,7 +136,7 @@ def test_a_concurrent_change_is_kept(google: GoogleControlPlane, server: Control
 
 
 @pytest.mark.parametrize("status", [409, 412])
-def test_a_conflict_is_met_with_the_state_as_it_is_by_then(
+def test_a_change_is_repeated_on_the_current_state_after_a_conflict(
     google: GoogleControlPlane, server: ControlPlaneServer, status: int
 ) -> None:
     server.put_run("train-1", RUN)
@@ -145,7 +145,7 @@ def test_a_conflict_is_met_with_the_state_as_it_is_by_then(
     assert asked(server) == ["get", "update"] * 3
 
 
-def test_endless_conflicts_end(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_endless_conflicts_raise(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
     server.put_run("train-1", RUN)
     server.faults.always(Status(409), on="update")
     with pytest.raises(RunChangedError) as raised:
@@ -170,7 +170,7 @@ def test_changes_of_many_threads_all_arrive(google: GoogleControlPlane, server: 
 # --- Operations ---------------------------------------------------------------------------------------
 
 
-def test_an_operation_is_asked_for_at_once_then_ever_less_often(
+def test_an_operation_is_polled_at_once_and_then_with_growing_delays(
     google: GoogleControlPlane, server: ControlPlaneServer, time: Time
 ) -> None:
     server.operation_polls = 9
@@ -236,7 +236,7 @@ def test_an_operation_that_fails_temporarily_is_repeated(
     assert server.run("train-1")["runPhase"] == "FAILED"
 
 
-def test_errors_while_an_operation_is_asked_for_are_waited_out(
+def test_errors_while_an_operation_is_polled_are_retried(
     google: GoogleControlPlane, server: ControlPlaneServer
 ) -> None:
     server.operation_polls = 2
@@ -277,7 +277,7 @@ def test_the_link_leads_to_the_console(google: GoogleControlPlane) -> None:
     )
 
 
-def test_it_works_again_after_it_was_closed(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_a_closed_control_plane_can_be_used_again(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
     server.put_run("train-1", RUN)
     google.get_run("train-1")
     google.close()

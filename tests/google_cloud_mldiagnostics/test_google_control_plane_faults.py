@@ -45,7 +45,9 @@ def test_a_creation_without_its_answer_waits_until_the_run_exists(
     patient.close()
 
 
-def test_a_run_of_another_process_is_not_taken_for_ours(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_a_run_that_another_process_created_is_a_conflict(
+    google: GoogleControlPlane, server: ControlPlaneServer
+) -> None:
     server.put_run("train-1", {**RUN, "labels": {**RUN["labels"], "attempt": "7"}})  # type: ignore[dict-item]
     server.faults.script([Status(503)], on="create")
     with pytest.raises(RunExistsError):
@@ -71,7 +73,7 @@ def test_reads_are_tried_again(server: ControlPlaneServer, time: Time, fault: Fa
     google.close()
 
 
-def test_a_black_hole_costs_three_requests_and_no_more(server: ControlPlaneServer, time: Time) -> None:
+def test_an_unanswered_call_is_three_requests_at_most(server: ControlPlaneServer, time: Time) -> None:
     google = connected(server, time, request_seconds=0.1)
     server.faults.always(Hang())
     for call in (
@@ -112,7 +114,7 @@ def test_a_refused_connection_is_reported_as_unreachable(time: Time) -> None:
     assert raised.value.code == 0
 
 
-def test_a_wait_that_the_server_asks_for_is_kept(
+def test_a_retry_after_of_the_server_is_honoured(
     google: GoogleControlPlane, server: ControlPlaneServer, time: Time
 ) -> None:
     server.put_run("train-1", RUN)
@@ -138,7 +140,7 @@ def test_a_call_takes_at_most_its_timeout(google: GoogleControlPlane, server: Co
 @pytest.mark.parametrize(
     ("fault", "on"), [(Status(429, retry_after=3600), "update"), (Status(409), "update"), (None, "")]
 )
-def test_what_waits_is_given_up_for_what_is_more_urgent(
+def test_a_waiting_request_is_cancelled_for_a_more_urgent_one(
     server: ControlPlaneServer, fault: Fault | None, on: str
 ) -> None:
     hurried = GoogleControlPlane(

@@ -26,7 +26,7 @@ def test_runs_are_listed_newest_first_in_pages_of_a_thousand(
     assert [record.entries for record in server.requests] == [1000, 1]
 
 
-def test_a_page_is_asked_for_when_it_is_needed(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_a_page_is_requested_when_it_is_needed(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
     for index in range(1001):
         server.put_run(f"run-{index:04}", {})
     assert next(google.list_runs())["name"] == "run-1000"
@@ -34,9 +34,7 @@ def test_a_page_is_asked_for_when_it_is_needed(google: GoogleControlPlane, serve
 
 
 @pytest.mark.parametrize("group", ["sweep", 'a "quoted" \\ group', "実験", "a AND b", ""])
-def test_a_group_is_listed_whatever_it_is_called(
-    google: GoogleControlPlane, server: ControlPlaneServer, group: str
-) -> None:
+def test_a_group_of_any_name_is_listed(google: GoogleControlPlane, server: ControlPlaneServer, group: str) -> None:
     server.put_run("mine", {"runSet": group})
     server.put_run("other", {"runSet": "another"})
     assert [run["name"] for run in google.list_runs(group)] == ["mine"]
@@ -133,7 +131,7 @@ def test_a_session_that_another_host_is_creating_is_waited_for(
 
 
 @pytest.mark.parametrize("kept", [{}, {"profilerTargets": None, "targetSessions": 7}, {"profilerTargets": [{}]}])
-def test_what_the_service_keeps_of_a_session_need_not_make_sense(
+def test_a_malformed_session_of_the_service_does_not_stop_an_update(
     google: GoogleControlPlane, server: ControlPlaneServer, kept: Resource
 ) -> None:
     answers = iter([({}, 409), (kept, 200), ({}, 200)])

@@ -72,7 +72,7 @@ JUNK = st.recursive(
 ANSWERS = st.tuples(st.dictionaries(NAMES, JUNK, max_size=5), st.sampled_from([200, 200, 409, 412, 503]))
 
 
-def test_whatever_is_answered_a_call_returns_or_raises_our_error(time: Time) -> None:
+def test_any_answer_is_returned_or_raises_our_error(time: Time) -> None:
     class Confused(LoopbackServer):
         left: Iterator[tuple[dict[str, Any], int]] = iter(())
 
@@ -129,7 +129,9 @@ def test_redirects_are_not_followed(server: ControlPlaneServer, time: Time) -> N
     assert not server.requests
 
 
-def test_what_json_does_not_take_is_refused_here(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+def test_values_that_json_cannot_hold_are_refused_before_sending(
+    google: GoogleControlPlane, server: ControlPlaneServer
+) -> None:
     for value in (float("nan"), object(), {1, 2}):
         with pytest.raises(ControlPlaneError, match="JSON does not take it"):
             google.create_run("train-1", {**RUN, "labels": value})

@@ -92,8 +92,8 @@ NAME_AND_WORKLOAD = [
 ]
 
 
-def test_a_workload_has_the_runs_of_no_other() -> None:
-    """They name a run for ever: one that had another's id would be its next attempt."""
+def test_different_workloads_have_different_runs() -> None:
+    """An id names a run permanently: a run with the id of another would be its next attempt."""
     runs = [
         (name, workload, occasion, identify(name, workload_of(workload, {}), occasion=occasion).run_id)
         for name, workload in NAME_AND_WORKLOAD
@@ -104,7 +104,7 @@ def test_a_workload_has_the_runs_of_no_other() -> None:
     assert ("run-7", "run-7", 1, "run-7") in runs
 
 
-def test_processes_agree_upon_a_run_by_its_very_name() -> None:
+def test_processes_agree_on_a_run_by_its_full_name() -> None:
     keys: list[str] = []
 
     def agree_on(key: str, proposal: str) -> str:
@@ -194,12 +194,12 @@ def test_a_pod_without_the_webhook_has_a_run_and_a_warning_with_what_to_do(caplo
 
 
 @pytest.mark.parametrize("damaged", ["{", "[1]", "null", "[" * 100_000])
-def test_what_the_webhook_gives_damaged_is_not_used(damaged: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_variables_of_the_webhook_are_ignored(damaged: str, caplog: pytest.LogCaptureFixture) -> None:
     assert workload_of(environ={**GKE, "GKE_DIAGON_IDENTIFIER": damaged}).id_parts == ()
     assert "GKE_DIAGON_IDENTIFIER holds no JSON object" in caplog.text
 
 
-def test_faked_variables_of_the_webhook_mean_nothing_outside_of_kubernetes() -> None:
+def test_variables_of_the_webhook_are_ignored_outside_of_kubernetes() -> None:
     fakes = {name: text for name, text in GKE.items() if name.startswith("GKE_")}
     assert run_id("train", fakes) == "train-20251121-120000-1234"
 

@@ -66,7 +66,7 @@ def test_sys_exit_that_the_program_catches_does_not_end_the_run() -> None:
     assert last_phase() == "COMPLETED"
 
 
-def test_sys_exit_in_the_depth_of_the_program_is_known_to_end_it() -> None:
+def test_sys_exit_deep_in_the_program_ends_the_run_with_its_code() -> None:
     ended = programs.run("""
         start_run()
         def main():
@@ -105,7 +105,7 @@ def test_the_excepthook_that_was_there_before_is_called() -> None:
     assert last_phase() == "FAILED"
 
 
-def test_an_excepthook_put_over_ours_that_does_not_call_it_hides_no_failure() -> None:
+def test_a_later_excepthook_that_does_not_call_ours_hides_no_failure() -> None:
     programs.run("""
         start_run()
         sys.excepthook = lambda *_: None
@@ -275,8 +275,8 @@ def can_start_as_the_first_process() -> bool:
 
 
 @pytest.mark.skipif(not can_start_as_the_first_process(), reason="this user may not start a container")
-def test_sigterm_ends_no_run_where_it_ends_no_process() -> None:
-    """The first process of a container goes on after a signal that it has no handler for."""
+def test_sigterm_does_not_end_a_run_if_the_process_survives_it() -> None:
+    """The first process of a container survives a signal that it has no handler for."""
     ended = programs.run(
         """
         start_run()
@@ -337,7 +337,7 @@ def test_a_forked_child_reports_nothing_however_it_ends() -> None:
     assert programs.phases() == ["ACTIVE", "COMPLETED"]
 
 
-def test_a_pool_of_forked_workers_ends_as_ever() -> None:
+def test_a_pool_of_forked_workers_ends_as_usual() -> None:
     ended = programs.run("""
         import multiprocessing
         start_run()
@@ -403,7 +403,7 @@ def test_processes_of_one_host_share_an_attempt_without_a_workload_id() -> None:
 # --- Ends that the user asks for ----------------------------------------------------------------------
 
 
-def test_finish_ends_the_run_and_leaves_nothing_of_ours_behind() -> None:
+def test_finish_ends_the_run_and_removes_all_hooks() -> None:
     ended = programs.run("""
         before = sys.exit, exit, quit, sys.excepthook, signal.getsignal(signal.SIGTERM)
         run = start_run()
@@ -418,7 +418,7 @@ def test_finish_ends_the_run_and_leaves_nothing_of_ours_behind() -> None:
     assert last_phase() == "COMPLETED"
 
 
-def test_a_block_that_an_exception_leaves_fails_the_run_and_the_exception_goes_on() -> None:
+def test_an_exception_in_the_block_fails_the_run_and_propagates() -> None:
     ended = programs.run("""
         error = ValueError("in the block")
         try:

@@ -142,7 +142,7 @@ def test_a_child_that_was_forked_in_the_middle_of_a_change_blocks_no_other(plane
         os.close(writing)
 
 
-def test_runs_are_listed_newest_first_and_by_group_and_damaged_ones_are_passed_over(
+def test_runs_are_listed_newest_first_and_by_group_and_damaged_ones_are_skipped(
     plane: LocalControlPlane, tmp_path: Path
 ) -> None:
     for number, group in enumerate(["a", "b", "a"]):
@@ -298,7 +298,7 @@ def test_a_session_of_wrong_types_is_left_out_with_one_warning(
     assert "first.json is damaged: targetSessions.host-1.startTime is a number, expected a text" in warning
 
 
-def test_what_is_not_there_is_no_damage(plane: LocalControlPlane, tmp_path: Path) -> None:
+def test_a_missing_file_is_not_reported_as_damaged(plane: LocalControlPlane, tmp_path: Path) -> None:
     plane.create_run("train-1", {})
     run = {"name": "train-1", "attempts": None, "labels": None, "configs": {"userConfigs": None}}
     (tmp_path / "runs" / "train-1" / "run.json").write_text(json.dumps(run))

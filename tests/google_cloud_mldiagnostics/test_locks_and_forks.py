@@ -37,7 +37,7 @@ OUTLIVED = """
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "claims.release(); os._exit(0)"])
-def test_a_worker_that_outlives_its_parent_leaves_what_is_measured_to_the_next(tmp_path: Path, end: str) -> None:
+def test_a_worker_that_outlives_its_parent_does_not_keep_the_claims_on_metrics(tmp_path: Path, end: str) -> None:
     program = textwrap.dedent(OUTLIVED).format(end=end)
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -50,7 +50,7 @@ def test_a_worker_that_outlives_its_parent_leaves_what_is_measured_to_the_next(t
         parent.stdin.close()
 
 
-def test_a_childs_end_takes_nothing_from_its_parent(tmp_path: Path) -> None:
+def test_the_end_of_a_child_does_not_affect_its_parent(tmp_path: Path) -> None:
     claims = Claims(tmp_path, "host-a")
     assert claims.hold("host")
     assert _in_child(lambda: not claims._held)

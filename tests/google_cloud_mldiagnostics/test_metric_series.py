@@ -78,7 +78,7 @@ def test_chips_keep_their_values_and_the_point_has_their_mean() -> None:
     assert (duty.points[0].values, duty.points[0].value, duty.points[0].labels) == ((10.0, 30.0), 20.0, {})
 
 
-def test_what_is_not_finite_is_read_back() -> None:
+def test_values_that_are_not_finite_are_read_back() -> None:
     series = MetricSeries()
     series.add(
         [entry("loss", 1, {"values": ["NaN"], "not_finite": True}), entry("loss", 2, {"values": ["-Infinity", 1.0]})]
@@ -116,7 +116,7 @@ def test_entries_other_than_metrics_are_skipped() -> None:
     assert list(series) == []
 
 
-def test_a_million_points_would_take_tens_of_bytes_each() -> None:
+def test_a_point_takes_tens_of_bytes_of_memory() -> None:
     context = EntryContext("log", "", {}, {"host": "a", "process_index": "0", "attempt": "1"}, "INFO", "w")
     entries = (
         LogEntry(
@@ -142,7 +142,7 @@ def test_a_million_points_would_take_tens_of_bytes_each() -> None:
     assert peak < 80 * len(loss)
 
 
-def test_columns_take_what_has_more_than_64_bits_and_any_order() -> None:
+def test_columns_hold_integers_of_more_than_64_bits_in_any_order() -> None:
     one = Series("loss", "a", "0")
     points = [
         Point(3, 3, 0.3, (0.3,), "1", {}),

@@ -70,14 +70,14 @@ def test_any_text_is_a_metric(tmp_path: Path, run: ActiveRun, name: str) -> None
     assert [name for name, _ in metrics_of(tmp_path)] == [written, written]
 
 
-def test_members_of_other_enums_are_names_too(tmp_path: Path, run: ActiveRun) -> None:
+def test_members_of_other_enums_are_accepted_as_names(tmp_path: Path, run: ActiveRun) -> None:
     record(enum.Enum("Mine", {"A": "loss"}).A, 1.0)  # type: ignore[attr-defined]
     record(enum.StrEnum("Mine", {"A": "mine"}).A if hasattr(enum, "StrEnum") else "mine", 1.0)
     assert metrics_of(tmp_path) == [(name, {"values": [1.0], "unit": "1"}) for name in ("loss", "mine")]
 
 
 @pytest.mark.parametrize("name", ["", "mlrun_configs", None, 7, b"loss", ["loss"]])
-def test_what_cannot_be_a_name_is_counted(
+def test_an_invalid_name_is_counted(
     tmp_path: Path, run: ActiveRun, caplog: pytest.LogCaptureFixture, name: Any
 ) -> None:
     record(name, 1.0)
@@ -127,7 +127,7 @@ def test_every_kind_of_number_is_recorded(tmp_path: Path, run: ActiveRun, value:
         (numpy.array(True), 1.0),
     ],
 )
-def test_whole_numbers_and_truth_are_numbers(tmp_path: Path, run: ActiveRun, value: Any, number: float) -> None:
+def test_integers_and_booleans_are_numbers(tmp_path: Path, run: ActiveRun, value: Any, number: float) -> None:
     record("x", value)
     assert payload_of(tmp_path)["values"] == [number]
 
@@ -216,7 +216,7 @@ def test_a_value_that_is_not_a_number_is_counted_and_logged_once(
     assert "x could not be recorded" in warning.getMessage()
 
 
-def test_a_float_that_lies_is_taken_by_what_it_is(tmp_path: Path, run: ActiveRun) -> None:
+def test_a_subclass_of_float_is_recorded_by_its_own_value_or_refused(tmp_path: Path, run: ActiveRun) -> None:
     record("x", Liar(2.5))
     assert [payload["values"] for _, payload in metrics_of(tmp_path)] in ([[2.5]], [])
 
@@ -249,7 +249,7 @@ JUNK = st.recursive(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=JUNK, value=JUNK, step=JUNK, labels=JUNK, on_all=JUNK, timestamp=JUNK)
-def test_no_junk_raises_and_all_of_it_is_counted(
+def test_invalid_values_raise_nothing_and_are_all_counted(
     tmp_path: Path, run: ActiveRun, name: Any, value: Any, step: Any, labels: Any, on_all: Any, timestamp: Any
 ) -> None:
     before = run.log.statistics().journal.accepted
@@ -278,7 +278,7 @@ def test_every_number_is_read_back_unchanged(tmp_path: Path, run: ActiveRun, val
 
 
 @pytest.mark.parametrize("step", [7, 7.0, "7", numpy.int64(7), numpy.float32(7), numpy.array(7), fractions.Fraction(7)])
-def test_what_int_takes_exactly_is_a_step(tmp_path: Path, run: ActiveRun, step: Any) -> None:
+def test_a_value_that_int_converts_exactly_is_a_step(tmp_path: Path, run: ActiveRun, step: Any) -> None:
     record("x", 1.0, step)
     assert payload_of(tmp_path)["step_index"] == 7
     assert run.log.lost_values == {}
@@ -349,7 +349,9 @@ def test_a_value_has_the_time_that_it_is_given(tmp_path: Path, run: ActiveRun, t
 
 
 @pytest.mark.parametrize("timestamp", ["yesterday", math.nan, -1, 1e30, object(), datetime.date(2026, 11, 21), 0])
-def test_a_time_that_is_none_is_counted_and_now(tmp_path: Path, run: ActiveRun, timestamp: Any) -> None:
+def test_an_invalid_timestamp_is_counted_and_replaced_by_the_current_time(
+    tmp_path: Path, run: ActiveRun, timestamp: Any
+) -> None:
     record("loss", 1.0)
     record("loss", 2.0, timestamp=timestamp)
     first, second = kept_entries(root=tmp_path)
@@ -360,7 +362,7 @@ def test_a_time_that_is_none_is_counted_and_now(tmp_path: Path, run: ActiveRun, 
 # --- Several at once ----------------------------------------------------------------------------------
 
 
-def test_record_metrics_changes_nothing_that_it_is_given(tmp_path: Path, run: ActiveRun) -> None:
+def test_record_metrics_does_not_change_its_arguments(tmp_path: Path, run: ActiveRun) -> None:
     items: list[dict[str, Any]] = [
         {"metric_name": MetricType.LOSS, "value": 0.5, "labels": {"a": "b"}},
         {"metric_name": "mine", "value": [1, 2], "step": 9},
@@ -377,7 +379,7 @@ def test_record_metrics_changes_nothing_that_it_is_given(tmp_path: Path, run: Ac
     ]
 
 
-def test_one_bad_item_takes_no_other_with_it(tmp_path: Path, run: ActiveRun) -> None:
+def test_one_bad_item_does_not_drop_the_others(tmp_path: Path, run: ActiveRun) -> None:
     record_metrics(
         [
             {"metric_name": "a", "value": 1},
@@ -414,7 +416,7 @@ def test_without_a_run_values_are_counted_not_kept(caplog: pytest.LogCaptureFixt
     assert "machinelearning_run" in warning.getMessage()
 
 
-def test_values_go_to_the_run_that_is_there_now(tmp_path: Path) -> None:
+def test_values_are_recorded_to_the_current_run(tmp_path: Path) -> None:
     with active(tmp_path, run_id="first"):
         record("loss", 1.0)
     with active(tmp_path, run_id="second"):

@@ -56,14 +56,14 @@ def test_a_loss_that_falls_is_shown_from_its_beginning() -> None:
     assert (limits.high, limits.above) == (10.0, None)
 
 
-def test_a_spike_among_values_that_are_all_the_same_is_shown() -> None:
+def test_a_spike_among_equal_values_is_shown() -> None:
     limits = limits_of([0.0] * 100 + [5.0])
     assert limits is not None
     assert (limits.low, limits.high, limits.above) == (0.0, 5.0, None)
 
 
 @pytest.mark.parametrize("values", [[], [math.nan]])
-def test_nothing_has_no_limits(values: list[float]) -> None:
+def test_values_without_a_finite_one_have_no_limits(values: list[float]) -> None:
     assert limits_of(values) is None
 
 

@@ -51,7 +51,7 @@ def train():
 
 
 def run_job(source: str, count: int = 2) -> list[Any]:
-    """Runs a program in so many processes, and returns the last line of each, which is JSON."""
+    """Run a program in several processes; return the last line of each, which is JSON."""
     port = free_port()
     jobs = [
         subprocess.Popen(

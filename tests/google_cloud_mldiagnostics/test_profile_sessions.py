@@ -46,7 +46,7 @@ def test_a_process_that_profiled_alone_meets_the_others_again(coordinator: dict[
     assert one.next(None, after(3001)) == together
 
 
-def test_a_process_never_joins_a_session_that_it_was_in(coordinator: dict[str, str]) -> None:
+def test_a_process_never_joins_a_session_a_second_time(coordinator: dict[str, str]) -> None:
     one = SessionIds("run")
     coordinator["xprof/run/2"] = first = one.next(None, after(0))
     assert one.next(None, after(1)) != first
@@ -93,8 +93,8 @@ def test_a_session_is_a_folder_inside_the_run(given: str | None, checked: str | 
     assert checked_session_id(given) == checked
 
 
-def test_agreement_is_asked_as_it_is() -> None:
-    """The stand-in above keeps to the real one's names."""
+def test_the_stand_in_has_the_signature_of_agree() -> None:
+    """The stand-in above has the parameters of the real function."""
     assert agreement.agree("xprof/run/1", "mine", timeout_seconds=1.0) == "mine"
 
 
@@ -120,7 +120,7 @@ def test_a_given_folder_holds_a_folder_of_each_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("is_local", "mode"), [(True, UploadMode.STAGED), (False, UploadMode.UPLOADED)])
-def test_a_bucket_is_uploaded_to_where_there_is_a_cloud(is_local: bool, mode: UploadMode) -> None:
+def test_profiles_for_a_bucket_are_uploaded_with_a_cloud_and_staged_without(is_local: bool, mode: UploadMode) -> None:
     with profiled_run("run-1", gcs_path="gs://bucket/folder", is_local=is_local) as active:
         location = location_of(active)
     assert (location.session("s"), location.mode) == ("gs://bucket/folder/run-1/plugins/profile/s", mode)
@@ -139,7 +139,7 @@ def test_processes_of_one_host_have_files_of_their_own() -> None:
 
 
 def named_elsewhere(folder: Path, indexes: Sequence[int]) -> list[str]:
-    """What processes of their own, all alive at once, are called."""
+    """Return the file names of processes that are all alive at once."""
     program = (
         "import sys, types\n"
         "from pathlib import Path\n"

@@ -19,7 +19,7 @@ from .profiled_runs import profiled_run, xplanes
 
 
 class FileEngine:
-    """Takes profiles that are files: a child of a process with JAX could not use JAX."""
+    """An engine that writes plain files as profiles: a child of a process with JAX could not use JAX."""
 
     def start(self, folder: Path) -> None:
         (folder / file_of("trace")).write_bytes(b"")
@@ -69,7 +69,7 @@ def test_a_run_that_the_child_starts_is_profiled_and_the_parents_profile_continu
         assert xplanes(parent.folder / "profiles") == ["plugins/profile/parents/host-a.xplane.pb"]
 
 
-def test_what_is_open_in_the_child_is_ended_with_the_child() -> None:
+def test_an_open_profile_of_a_child_ends_with_the_child() -> None:
     with profiled_run("parents"), Xprof():
 
         def work() -> bool:

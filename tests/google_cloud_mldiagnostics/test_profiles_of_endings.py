@@ -154,7 +154,7 @@ JaxEngine.stop = stop
     assert phases_of(the_session()) == ["FAILED"]
 
 
-def test_what_a_killed_process_was_writing_is_removed_by_the_next_profile() -> None:
+def test_partial_files_of_a_killed_process_are_removed_by_the_next_profile() -> None:
     assert programs.run_until_ready(OPEN, programs.SIGKILL, RUN_WORKLOAD_ID="w").code == -signal.SIGKILL
     (left,) = (_folder() / "scratch").iterdir()
     neighbour = left.with_name(left.name.replace(left.name.split(".")[-4], "another-host", 1))

@@ -52,7 +52,7 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_what_others_take_is_a_session_of_the_run() -> None:
+def test_a_profile_taken_from_outside_is_a_session_of_the_run() -> None:
     with profiled_run("run-1") as active:
         start_on_demand_xprof(0)
         process = served("run-1")

@@ -36,7 +36,7 @@ OF_1_0_10 = {
 }
 
 
-def test_the_documented_import_gives_what_it_did() -> None:
+def test_the_documented_import_works() -> None:
     from google_cloud_mldiagnostics import machinelearning_run, metric_types, metrics, xprof
 
     assert inspect.isfunction(machinelearning_run)
@@ -46,7 +46,7 @@ def test_the_documented_import_gives_what_it_did() -> None:
     assert package._version.get_version() == package.__version__
 
 
-def test_everything_that_is_named_is_there() -> None:
+def test_every_name_of_all_exists() -> None:
     for name in package.__all__:
         assert getattr(package, name) is not None
     assert dir(package) == package.__all__

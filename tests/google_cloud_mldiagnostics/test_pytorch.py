@@ -30,7 +30,7 @@ def test_a_job_of_jax_may_import_torch_for_its_data() -> None:
     assert (run["configs"]["softwareConfigs"]["framework"], run["labels"]["framework"]) == ("JAX", "jax")
 
 
-def test_xprof_in_a_job_of_torch_alone_names_what_would_help() -> None:
+def test_xprof_in_a_job_with_only_torch_names_the_required_package() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     ended = programs.run("""
         import torch

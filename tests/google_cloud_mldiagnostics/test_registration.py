@@ -47,7 +47,7 @@ def asked(server: ControlPlaneServer) -> list[str]:
 
 
 def leave_the_cloud(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """As on a laptop: no project and no credentials."""
+    """Remove the project and the credentials, as on a laptop."""
     for name in [name for name in os.environ if name.startswith(("CLOUDSDK_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
@@ -67,7 +67,7 @@ def test_a_run_is_asked_for_created_polled_and_ended(server: ControlPlaneServer)
     assert server.run(RUN)["runPhase"] == "COMPLETED"
 
 
-def test_the_control_plane_has_what_the_folder_has_but_for_what_is_ours_alone(server: ControlPlaneServer) -> None:
+def test_the_control_plane_has_all_fields_of_the_folder_except_local_ones(server: ControlPlaneServer) -> None:
     start_run(strict=True, run_group="sweep", configs={"lr": 0.1}, gcs_path="gs://bucket//folder/").finish()
     sent, here = server.run(RUN), kept_here()
     for field in ("displayName", "runSet", "configs", "artifacts", "labels", "runPhase", "tools", "orchestrator"):
@@ -133,7 +133,7 @@ def test_a_profile_in_delivery_when_the_run_is_finished_is_reported(server: Cont
     assert len(server.sessions(RUN)) == 1
 
 
-def test_a_session_after_the_end_is_kept_on_this_machine(server: ControlPlaneServer) -> None:
+def test_a_session_after_the_end_of_the_run_is_kept_on_this_machine(server: ControlPlaneServer) -> None:
     run = start_run(strict=True)
     registration = active_run().registration
     run.finish()
@@ -155,7 +155,7 @@ def test_a_self_hosted_control_plane_is_used_instead_of_google(
     assert server.requests == []
 
 
-def test_a_cloud_that_must_be_there_and_is_not_raises_before_anything_is_created(
+def test_a_required_cloud_that_is_missing_raises_before_anything_is_created(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     leave_the_cloud(monkeypatch, tmp_path)
@@ -166,7 +166,7 @@ def test_a_cloud_that_must_be_there_and_is_not_raises_before_anything_is_created
     assert not programs.runs_folder().exists()
 
 
-def test_a_backend_that_there_is_not_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_backend_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "clod")
     with pytest.raises(ConfigurationError, match="ML_DIAGNOSTICS_BACKEND"):
         start_run()
@@ -195,7 +195,9 @@ def test_a_restart_makes_a_failed_run_active_again_and_counts_on(server: Control
     assert server.run(RUN)["runPhase"] == "COMPLETED"
 
 
-def test_a_restart_on_a_new_machine_counts_on_where_the_run_is_known(server: ControlPlaneServer) -> None:
+def test_a_restart_on_a_new_machine_continues_the_attempt_numbers_of_the_control_plane(
+    server: ControlPlaneServer,
+) -> None:
     server.put_run(
         RUN, {"displayName": "train", "labels": {"attempt": "4"}, "runPhase": "COMPLETED", "tools": [{"xprof": {}}]}
     )
@@ -223,7 +225,7 @@ def test_a_failing_worker_reports_its_failure_and_process_0_does_not_overwrite_i
     assert kept_here()["runPhase"] == "FAILED"
 
 
-def test_a_signal_ends_a_run_there_too_and_loses_nothing(
+def test_a_signal_ends_a_run_in_the_cloud_and_no_entry_is_dropped(
     server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer
 ) -> None:
     ended = programs.run_until_ready("start_run(); metrics.record('loss', 0.5, step=7)", programs.SIGTERM)

@@ -102,7 +102,7 @@ def test_an_argument_that_cannot_be_used_raises_before_anything_is_created(argum
     assert not programs.runs_folder().exists()
 
 
-def test_bad_arguments_do_not_end_the_run_that_there_is() -> None:
+def test_bad_arguments_do_not_end_the_active_run() -> None:
     run = start_run()
     with pytest.raises(MLRunConfigurationError):
         start_run("")
@@ -118,7 +118,7 @@ def test_bad_arguments_do_not_end_the_run_that_there_is() -> None:
         ),
     )
 )
-def test_junk_is_taken_or_refused_and_nothing_else(arguments: dict[str, Any]) -> None:
+def test_any_argument_is_accepted_or_a_configuration_error(arguments: dict[str, Any]) -> None:
     try:
         run = start_run(**arguments)
     except MLRunConfigurationError:
@@ -127,7 +127,7 @@ def test_junk_is_taken_or_refused_and_nothing_else(arguments: dict[str, Any]) ->
     assert kept(run)["runPhase"] == "COMPLETED"
 
 
-def test_the_arguments_of_the_public_package_are_taken_in_its_order() -> None:
+def test_the_arguments_of_the_public_package_are_accepted_in_its_order() -> None:
     run = machinelearning_run("n", "g", {"a": 1}, "gs://b//c/", "p", "us-east1", 5.0, False, "staging")
     assert (run.run_group, run.gcs_path, run.project, run.location) == ("g", "gs://b/c", "p", "us-east1")
     assert (run.environment, run.display_name) == ("staging", "n")
@@ -257,7 +257,7 @@ def test_secrets_in_configs_stay_home() -> None:
     assert "hunter2" not in everything
 
 
-def test_what_the_job_runs_on_is_collected_without_being_asked() -> None:
+def test_hardware_is_collected_automatically() -> None:
     run = start_run()
     wait_until(lambda: run.configs.get("softwareConfigs"))
     assert run.configs.softwareConfigs["framework"] == "JAX"
@@ -286,7 +286,7 @@ def test_a_run_can_be_copied_pickled_and_shown() -> None:
     assert "_finish" not in repr(run)
 
 
-def test_finish_takes_completed_and_failed_and_nothing_else() -> None:
+def test_finish_accepts_only_completed_and_failed() -> None:
     run = start_run()
     for wrong in ("DONE", "", None, "ACTIVE", 3):
         with pytest.raises(MLRunConfigurationError):
@@ -511,7 +511,7 @@ def test_a_namespace_of_arguments_is_configs_too() -> None:
 
 
 @pytest.mark.parametrize("content", ["a named pipe", '{"name": "train-types", "attempts": [7], "labels": 3}'])
-def test_a_runs_file_that_is_none_is_one_clear_warning_and_the_job_goes_on(
+def test_an_invalid_run_file_is_one_clear_warning_and_the_job_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics._run.begin._occasions_of_this_process", {})

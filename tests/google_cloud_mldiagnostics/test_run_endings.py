@@ -42,7 +42,7 @@ def start_run(**arguments: object) -> MLRun:
 # --- The process ends, or is interrupted, while `finish` waits ----------------------------------------
 
 
-def test_sigterm_while_finish_waits_leaves_the_run_as_it_was_finished() -> None:
+def test_sigterm_while_finish_waits_does_not_change_the_outcome() -> None:
     ended = programs.run_until_ready(
         SLOW_PROFILE
         + """
@@ -59,7 +59,7 @@ run.finish()
 
 
 @pytest.mark.parametrize("block", ["run.finish()", "with run: pass"])
-def test_an_interrupt_that_the_program_catches_while_finish_waits_ends_the_run_all_the_same(block: str) -> None:
+def test_an_interrupt_that_the_program_catches_while_finish_waits_still_ends_the_run(block: str) -> None:
     ended = programs.run(
         SLOW_PROFILE
         + f"""
@@ -150,7 +150,7 @@ def test_a_process_other_than_the_first_reports_only_its_failure_to_a_self_hoste
         assert states == [state, {"STATE_ACTIVE": "STATE_SUCCEEDED"}.get(state, state)]
 
 
-def test_a_control_plane_of_ones_own_keeps_one_run_a_name_under_the_name_that_it_gives() -> None:
+def test_a_self_hosted_control_plane_keeps_one_run_per_name_under_its_own_resource_name() -> None:
     with SelfHostedServer() as own:
         for name in ("train", "train", "evaluate"):
             assert programs.run(f"start_run({name!r}, strict=True)", DIAGON_BASE_URL=own.url).code == 0
@@ -164,7 +164,7 @@ def test_a_control_plane_of_ones_own_keeps_one_run_a_name_under_the_name_that_it
 # --- Ends that are none, or not seen ------------------------------------------------------------------
 
 
-def test_an_exception_in_a_thread_is_the_programs_own_affair() -> None:
+def test_an_exception_in_a_thread_does_not_fail_the_run() -> None:
     ended = programs.run("""
         start_run()
         thread = threading.Thread(target=lambda: 1 / 0)

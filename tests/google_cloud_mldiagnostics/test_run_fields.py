@@ -82,7 +82,7 @@ def test_enumerations_have_the_names_and_values_of_the_public_package(kind: str,
     assert {member.name: member.value for member in found} == {name: name for name in members}
 
 
-def test_xprof_takes_what_it_does_in_the_public_package() -> None:
+def test_xprof_accepts_the_arguments_of_the_public_package() -> None:
     parameters = inspect.signature(xprof).parameters
     assert [(name, parameters[name].default) for name in list(parameters)[:2]] == [
         ("run", None),
@@ -90,7 +90,7 @@ def test_xprof_takes_what_it_does_in_the_public_package() -> None:
     ]
 
 
-def test_a_run_knows_the_workload_by_whoever_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workload_id_comes_from_the_argument_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start_run().workload_id is None
     monkeypatch.setenv("RUN_WORKLOAD_ID", "of-env")
     assert start_run().workload_id == "of-env"

@@ -32,7 +32,7 @@ def connected(cloud_logging_server: CloudLoggingServer) -> Callable[[], LoggingT
 
 
 def google_client(server: CloudLoggingServer) -> Any:
-    """google-cloud-logging itself, as a user has it; its own transport is gRPC."""
+    """Return a client of google-cloud-logging as a user has it; its own transport is gRPC."""
     import grpc  # type: ignore[import-untyped]
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import logging as google_logging
@@ -83,7 +83,7 @@ def run_source(root: Path, cloud: Cloud) -> LogSource:
     return LogSource(LOG_ID, root=root, cloud=cloud, resource_labels={"node_id": {RUN}})
 
 
-def test_here_and_there_a_run_reads_the_same(
+def test_a_run_reads_the_same_from_the_journal_and_from_the_cloud(
     tmp_path: Path, connected: Callable[[], LoggingTransport], cloud: Cloud
 ) -> None:
     with active(tmp_path, is_shipped=True, connect=connected) as run:
@@ -144,7 +144,7 @@ def test_a_run_is_shipped_to_its_own_project(tmp_path: Path, cloud_logging_serve
     assert arrived == {("last", "mine"), ("mine", "mine")}
 
 
-def test_nothing_leaves_the_machine_where_nothing_shall(
+def test_a_local_run_opens_no_connection_and_starts_no_thread(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
     threads = set(threading.enumerate())
@@ -157,7 +157,7 @@ def test_nothing_leaves_the_machine_where_nothing_shall(
 
 
 @pytest.mark.parametrize("fault", [Hang(), Status(503), Status(403)], ids=["hang", "503", "403"])
-def test_a_cloud_that_fails_costs_recording_nothing_and_loses_nothing(
+def test_a_failing_cloud_neither_delays_recording_nor_drops_entries(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer, connected: Callable[[], LoggingTransport], fault: Any
 ) -> None:
     cloud_logging_server.faults.always(fault, on="write")
@@ -191,7 +191,7 @@ def test_a_closed_log_still_takes_entries(tmp_path: Path, connected: Callable[[]
     assert len(kept_entries(root=tmp_path)) == 3
 
 
-def test_what_cannot_be_json_is_text(tmp_path: Path) -> None:
+def test_values_that_json_cannot_hold_become_text(tmp_path: Path) -> None:
     with active(tmp_path) as run:
         run.log.write("mlrun_configs", {"a": object, "b": {1: float("nan")}, "c": "\ud800"})
     [entry] = kept_entries(root=tmp_path)

@@ -11,7 +11,7 @@ from .sample_entries import at, metric, process, resource, rfc3339, session, vie
 
 
 def part(page: str, title: str) -> list[str]:
-    """The lines of a part of a page, without its title."""
+    """Return the lines of a part of a page, without its title."""
     lines = page.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(title)) + 2
     return [line for line in lines[first : lines.index("", first) if "" in lines[first:] else None] if line]
@@ -52,7 +52,7 @@ def test_profiles_are_listed_with_the_command_to_open_them_and_their_problems() 
     assert "  open: xprof --logdir '/my runs/run-1/profiles' --port 8791" in page
 
 
-def test_text_of_others_stays_in_its_line() -> None:
+def test_line_breaks_in_recorded_text_are_removed() -> None:
     failed = process("FAILED", 5, reason="first line\nsecond line\r\n" + "x" * 500)
     kept = resource(displayName="two\nlines", configs={"userConfigs": {"a\nb": "c\nd" * 500}})
     page = format_run(view(kept, failed, now=6), [], [], at(6))

@@ -45,7 +45,9 @@ def days_requested(cloud: Cloud, root: Path, monkeypatch: pytest.MonkeyPatch, **
     return (time.time_ns() - min(moments)) / _DAY_NS
 
 
-def test_a_run_is_requested_since_it_was_created(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_of_a_run_are_requested_from_its_time_of_creation(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     created = format_timestamp(time.time_ns() - 2 * _DAY_NS)
     # `mldiagnostics sync` may have created it weeks after its entries were recorded.
     assert 2 < days_requested(cloud, tmp_path, monkeypatch, createTime=created) < 40

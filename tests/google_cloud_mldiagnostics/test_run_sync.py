@@ -47,7 +47,7 @@ def failing(code: str) -> Answer:
 
 
 def refusing(code: str, *numbers: int) -> Answer:
-    """Refuses some of the entries of a batch."""
+    """Return an answer that refuses the entries of these numbers."""
 
     def answer(entries: Sequence[Mapping[str, Any]]) -> TransportError | None:
         found = [index for index, entry in enumerate(entries) if entry["jsonPayload"]["n"] in numbers]
@@ -73,19 +73,19 @@ def test_a_failure_that_passes_is_waited_for() -> None:
     assert (sent.sent, transport.taken, len(slept)) == (10, list(range(10)), 2)
 
 
-def test_an_entry_that_is_refused_for_now_goes_again_and_alone() -> None:
+def test_an_entry_that_is_refused_temporarily_is_sent_again_alone() -> None:
     transport = Scripted(refusing("RESOURCE_EXHAUSTED", 3, 4))
     sent, slept = sent_by(transport)
     assert (sent.sent, sent.refused, sorted(transport.taken), len(slept)) == (10, 0, list(range(10)), 1)
     assert transport.taken[-2:] == [3, 4]
 
 
-def test_an_entry_that_is_refused_for_good_is_counted_and_holds_nothing_up() -> None:
+def test_a_refused_entry_is_counted_and_does_not_delay_the_others() -> None:
     sent, slept = sent_by(Scripted(refusing("INVALID_ARGUMENT", 3, 4)))
     assert (sent.sent, sent.refused, sent.why_refused, slept) == (8, 2, "not 3", [])
 
 
-def test_a_batch_that_is_refused_as_a_whole_is_halved_until_it_is_known_which_entry_it_was() -> None:
+def test_a_batch_that_is_refused_as_a_whole_is_halved_until_the_refused_entry_is_found() -> None:
     def answer(entries: Sequence[Mapping[str, Any]]) -> TransportError | None:
         is_bad = any(entry["jsonPayload"]["n"] == 7 for entry in entries)
         return TransportError("INVALID_ARGUMENT", "no") if is_bad else None
@@ -95,7 +95,7 @@ def test_a_batch_that_is_refused_as_a_whole_is_halved_until_it_is_known_which_en
 
 
 @pytest.mark.parametrize("code", ["PERMISSION_DENIED", "INVALID_ARGUMENT"])
-def test_what_is_refused_whatever_is_sent_is_an_error_and_nothing_is_ticked_off(code: str) -> None:
+def test_a_refusal_of_every_entry_is_an_error_and_no_entry_is_marked_as_sent(code: str) -> None:
     transport = Scripted(*[failing(code)] * 30)
     with pytest.raises(TransportError, match=code):
         sent_by(transport)
@@ -112,7 +112,7 @@ def test_entries_carry_their_log_and_resource_labels() -> None:
     assert labels == {"project_id": "p", "location": "there", "namespace": "n", "node_id": "run-1"}
 
 
-def test_what_xprof_leaves_beside_a_profile_is_none(tmp_path: Path) -> None:
+def test_files_that_xprof_writes_beside_a_profile_are_not_profiles(tmp_path: Path) -> None:
     session = tmp_path / "plugins" / "profile" / "s1"
     session.mkdir(parents=True)
     left = [

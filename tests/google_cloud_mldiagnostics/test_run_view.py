@@ -53,7 +53,7 @@ def test_a_clean_end_that_only_the_companion_saw_is_one() -> None:
         pytest.param(ending("signal", 50, goes_on=True), id="a block that was left by a job that goes on"),
     ],
 )
-def test_an_end_of_something_else_is_none_of_the_run(other: LogEntry) -> None:
+def test_the_end_of_another_process_or_block_is_not_the_runs(other: LogEntry) -> None:
     assert view(resource(), process("ACTIVE", 0), other, now=100).state is State.ACTIVE
 
 
@@ -225,14 +225,14 @@ def test_a_profile_that_only_the_control_plane_knows_is_shown_and_one_that_both_
     )
 
 
-def test_a_profile_that_was_brought_to_a_bucket_is_there() -> None:
+def test_a_profile_that_was_uploaded_is_shown_in_its_bucket() -> None:
     kept = {"name": "s1", "storageFolderUri": "gs://b/run-1/plugins/profile/s1"}
     waiting = session("s1", "SUCCEEDED", 10, folder="/runs/run-1/staged/plugins/profile/s1")
     (shown,) = view(resource(), waiting, now=20, sessions=[kept]).sessions
     assert shown.folder == "gs://b/run-1/plugins/profile/s1"
 
 
-TOLD = [
+ENTRIES = [
     process("ACTIVE", 0, count=2, address="10.0.0.1", profiler_port=9999),
     process("ACTIVE", 60, count=2),
     process("ACTIVE", 1, host="host-1", index=1, count=2),
@@ -246,9 +246,9 @@ TOLD = [
 
 
 def test_the_order_of_entries_changes_nothing() -> None:
-    expected = view(resource(), *TOLD, now=400)
+    expected = view(resource(), *ENTRIES, now=400)
     for seed in range(30):
-        shuffled = random.Random(seed).sample(TOLD, len(TOLD))
+        shuffled = random.Random(seed).sample(ENTRIES, len(ENTRIES))
         assert view(resource(), *shuffled, now=400) == expected
 
 
@@ -297,7 +297,7 @@ process_keys = st.sampled_from(
     payloads=st.lists(st.dictionaries(process_keys, json_values), max_size=4),
     namespace=st.sampled_from([entries.PROCESS, entries.SESSION]),
 )
-def test_whatever_an_entry_holds_the_run_can_be_shown(payloads: list[dict[str, object]], namespace: str) -> None:
+def test_a_run_with_any_entry_can_be_shown(payloads: list[dict[str, object]], namespace: str) -> None:
     log = [entry(namespace, second, payload) for second, payload in enumerate(payloads)]
     assert view(resource(), *log, now=100).run_id == "run-1"
 
@@ -305,5 +305,5 @@ def test_whatever_an_entry_holds_the_run_can_be_shown(payloads: list[dict[str, o
 @given(
     st.dictionaries(st.sampled_from(["runPhase", "labels", "configs", "artifacts", "endTime", "attempts"]), json_values)
 )
-def test_whatever_a_control_plane_holds_the_run_can_be_shown(kept: dict[str, object]) -> None:
+def test_a_run_with_any_resource_of_a_control_plane_can_be_shown(kept: dict[str, object]) -> None:
     assert view_run({"name": "run-1", **kept}, RunHistory(), now_ns=at(1)).run_id == "run-1"

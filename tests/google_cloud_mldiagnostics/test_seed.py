@@ -218,7 +218,7 @@ class Cloud:
             server.close()
 
     def environment(self, *, is_grpc: bool) -> dict[str, str]:
-        """The variables of a job in this cloud, with the key of a service account."""
+        """Return the variables of a job in this cloud, with the key of a service account."""
         servers = (self.logging, self.storage, self.control_plane)
         variables = {name: value for server in servers for name, value in server.environment().items()}
         variables |= {"GOOGLE_APPLICATION_CREDENTIALS": str(self._folder / "key.json")}
@@ -231,7 +231,7 @@ class Cloud:
         return variables
 
     def metrics(self, run_id: str, namespace: str) -> list[dict[str, Any]]:
-        """The payloads of a metric."""
+        """Return the payloads of a metric."""
         query = f'log_id("ml_diagnostics_metric") AND resource.labels.node_id="{run_id}"'
         query += f' AND resource.labels.namespace="{namespace}" AND resource.labels.location="us-central1"'
         return [entry["jsonPayload"] for entry in self.logging.entries(query)]
@@ -242,7 +242,7 @@ class Cloud:
         return [(entry["severity"], entry["labels"]["python_logger"], _text(entry)) for entry in entries]
 
     def link(self, run_id: str) -> str:
-        """What the console's page of a run is called."""
+        """Return the URL of the console's page of a run."""
         details = "https://console.cloud.google.com/cluster-director/diagnostics/details"
         return f"{details}/us-central1/{run_id}?project={self.project}"
 
@@ -259,18 +259,18 @@ def cloud(tmp_path: Path) -> Iterator[Cloud]:
 
 
 def in_the_cloud(program: str, cloud: Cloud) -> str:
-    """The documented program, with what its reader fills in."""
+    """Return the documented program with its placeholders filled in."""
     filled = program.replace("<some_project>", cloud.project).replace("<some_zone>", "us-central1-a")
     return filled.replace("<some_bucket>", "my-bucket/folder1").replace("<bucket>", "my-bucket")
 
 
 def on_a_laptop(program: str) -> str:
-    """The documented program as it is, without what speaks of Cloud Logging."""
+    """Return the documented program without its lines about Cloud Logging."""
     return program.replace(CLOUD_LOGGING, "").replace("import google.cloud.logging\n", "")
 
 
 def run(program: str, folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs a program; nothing of it may have failed."""
+    """Run a program, and check that it has no failures."""
     environ = {**os.environ, "HOME": str(folder), "JAX_PLATFORMS": "cpu", "NO_GCE_CHECK": "true", **variables}
     environ |= {"ML_DIAGNOSTICS_DIR": str(folder / "diagnostics"), "ML_DIAGNOSTICS_BACKEND": "auto"}
     command = [sys.executable, "-W", "ignore", "-c", program]
@@ -293,7 +293,7 @@ def _without_refused_thread(stderr: str) -> str:
 
 
 def shown(folder: Path) -> dict[str, Any]:
-    """The only run, as the command shows it."""
+    """Return the only run, as the command shows it."""
     environ = {**os.environ, "ML_DIAGNOSTICS_DIR": str(folder / "diagnostics"), "ML_DIAGNOSTICS_BACKEND": "local"}
     command = [sys.executable, "-m", "google_cloud_mldiagnostics.cli", "show", "last", "--format", "json"]
     asked = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)

@@ -31,7 +31,7 @@ def resource(kind: str, phase: str) -> dict[str, Any]:
         return session_resource(session, ["host-a"], phase)
 
 
-def test_a_profile_that_runs_has_no_end() -> None:
+def test_an_active_profile_has_no_end_time() -> None:
     sent = resource("programmatic", ACTIVE)
     assert sent["targetSessions"] == {
         "host-a": {

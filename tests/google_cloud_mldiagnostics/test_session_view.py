@@ -25,13 +25,13 @@ def sessions_of(
 STARTED = (process("ACTIVE", 0), session("s1", "ACTIVE", 10))
 
 
-def test_while_its_process_lives_it_is_active() -> None:
+def test_a_profile_of_a_living_process_is_active() -> None:
     (shown,) = sessions_of(resource(), *STARTED)
     assert shown.phase == "ACTIVE"
 
 
 @pytest.mark.parametrize("phase", ["COMPLETED", "FAILED"])
-def test_it_has_failed_with_its_process(phase: str) -> None:
+def test_a_profile_of_an_ended_process_is_failed(phase: str) -> None:
     (shown,) = sessions_of(resource(), *STARTED, process(phase, 20))
     assert shown.phase == "FAILED"
     assert "its process ended before" in shown.hosts[0].problem
@@ -42,14 +42,14 @@ def test_a_delivered_profile_stays_delivered() -> None:
     assert (shown.phase, shown.hosts[0].problem) == ("SUCCEEDED", "")
 
 
-def test_of_two_processes_one_may_go_on() -> None:
+def test_one_of_two_processes_may_still_be_profiling() -> None:
     other = process("ACTIVE", 0, host="host-1", index=1, count=2), session("s1", "ACTIVE", 10, host="host-1", index=1)
     (shown,) = sessions_of(resource(), *STARTED, *other, process("FAILED", 20))
     assert [(host.host, host.phase) for host in shown.hosts] == [("host-0", "FAILED"), ("host-1", "ACTIVE")]
 
 
 @pytest.mark.parametrize(("phase", "shown_as"), [("ACTIVE", "ACTIVE"), ("COMPLETED", "FAILED")])
-def test_one_that_only_the_control_plane_knows_ends_with_the_run(phase: str, shown_as: str) -> None:
+def test_a_session_of_only_the_control_plane_ends_with_the_run(phase: str, shown_as: str) -> None:
     kept = {"name": "s1", "targetSessions": {"host-0": {"sessionPhase": "ACTIVE"}}}
     (shown,) = sessions_of(resource(phase), resources=(kept,))
     assert shown.phase == shown_as

@@ -166,7 +166,7 @@ def test_a_handler_of_the_users_is_left_in_charge(library: str, when: str) -> No
 
 @pytest.mark.parametrize("library", [RELEASED, HELD])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR2])
-def test_other_signals_wait_for_python_as_ever(library: str, number: signal.Signals) -> None:
+def test_other_signals_wait_for_python_as_usual(library: str, number: signal.Signals) -> None:
     handlers = (
         "for each in (signal.SIGINT, signal.SIGUSR2): signal.signal(each, lambda *_: print('signal', flush=True))\n"
     )
@@ -237,7 +237,7 @@ def test_the_helper_ends_with_the_run_and_with_the_process(ending: str) -> None:
     programs.end(process)
 
 
-def test_a_job_that_closes_all_descriptors_goes_on_and_ends_as_ever() -> None:
+def test_a_job_that_closes_all_descriptors_continues_and_ends_as_usual() -> None:
     ended = programs.run("""
         run = start_run()
         time.sleep(0.5)
@@ -300,9 +300,7 @@ def test_sigterm_directly_after_the_start_of_the_run_is_recorded() -> None:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("before", NO_HELPER.values(), ids=NO_HELPER)
-def test_where_no_helper_can_be_started_sigterm_ends_the_process_at_once(
-    before: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_helper_sigterm_ends_the_process_at_once(before: str, capsys: pytest.CaptureFixture[str]) -> None:
     # The function that locks is found before: one of these takes ctypes.CDLL away.
     process = stuck_at_once(HELD, before)
     with Starvation() as starvation:
@@ -318,7 +316,7 @@ def test_where_no_helper_can_be_started_sigterm_ends_the_process_at_once(
     assert "process gone" in shown
 
 
-def test_a_helper_that_starts_late_is_awaited_while_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_helper_that_starts_late_is_awaited_while_the_job_continues(tmp_path: Path) -> None:
     python = tmp_path / "slow-python"
     python.write_text(f'#!/bin/sh\nsleep 2.5\nexec {sys.executable} "$@"\n')
     python.chmod(0o700)

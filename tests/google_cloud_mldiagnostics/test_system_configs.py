@@ -26,7 +26,7 @@ REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
 def run_python(program: str, **environ: str) -> dict[str, Any]:
-    """What a fresh process prints as JSON at last."""
+    """Run a program in a fresh process; return its last line, which is JSON."""
     given = {"JAX_PLATFORMS": "cpu", **environ}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
@@ -66,7 +66,7 @@ def _installed(name: str) -> list[str]:
         return []
 
 
-def test_the_framework_is_what_the_user_says() -> None:
+def test_the_framework_is_the_one_that_the_user_gives() -> None:
     configs = collect_software(Framework.PYTORCH, environ={})
     assert configs["framework"] == "PYTORCH"
     assert configs["framework_version"] == (_installed("torch-xla") or _installed("torch") or ["n/a"])[0]
@@ -185,7 +185,7 @@ def test_hosts_are_unknown_until_each_process_has_published_its_own(
 
 
 def _job_on(monkeypatch: pytest.MonkeyPatch, devices: list[Any], processes: int) -> None:
-    """As if the job had initialised JAX on these devices."""
+    """Simulate a job that has initialised JAX on these devices."""
     bridge = types.SimpleNamespace(backends_are_initialized=lambda: True)
     jax = types.SimpleNamespace(devices=lambda: devices, process_count=lambda: processes)
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)
@@ -259,7 +259,7 @@ def test_the_host_is_known_before_any_device() -> None:
     assert configs["machine"] == platform.machine()
 
 
-def test_a_containers_limits_are_what_the_job_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limits_of_the_container_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_configs, "cpu_limit", lambda: 0.5)
     monkeypatch.setattr(system_configs, "memory_limit_bytes", lambda: 123_456)
     configs = collect_host({})
@@ -299,7 +299,7 @@ def test_limits_of_version_1_are_read_too(tmp_path: Path) -> None:
     assert (memory_limit_bytes(root, process), memory_used_bytes(root, process)) == (2000, 1000)
 
 
-def test_no_limit_is_none(tmp_path: Path) -> None:
+def test_a_missing_limit_is_returned_as_none(tmp_path: Path) -> None:
     process = tmp_path / "self"
     process.write_text("2:cpu:/\n0::/../..\ndamaged\n")
     _files(tmp_path / "cgroup/cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")

@@ -192,8 +192,8 @@ def test_stopping_twice_or_before_the_start_is_not_an_error(run: ActiveRun) -> N
     st.floats(0.1, 1e4),
     st.lists(st.floats(0, 3), max_size=20),
 )
-def test_no_delay_adds_up(interval: float, works: list[float]) -> None:
-    """A collection that takes `work` intervals moves the next ones by none: all are at whole intervals."""
+def test_delays_do_not_accumulate(interval: float, works: list[float]) -> None:
+    """A collection that takes `work` intervals does not shift the next ones: all are at whole intervals."""
     first = 1000.0
     moments = Interval(interval, first)
     for work in works:
@@ -344,7 +344,7 @@ DATA = {
 
 @pytest.fixture
 def libtpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
-    """A stand-in for the real one, where it would be installed; and a job that has started its TPU runtime."""
+    """Install a stand-in for the real module, and simulate a job that has started its TPU runtime."""
     package = tmp_path / "site" / "libtpu" / "sdk"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
@@ -439,7 +439,7 @@ def test_libtpu_is_not_asked_before_the_jobs_own_runtime_is_up(
     metrics.stop(10)
 
 
-def test_libtpu_is_asked_only_where_it_can_answer_at_once(tmp_path: Path) -> None:
+def test_libtpu_is_queried_only_where_it_can_answer_at_once(tmp_path: Path) -> None:
     devices = tmp_path / "dev"
     (devices / "vfio").mkdir(parents=True)
     (devices / "vfio" / "vfio").touch()  # There wherever the kernel's module is loaded.
@@ -578,7 +578,7 @@ def test_a_host_is_measured_by_one_process_and_by_the_next_when_that_is_gone(tmp
     assert Claims(tmp_path, "host/a").hold("gpu")
 
 
-def test_where_there_are_no_locks_each_process_measures(tmp_path: Path) -> None:
+def test_without_file_locks_each_process_measures(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert Claims(tmp_path / "file" / "locks", HOST).hold("host")
 
@@ -586,7 +586,7 @@ def test_where_there_are_no_locks_each_process_measures(tmp_path: Path) -> None:
 # --- Cost ---------------------------------------------------------------------------------------------
 
 
-def test_starting_loads_nothing_in_the_jobs_thread(tmp_path: Path) -> None:
+def test_starting_imports_nothing_in_the_jobs_thread(tmp_path: Path) -> None:
     program = """
         import json, os, sys, threading
         loaded = {}

@@ -64,7 +64,7 @@ def test_the_id_is_readable() -> None:
     assert workload_of("mine", rank(0, STANDALONE)).id_parts == ("mine",)
 
 
-def test_ranks_of_two_hosts_that_know_nothing_of_each_other_are_not_merged_with_another_launch() -> None:
+def test_ranks_of_two_unconnected_hosts_are_not_merged_with_another_launch() -> None:
     assert workload_of(environ=rank(0, PLAIN | {"WORLD_SIZE": "4"})).id_parts == ()
 
 

@@ -144,7 +144,7 @@ def keep_runs(plane: GoogleControlPlane, count: int) -> UnreportedRuns:
     return unreported
 
 
-def test_a_run_that_goes_on_is_left_alone(server: ControlPlaneServer, plane: GoogleControlPlane) -> None:
+def test_an_active_run_is_left_alone(server: ControlPlaneServer, plane: GoogleControlPlane) -> None:
     unreported = UnreportedRuns(local(), plane.address)
     process = programs.start(f"machinelearning_run('one', log_system_metrics=False, strict=True)\n{UNTIL_INPUT}")
     programs.await_line(process, "ready")
@@ -185,7 +185,7 @@ def test_a_control_plane_that_is_down_is_asked_for_one_run_alone(
     assert len(marks()) == 3
 
 
-def test_a_failure_and_a_later_attempt_there_are_not_undone(
+def test_a_failure_and_a_later_attempt_in_the_cloud_are_not_overwritten(
     server: ControlPlaneServer, plane: GoogleControlPlane
 ) -> None:
     unreported = UnreportedRuns(local(), plane.address)

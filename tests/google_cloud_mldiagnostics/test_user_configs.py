@@ -62,7 +62,7 @@ class Optimizer:
 
 
 class Odd:
-    """An object that has no text."""
+    """An object that cannot be converted to text."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -93,7 +93,7 @@ def test_a_text_stays_as_it_is_unless_it_would_be_read_as_something_else() -> No
 
 
 @given(st.dictionaries(st.text(max_size=8), JSON, max_size=5))
-def test_whatever_json_has_is_kept_and_read_again(configs: dict[str, Any]) -> None:
+def test_any_json_value_is_kept_and_read_back(configs: dict[str, Any]) -> None:
     wire = to_wire(configs)
     assert len(wire) == len(configs)
     for key, text in wire.items():
@@ -145,7 +145,7 @@ def test_values_of_python_are_kept_as_what_they_mean(value: object, text: str | 
     assert " at 0x" not in wire  # An address differs in each process.
 
 
-def test_what_names_code_has_no_address_in_it() -> None:
+def test_names_of_code_have_no_memory_address() -> None:
     assert wire_of(functools.partial(Optimizer, "sgd")).count(" at 0x") == 0
     assert wire_of(Optimizer).endswith("Optimizer")
     assert wire_of(object()) == "<object object>"
@@ -283,7 +283,7 @@ def test_configs_other_than_a_mapping_are_refused_with_what_to_do(configs: objec
         as_mapping(configs)
 
 
-def test_no_configs_are_none() -> None:
+def test_missing_configs_are_an_empty_mapping() -> None:
     assert as_mapping(None) == {}
     assert to_wire({}) == {}
     assert as_mapping(Optimizer()) == {"name": "adam", "betas": (0.9, 0.95)}
@@ -298,7 +298,7 @@ def test_no_configs_are_none() -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.none() | st.binary(), inner) | st.tuples(inner),
     )
 )
-def test_nothing_that_is_a_config_makes_it_fail(value: object) -> None:
+def test_no_config_raises(value: object) -> None:
     wire = to_wire({"config": value})
     assert set(wire) <= {"config", CUT_KEY}
     assert len(wire["config"].encode()) <= MAX_CONFIG_BYTES

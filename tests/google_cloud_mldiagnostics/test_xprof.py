@@ -118,11 +118,11 @@ def test_a_with_block_is_profiled_and_its_error_is_the_users(run: ActiveRun) -> 
 def test_a_decorated_function_stays_itself_and_each_call_is_a_profile(run: ActiveRun) -> None:
     @xprof(session_id="called")
     def train(first: int, *, second: int = 2) -> int:
-        """The user's words."""
+        """The user's docstring."""
         work()
         return first + second
 
-    assert (train.__name__, train.__doc__) == ("train", "The user's words.")
+    assert (train.__name__, train.__doc__) == ("train", "The user's docstring.")
     assert str(inspect.signature(train)) == "(first: 'int', *, second: 'int' = 2) -> 'int'"
     assert [train(1), train(1, second=5)] == [3, 6]
     assert taken(run) == ["called-2/host-a.xplane.pb", "called/host-a.xplane.pb"]
@@ -404,7 +404,7 @@ def test_beside_the_users_own_profiler_nothing_is_taken_from_it(
 def test_a_trace_that_cannot_be_written_leaves_profiling_usable(
     run: ActiveRun, warnings: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JAX itself would refuse every later one."""
+    """JAX itself would refuse every later profile."""
     scratch = []
     monkeypatch.setattr(
         captures_module, "scratch_folder", lambda active: scratch.append(active.folder / "no") or scratch[0]
@@ -509,7 +509,7 @@ def test_the_end_of_the_process_ends_its_profile(run: ActiveRun) -> None:
     assert len(taken(run)) == 1
 
 
-def test_nothing_is_left_of_the_scratch(run: ActiveRun) -> None:
+def test_the_scratch_folder_is_removed(run: ActiveRun) -> None:
     with xprof():
         work()
     assert os.listdir(run.folder / "scratch") == []  # noqa: PTH208

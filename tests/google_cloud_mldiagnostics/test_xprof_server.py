@@ -44,7 +44,7 @@ run.finish()
 
 @pytest.fixture
 def logdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder to give to xprof, with one session that a training job has captured."""
+    """Return the logdir for xprof, with one session that a training job has captured."""
     monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / "diagnostics"))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     ended = run_programs.end(run_programs.start(_TRAINER), timeout_seconds=90)

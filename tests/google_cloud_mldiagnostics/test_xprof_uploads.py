@@ -78,7 +78,7 @@ def test_training_never_waits_for_the_bucket(bucket: CloudStorageServer, run: Ac
     bucket.faults.release()
 
 
-def test_a_bucket_that_fails_for_a_while_gets_it_later(
+def test_an_upload_is_retried_while_the_bucket_fails(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket.faults.script([Status(403)] * 3, on="upload")
@@ -94,7 +94,7 @@ def test_a_bucket_that_fails_for_a_while_gets_it_later(
     assert reported_sessions("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
 
 
-def test_what_sync_has_uploaded_meanwhile_is_not_missed(
+def test_a_profile_that_sync_has_uploaded_meanwhile_counts_as_delivered(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.faults.script([Status(403)], on="upload")
@@ -108,7 +108,7 @@ def test_what_sync_has_uploaded_meanwhile_is_not_missed(
     assert reported_sessions("run-1")[-1] == ("one", "SUCCEEDED")
 
 
-def test_without_a_cloud_it_is_staged_for_sync(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_cloud_a_profile_is_staged_for_sync(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with profiled_run("run-1", gcs_path="gs://bucket/folder", is_local=True) as active:
         profile_once()
@@ -160,14 +160,14 @@ def test_a_refusing_bucket_is_tried_once_more_at_the_end_and_then_not_waited_for
 
 
 @pytest.mark.parametrize("faults", [[], [Status(503)]])
-def test_an_interpreter_that_starts_no_more_threads_uploads_all_the_same(
+def test_profiles_are_uploaded_if_the_interpreter_starts_no_more_threads(
     bucket: CloudStorageServer,
     run: ActiveRun,
     in_production: None,
     faults: list[Fault],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Since Python 3.12 that is so in functions of atexit."""
+    """Since Python 3.12, functions of atexit cannot start threads."""
     bucket.faults.script(faults, on="upload")
     monkeypatch.setattr(worker, "start", lambda *_: None)
     profile_once()
