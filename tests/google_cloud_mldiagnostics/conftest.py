@@ -32,7 +32,7 @@ def cloud_of_a_run(
         monkeypatch.setenv(name, text)
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
     monkeypatch.setenv("RUN_WORKLOAD_ID", "w")
-    monkeypatch.setattr("google_cloud_mldiagnostics._run.begin._occasions_of_this_process", {})
+    monkeypatch.setattr("google_cloud_mldiagnostics._run.start._occasions_of_this_process", {})
     yield control_plane_server
     active = active_run()
     if active is not None:

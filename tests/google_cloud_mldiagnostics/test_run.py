@@ -351,7 +351,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_job(
 def test_a_bug_of_ours_costs_the_run_and_never_the_job(
     part: str, in_production: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"google_cloud_mldiagnostics._run.begin.{part}", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(f"google_cloud_mldiagnostics._run.start.{part}", lambda *_, **__: 1 / 0)
     with machinelearning_run("train", configs={"lr": 0.1}) as run:
         run.configs.update(batch_size=64)
         metrics.record("loss", 0.5)
@@ -514,7 +514,7 @@ def test_a_namespace_of_arguments_is_configs_too() -> None:
 def test_an_invalid_run_file_is_one_clear_warning_and_the_job_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics._run.begin._occasions_of_this_process", {})
+    monkeypatch.setattr("google_cloud_mldiagnostics._run.start._occasions_of_this_process", {})
     workload = "pipe" if content == "a named pipe" else "types"
     path = programs.runs_folder() / f"train-{workload}" / "run.json"
     path.parent.mkdir(parents=True)

@@ -34,16 +34,16 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 class Workload(NamedTuple):
-    """What started this process.
+    """The workload that started this process.
 
     Attributes:
         orchestrator: The system that started the process.
         wire: The orchestrator, as the API calls it.
-        id_parts: What is the same in all processes and attempts of the workload, to be part of the run's id; empty
-            where nothing tells.
+        id_parts: Texts that all processes and attempts of the workload share, for the run's id; empty if the
+            environment has none.
         token: The same text in all processes until the workload restarts; empty if the environment has none.
-        details: As the control plane has it.
-        given_id: What the caller or RUN_WORKLOAD_ID names it; empty where neither does.
+        details: The workload in the control plane's format.
+        given_id: The id from the caller or RUN_WORKLOAD_ID; empty without either.
     """
 
     orchestrator: Orchestrator
@@ -159,7 +159,7 @@ def _of_gke(environ: Mapping[str, str], token: str) -> Workload:
         warn_once(
             "no webhook",
             "This is a Kubernetes pod, and GKE_DIAGON_IDENTIFIER is not set: the run is not linked to its workload, "
-            "and a restart begins another run. Install the injection webhook and label the workload "
+            "and a restart starts another run. Install the injection webhook and label the workload "
             "managed-mldiagnostics-gke=true, or set RUN_WORKLOAD_ID.",
         )
         return Workload(Orchestrator.GKE, "GKE", token=token)

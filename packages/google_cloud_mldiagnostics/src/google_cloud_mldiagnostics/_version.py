@@ -1,4 +1,4 @@
-"""The version, in one place."""
+"""The version of the package."""
 
 __version__ = "1.2.0"
 

@@ -6,13 +6,13 @@
         ├── RecordingError                        (also a ValueError) not raised by `record`; for scripts that catch it
         ├── NoActiveRunError                      never raised: without a run, recording and profiling warn
         ├── ProfilingError                        a profile could not be taken, or there is nowhere to put it
-        └── ControlPlaneError                     the keeper of runs refused, or could not be asked
+        └── ControlPlaneError                     the control plane refused, or could not be reached
             ├── ControlPlaneClientNotInitializedError
             ├── RunNotFoundError
             ├── RunExistsError
-            └── RunChangedError                   somebody else changed the run first
+            └── RunChangedError                   another process changed the run first
 
-What goes wrong while the job runs is a warning in their place.
+Problems while the job runs are warnings instead.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class ProfilingError(MLDiagnosticError):
 
 
 class ControlPlaneError(MLDiagnosticError):
-    """The keeper of runs refused a request, or could not be asked.
+    """The control plane refused a request, or could not be reached.
 
     Attributes:
-        code: The HTTP status; 0 when no answer came.
+        code: The HTTP status; 0 without an answer.
         is_temporary: Whether the same request may succeed later.
     """
 
@@ -80,4 +80,4 @@ class RunExistsError(ControlPlaneError):
 
 
 class RunChangedError(ControlPlaneError):
-    """Somebody else changed the run since it was read."""
+    """Another process changed the run since it was read."""

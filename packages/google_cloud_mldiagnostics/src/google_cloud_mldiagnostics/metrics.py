@@ -1,6 +1,6 @@
 """Recording metrics: one line of text and one write a value, whatever becomes of the network, the device or the value.
 
-`record` is called in every step, so its usual way (a float, a step, no labels) formats one string and no more.
+`record` is called in every step, so the usual call (a float, a step, no labels) formats one string and no more.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def record(
     """Record a value of a metric of the current run. Never raises, and never waits for a device or a network.
 
     Args:
-        metric_name: A predefined metric, or any other name that does not begin with `mlrun_`; or a mapping of names to
-            values, which takes the place of `value`.
+        metric_name: A predefined metric, or any other name that does not start with `mlrun_`; or a mapping of names to
+            values, instead of `value`.
         value: A number of Python, numpy, JAX or PyTorch; or a list or an array of one dimension with a number a chip.
             One that is still computed on a device is recorded when it is ready. Beside a mapping: the step, unless that
             is given, or this is a float.
@@ -169,7 +169,7 @@ class _RecordedRun:
         self.run = run
         self.write_text: Callable[..., None] = run.log.write_text
         self.metrics: dict[str, _Metric] = {}
-        # Those of a forked child are nobody's, and a copy could be in the middle of a change for ever.
+        # A forked child's averages are discarded: a copy could be in the middle of a change for ever.
         self._averages = run.log.averages if run.pid == os.getpid() else Averages()
 
     def metric(self, name: str) -> _Metric:
@@ -179,7 +179,7 @@ class _RecordedRun:
             RecordingError: No metric can have that name.
         """
         if not name or name.startswith(_OUR_PREFIX):
-            raise RecordingError(f"a metric's name that is empty or begins with {_OUR_PREFIX}")
+            raise RecordingError(f"a metric's name that is empty or starts with {_OUR_PREFIX}")
         if len(name) > _LONGEST_NAME:
             raise RecordingError(f"a metric's name of more than {_LONGEST_NAME} characters")
         known = self.metrics.get(name)
@@ -375,7 +375,7 @@ def _give_up(error: Exception, what: Any, recorded: _RecordedRun | None = None) 
 
 
 def _lose(reason: str, what: Any, recorded: _RecordedRun | None = None) -> None:
-    """Counts what could not be recorded, and says so once for each reason."""
+    """Count a lost value, and warn once for each reason."""
     recorded = recorded or _recorded_run_of_this_process
     if recorded is not None:
         recorded.run.log.lose(reason)

@@ -78,7 +78,7 @@ class RlOrchestrator(enum.Enum):
 
 
 class Orchestrator(str, enum.Enum):
-    """Who started the job."""
+    """The system that started the job."""
 
     GKE = "GKE"
     SLURM = "SLURM"
@@ -89,15 +89,15 @@ class Orchestrator(str, enum.Enum):
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _telling(change: _Function) -> _Function:
-    """A method of dict that changes it, and then tells so."""
+def _notifying(change: _Function) -> _Function:
+    """Return a method of dict that changes it and then calls the change callback."""
 
     @functools.wraps(change)
     def call(self: ConfigDict, *args: Any, **kwargs: Any) -> Any:
         try:
             return change(self, *args, **kwargs)
         finally:
-            self._tell()
+            self._notify()
 
     return cast("_Function", call)
 
@@ -123,31 +123,31 @@ class ConfigDict(dict[str, Any]):
         except KeyError:
             raise AttributeError(f"the run has no config {name!r}") from None
 
-    __setitem__ = _telling(dict.__setitem__)
-    __delitem__ = _telling(dict.__delitem__)
-    __ior__ = _telling(dict.__ior__)
-    clear = _telling(dict.clear)
-    pop = _telling(dict.pop)
-    popitem = _telling(dict.popitem)
-    setdefault = _telling(dict.setdefault)
-    update = _telling(dict.update)
+    __setitem__ = _notifying(dict.__setitem__)
+    __delitem__ = _notifying(dict.__delitem__)
+    __ior__ = _notifying(dict.__ior__)
+    clear = _notifying(dict.clear)
+    pop = _notifying(dict.pop)
+    popitem = _notifying(dict.popitem)
+    setdefault = _notifying(dict.setdefault)
+    update = _notifying(dict.update)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy tells nobody."""
+        """Drop the change callback in copies and pickles."""
         return ConfigDict, (dict(self),)
 
     def on_change(self, changed: Callable[[], object]) -> None:
-        """Has `changed` called after each change; it is given no time to wait, and must not raise."""
+        """Call `changed` after each change; it must neither wait nor raise."""
         object.__setattr__(self, "_changed", changed)
 
     def set_quietly(self, name: str, value: Any) -> None:
-        """Sets a config that is where it belongs already."""
+        """Set a config without calling the change callback."""
         dict.__setitem__(self, name, value)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         try:
             changed = object.__getattribute__(self, "_changed")
-        except AttributeError:  # Nobody wants to know.
+        except AttributeError:  # No callback is set.
             return
         changed()
 
@@ -164,16 +164,16 @@ class MLRun:
         location: The region in which the run is kept.
         project: The project in which it is kept; empty without a cloud.
         run_phase: What it does, as far as this process knows.
-        created_at: When its first attempt began, as far as this machine knows.
+        created_at: Start of its first attempt, as far as this machine knows.
         workload_details: What started it, as the control plane has it.
-        orchestrator: Who started it.
+        orchestrator: The system that started it.
         display_name: The name that the user gave.
         metrics_exporter_config: As it was given; not used.
         workload_id: What names the workload, where the caller or RUN_WORKLOAD_ID does.
         namespace: That of the workload on GKE.
         ml_run_id: The run's id, as `name`.
         workload_targets: None; here for programs that read it.
-        attempt: How often it has begun, this time included.
+        attempt: The number of its starts, with this one.
     """
 
     name: str
@@ -224,13 +224,13 @@ class MLRun:
         self.end(phase, "" if phase == "COMPLETED" else "finish('FAILED')")
 
     def __enter__(self) -> Self:
-        """Begins nothing more: the run goes on until the block is left."""
+        """Return the run, which goes on until the block is left."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Ends the run: FAILED if an exception left the block, which goes on as it came."""
+        """End the run: FAILED if an exception left the block, which is raised further."""
         reason = failure_of(error) if error is not None else ""
         raised = describe_exception(error) if error is not None and reason else ()
         self.end("FAILED" if reason else "COMPLETED", reason, raised=raised)

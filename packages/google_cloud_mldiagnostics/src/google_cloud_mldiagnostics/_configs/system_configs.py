@@ -54,7 +54,7 @@ _GIT_TIMEOUT_SECONDS: Final = 1.0
 _REVISION: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 # State of the process: the index and count with which it has published its host.
-_told_in_this_process: tuple[int, int] | None = None
+_published_by_this_process: tuple[int, int] | None = None
 
 
 # --- Software -----------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def collect_hardware(environ: Mapping[str, str] = os.environ) -> dict[str, str] 
         num_processes, num_hosts where each process asks; and what `collect_host` returns. None while the job has not
         initialised its devices: ask again later.
     """
-    _tell_host()
+    _publish_host()
     devices = _jax_devices(environ) or _torch_xla_devices(environ) or _torch_devices(environ)
     return None if devices is None else devices | collect_host(environ)
 
@@ -298,19 +298,19 @@ def _hosts(accelerator: str, processes: int, environ: Mapping[str, str]) -> int 
             return -(-processes // on_this_host)
     if accelerator == "tpu" and not environ.get("TPU_PROCESS_BOUNDS"):
         return processes
-    return _told_hosts(processes)
+    return _published_hosts(processes)
 
 
-def _tell_host() -> None:
+def _publish_host() -> None:
     """Publish this host once: the coordinator keeps it."""
-    global _told_in_this_process
+    global _published_by_this_process
     known = agreement.jax_processes()
-    if known is not None and known != _told_in_this_process:
-        _told_in_this_process = known
+    if known is not None and known != _published_by_this_process:
+        _published_by_this_process = known
         agreement.publish(f"{_HOSTS_KEY}/{known[0]}", platform.node())
 
 
-def _told_hosts(processes: int) -> int | None:
+def _published_hosts(processes: int) -> int | None:
     """Return the number of hosts that the processes of `jax.distributed` published; None if one is late."""
     if agreement.jax_processes() is None:
         return None

@@ -119,7 +119,7 @@ class Captures:
         """Whether a folder is of one of the last sessions that this process took itself."""
         return folder in self._folders
 
-    def begin(
+    def take(
         self,
         active: ActiveRun,
         location: Location,
@@ -154,7 +154,7 @@ class Captures:
                 logger.warning(
                     "Profile %s could not be started (%s); the job goes on without.", session_id, _shown(error)
                 )
-                _tell_failed(session, f"could not be started: {_shown(error)}")
+                _report_failed(session, f"could not be started: {_shown(error)}")
                 return None
             capture.trace_json = trace_json
             undo.pop_all()
@@ -173,8 +173,8 @@ class Captures:
         self._folders.append(session.folder)
         self._current = capture
         logger.info("Profile %s has started.", session.session_id)
-        session.tell(ACTIVE)
-        session.tell_control_plane([session.name], ACTIVE)
+        session.record(ACTIVE)
+        session.report([session.name], ACTIVE)
         return capture
 
     def _forget(self) -> None:
@@ -201,7 +201,7 @@ class Captures:
         except BaseException as error:
             LOSSES.add(f"xprof stop: {type(error).__name__}")
             logger.warning("Profile %s is lost (%s); the job goes on.", session.session_id, _shown(error))
-            _tell_failed(session, _shown(error))
+            _report_failed(session, _shown(error))
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -215,10 +215,10 @@ class Captures:
         session, location = capture.session, capture.location
         if location.mode is UploadMode.STAGED:  # Perhaps a cloud was found meanwhile.
             location = location_of(session.active)
-        problem = _look_at(session, file, has_accelerator=capture.engine.has_accelerator())
+        problem = _inspect(session, file, has_accelerator=capture.engine.has_accelerator())
         if capture.trace_json:
             _keep_json(capture, location)
-        done = self._telling(session, location, problem)
+        done = self._when_uploaded(session, location, problem)
         name = file_of(session.name)
         target = f"{session.folder}/{name}"
         if location.mode is UploadMode.MOVED:
@@ -231,18 +231,18 @@ class Captures:
         staged = location.staged_session(session.session_id) / name
         stage(file, staged, location.staging)
         if location.mode is UploadMode.STAGED:
-            _tell_staged(session, location, staged.parent, problem)
+            _report_staged(session, location, staged.parent, problem)
         else:
             deliveries_of_this_process().add(Upload(staged, target, done), is_awaited=True)
 
-    def _telling(self, session: Session, location: Location, problem: str) -> Callable[[str], None]:
+    def _when_uploaded(self, session: Session, location: Location, problem: str) -> Callable[[str], None]:
         """Return a callback for the moment when the file is at its destination."""
 
         def done(_: str) -> None:
-            session.tell(FAILED if problem else SUCCEEDED, problem)
+            session.record(FAILED if problem else SUCCEEDED, problem)
             logger.info("Profile %s: see it with `xprof --logdir %s`.", session.session_id, location.logdir)
             if problem:
-                session.tell_control_plane([session.name], FAILED)
+                session.report([session.name], FAILED)
             elif session.speaks:
                 check = HostsCheck(session)
                 self._checks = [*(other for other in self._checks if not other.is_over), check]
@@ -277,7 +277,7 @@ class Captures:
             if start(functools.partial(self.end, capture), "mldiagnostics-profiles") is None:  # The interpreter ends.
                 self.end(capture)
             if not wait_until(capture.ended.is_set, seconds_left):
-                _tell_failed(capture.session, "the run ended before its profiler had")
+                _report_failed(capture.session, "the run ended before its profiler had")
         deliveries = deliveries_of_this_process()
         if deliveries.wait_until_idle(seconds_left):
             self._hurry_checks(seconds_left())
@@ -330,7 +330,7 @@ def end_profiles_of(active: ActiveRun, seconds_left: Callable[[], float]) -> Non
     captures_of_this_process().end_with(active, seconds_left)
 
 
-def _look_at(session: Session, file: Path, *, has_accelerator: bool) -> str:
+def _inspect(session: Session, file: Path, *, has_accelerator: bool) -> str:
     """Note the contents of a trace; return its problem, mostly none."""
     xplane = read_xplane(file)
     session.size_bytes, session.planes = xplane.size_bytes, xplane.planes
@@ -359,16 +359,16 @@ def _keep_json(capture: Capture, location: Location) -> None:
         deliveries_of_this_process().add(upload, is_awaited=True)
 
 
-def _tell_failed(session: Session, problem: str) -> None:
-    session.tell(FAILED, problem)
-    session.tell_control_plane([session.name], FAILED)
+def _report_failed(session: Session, problem: str) -> None:
+    session.record(FAILED, problem)
+    session.report([session.name], FAILED)
 
 
-def _tell_staged(session: Session, location: Location, folder: Path, problem: str) -> None:
+def _report_staged(session: Session, location: Location, folder: Path, problem: str) -> None:
     session.folder = str(folder)
     phase = FAILED if problem else SUCCEEDED
-    session.tell(phase, problem)
-    session.tell_control_plane([session.name], phase)
+    session.record(phase, problem)
+    session.report([session.name], phase)
     logger.info(
         "Profile %s waits in %s: there is no cloud. `mldiagnostics sync %s` uploads it to %s.",
         session.session_id,

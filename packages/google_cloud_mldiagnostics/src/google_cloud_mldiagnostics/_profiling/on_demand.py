@@ -191,7 +191,7 @@ class CaptureWatch:
         """A job for the thread of deliveries: see `deliveries.Job`."""
         was_stopped = self.is_stopped()
         for session in self._unknown_sessions():
-            self._look_at(session)
+            self._inspect(session)
         return None if was_stopped else _LOOK_SECONDS
 
     def _unknown_sessions(self) -> list[Path]:
@@ -203,7 +203,7 @@ class CaptureWatch:
             return []
         return [folder / name for name in sorted(unknown)]
 
-    def _look_at(self, folder: Path) -> None:
+    def _inspect(self, folder: Path) -> None:
         file = folder / file_of(self.name)
         try:
             written = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.timezone.utc)
@@ -232,7 +232,7 @@ class CaptureWatch:
         problem = problem_of(xplane, has_accelerator=False)
 
         def done(_: str = "") -> None:
-            session.tell(FAILED if problem else SUCCEEDED, problem)
+            session.record(FAILED if problem else SUCCEEDED, problem)
             logger.info("Profile %s was taken on demand: it is in %s.", session.session_id, session.folder)
             deliveries_of_this_process().add(HostsCheck(session), is_awaited=False)
 

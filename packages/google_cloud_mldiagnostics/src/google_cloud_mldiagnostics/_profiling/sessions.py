@@ -126,7 +126,7 @@ class Session:
     size_bytes: int | None = None
     planes: Sequence[str] = field(default_factory=tuple)
 
-    def tell(self, phase: str, problem: str = "") -> None:
+    def record(self, phase: str, problem: str = "") -> None:
         """Write the phase to the run's log; never wait."""
         payload = entries.session_entry(
             self.session_id,
@@ -143,7 +143,7 @@ class Session:
         self.active.log.write(entries.SESSION, payload)
 
     @guarded_as("report a profile to the control plane")
-    def tell_control_plane(self, hosts: Sequence[str], phase: str) -> None:
+    def report(self, hosts: Sequence[str], phase: str) -> None:
         """Hand the session of all hosts to the thread that reports it to the control plane."""
         registration = self.active.registration
         if self.speaks and registration is not None:

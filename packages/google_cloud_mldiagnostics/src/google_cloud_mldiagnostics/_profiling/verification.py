@@ -89,20 +89,20 @@ class HostsCheck:
         """Check once: a job of deliveries."""
         if self.is_over:
             return None
-        hosts, problem = self._look()
+        hosts, problem = self._find_hosts()
         if len(hosts) < self._session.expected_hosts and self._monotonic() < self._deadline:
             return _HURRIED_PAUSE_SECONDS if self._is_hurried else self._backoff.failed()
         self.is_over = True
-        self._tell(hosts, problem)
+        self._report(hosts, problem)
         return None
 
-    def _look(self) -> tuple[list[str], str]:
+    def _find_hosts(self) -> tuple[list[str], str]:
         try:
             return hosts_of(self._session.folder), ""
         except DiagnosticsError as error:
             return [], f": {error}"
 
-    def _tell(self, hosts: Sequence[str], problem: str) -> None:
+    def _report(self, hosts: Sequence[str], problem: str) -> None:
         session = self._session
         if len(hosts) >= session.expected_hosts:
             if session.expected_hosts > 1:
@@ -117,5 +117,5 @@ class HostsCheck:
                 missing,
                 ", ".join(hosts) or "none",
             )
-            session.tell(SUCCEEDED if session.name in hosts else FAILED, missing)
-        session.tell_control_plane(hosts or [session.name], SUCCEEDED)
+            session.record(SUCCEEDED if session.name in hosts else FAILED, missing)
+        session.report(hosts or [session.name], SUCCEEDED)

@@ -155,7 +155,7 @@ class Xprof:
         return cast(_Function, wrapper)
 
     def _start(self, session_id: str | None) -> bool:
-        """Starts a profile; False if there is nothing that `stop` could end."""
+        """Start a profile; return False if there is nothing that `stop` could end."""
         active = self._active()
         if active is None:
             return False
@@ -163,10 +163,10 @@ class Xprof:
         if self._capture is not None or self._is_skipped:
             logger.warning("xprof: start() while a profile of this object runs; nothing is done.")
             return False
-        return bool(self._begin(active, location, checked_session_id(session_id or self._session_id)))
+        return bool(self._take(active, location, checked_session_id(session_id or self._session_id)))
 
     @guarded_as("start a profile")
-    def _begin(self, active: ActiveRun, location: Location, session_id: str | None) -> bool:
+    def _take(self, active: ActiveRun, location: Location, session_id: str | None) -> bool:
         index, count = jax_processes() or (active.process_index, active.process_count)
         count = max(count, index + 1)  # The number of processes may be unknown.
         expected = list(range(count)) if self._indexes is None else self._indexes
@@ -180,7 +180,7 @@ class Xprof:
         if trace_json is None:
             trace_json = os.environ.get("ML_DIAGNOSTICS_TRACE_JSON", "").strip().lower() in ("1", "true", "yes", "on")
         captures = captures_of_this_process()
-        self._capture = captures.begin(active, location, session_id, members, trace_json=trace_json)
+        self._capture = captures.take(active, location, session_id, members, trace_json=trace_json)
         return self._capture is not None
 
     def _active(self) -> ActiveRun | None:

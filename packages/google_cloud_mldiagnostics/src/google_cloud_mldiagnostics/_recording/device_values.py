@@ -6,7 +6,7 @@ seconds after the program's end. A tensor of PyTorch/XLA that no step computes i
 the process, or lost.
 
 The worker waits in Python, not in C++: a thread that returns from C++ while the interpreter is finalized is ended by
-CPython inside C++, whose runtime then aborts the process. Neither JAX nor CUDA can wake a Python thread, so it
+CPython inside C++, and the C++ runtime then aborts the process. Neither JAX nor CUDA can wake a Python thread, so it
 polls: two or three times in a step of 7 ms, of about 40 us each, which the trainer's thread does not notice.
 """
 

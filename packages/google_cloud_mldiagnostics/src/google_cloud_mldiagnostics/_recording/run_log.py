@@ -187,7 +187,7 @@ class RunLog:
         if project:
             resource_labels["project_id"] = project
         self._labels = dict(labels)
-        self._told_losses: dict[str, int] = {}
+        self._recorded_losses: dict[str, int] = {}
         self._journal = Journal(
             LOG_ID,
             root=root,
@@ -227,7 +227,7 @@ class RunLog:
         self.lost_values.add(reason)
         LOSSES.add(f"metrics: {reason}")
 
-    def look(self) -> None:
+    def recheck_file(self) -> None:
         """Check the journal's file before the next entry, which must not be lost."""
         self._journal.recheck_file()
 
@@ -266,16 +266,16 @@ class RunLog:
     def _write_what_is_pending(self, timeout_seconds: float) -> bool:
         deadline = time.monotonic() + timeout_seconds
         is_complete = device_values.drain(timeout_seconds)
-        self._tell_losses()
+        self._record_losses()
         return self._journal.flush(max(0.0, deadline - time.monotonic())) and is_complete
 
-    def _tell_losses(self) -> None:
+    def _record_losses(self) -> None:
         """Record in the log what is missing from it."""
         lost = self.lost_values.as_dict()
-        new = {reason: count - self._told_losses.get(reason, 0) for reason, count in lost.items()}
+        new = {reason: count - self._recorded_losses.get(reason, 0) for reason, count in lost.items()}
         new = {reason: count for reason, count in new.items() if count > 0}
         if new:
-            self._told_losses = lost
+            self._recorded_losses = lost
             host = {"hostname": self._labels.get("host", ""), "process_index": self._labels.get("process_index", "")}
             self.write(LOSSES_NAMESPACE, {"lost_values": new, **host})
 

@@ -103,7 +103,7 @@ def _items(value: Any) -> Iterable[Any]:
     if not isinstance(dimensions, int) or not hasattr(value, "dtype"):
         return (value,)
     if getattr(value.dtype, "kind", "") in _NOT_NUMBERS:
-        raise RecordingError(f"a {shown_type(value)} of {value.dtype} is no number")
+        raise RecordingError(f"a {shown_type(value)} of {value.dtype} is not a number")
     _refuse_masked(value)
     if dimensions == 0:
         return (value.item(),)
@@ -118,7 +118,7 @@ def check_shape(dimensions: int, count: int) -> None:
         RecordingError: It has more than one dimension, or too many values.
     """
     if dimensions > 1:
-        raise RecordingError(f"an array of {dimensions} dimensions is no list of values")
+        raise RecordingError(f"an array of {dimensions} dimensions is not a list of values")
     if count > MOST_VALUES:
         raise RecordingError(f"a list of more than {MOST_VALUES:,} values")
 
@@ -129,7 +129,7 @@ def _number(value: Any) -> float:
     # A datetime64 is a duration or a moment to float, and an array of one element its element.
     is_number = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
     if not is_number or getattr(getattr(value, "dtype", None), "kind", "") in _NOT_NUMBERS or _is_array(value):
-        raise RecordingError(f"a {shown_type(value)} is no number")
+        raise RecordingError(f"expected a number, got a {shown_type(value)}")
     _refuse_masked(value)
     try:
         # The method of float itself, since that of a subclass may return anything.

@@ -1,7 +1,7 @@
-"""A run's life in this process: its start, a heartbeat, changes of its configs, and its end, however that comes.
+"""A run's life in this process: its start, a heartbeat, changes of its configs, and its end, for any reason.
 
-All of it is written by one thread, to the run's log and its folder; it never waits for a network. Who ends the run,
-which may be a signal handler, hands the end over by a queue that takes no lock, and waits a bounded time.
+All of it is written by one thread, to the run's log and its folder; it never waits for a network. The caller that
+ends the run, which may be a signal handler, hands the end over by a queue that takes no lock, and waits a bounded time.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class _End(NamedTuple):
 
 
 class Lifecycle:
-    """What this process tells of its run.
+    """The entries of this process on its run, and the changes of the run's folder.
 
     Args:
         active: The run.
         member: This process, as the run's folder has it.
-        local: The folder's keeper.
+        local: The runs of this machine.
         registration: Reports the run to the control plane.
         collect: Returns sections of configs, as far as they are known by now, and whether that is all; called in a
             thread of its own, since it may wait for the devices.
@@ -100,7 +100,7 @@ class Lifecycle:
         self._hooks = ExitHooks(self._end_at_exit)
         self._termination = Termination(
             self._end_by_sigterm,
-            self._tell_signal,
+            self._record_signal,
             self._hooks.is_watching,
             {"run": active.run.name, "member": list(member), "root": str(active.folder.parents[1])},
         )
@@ -119,17 +119,17 @@ class Lifecycle:
         self._collect_pause = _HARDWARE_SECONDS
         self._beat_at = 0.0
 
-    def begin(self, user_configs: Mapping[str, str], *, is_settled: bool) -> None:
-        """Starts the thread, and looks from now on how the process ends.
+    def start(self, user_configs: Mapping[str, str], *, is_settled: bool) -> None:
+        """Start the thread, and install the hooks for the end of the process.
 
         Args:
-            user_configs: Those that the run's folder has already.
-            is_settled: Whether the attempt's number is; else the first entry waits a second for who knows it better.
+            user_configs: The configs that the run's folder has already.
+            is_settled: True if the attempt's number is final; else the first entry waits a second for it.
         """
         self._user_configs = dict(user_configs)
         now = time.monotonic()
         if is_settled:
-            self._tell_start()
+            self._record_start()
         else:
             self._first_entry_at = now + _FIRST_ENTRY_SECONDS
         self._beat_at = now + _HEARTBEAT_SECONDS
@@ -139,32 +139,32 @@ class Lifecycle:
         self._termination.install()
         if not threading.main_thread().is_alive():
             warn_once(
-                "begun at exit",
-                "A run was begun while the interpreter is shutting down: its end is not seen. Call its finish().",
+                "started at exit",
+                "A run was started while the interpreter is shutting down: its end is not seen. Call its finish().",
             )
         run = self._active.run
         run.ends_with(self.finish)
         run.configs.on_change(self._configs_changed)
 
     def complete(self) -> None:
-        """Wait a bounded time for the process that `begin` has started; from then on a death by SIGTERM is recorded."""
+        """Wait a bounded time for the helper that `start` has launched; then a death by SIGTERM is recorded."""
         self._termination.complete()
 
     def at_end(self, stop: Callable[[], object]) -> None:
-        """Has something stopped when the run ends, in the lifecycle's thread; it waits a bounded time."""
+        """Call `stop` when the run ends, in the lifecycle's thread; it waits a bounded time."""
         self._on_end.append(stop)
 
     def attempt_is(self, number: int) -> None:
-        """Takes the number of this attempt from who knows it; from any thread."""
+        """Set the number of this attempt; from any thread."""
         self._worker.put(lambda: self._set_attempt(number))
 
     @guarded_as("end the run")
     def finish(
         self, phase: str, reason: str, wait_seconds: float | None = None, raised: Sequence[RaisedException] = ()
     ) -> None:
-        """Ends the run while the process goes on: see `end`. Profiles that are on their way are awaited, too.
+        """End the run while the process goes on: see `end`. Profiles that are being uploaded are awaited, too.
 
-        The process may end meanwhile, or an interrupt come: the hooks see that until all is told.
+        The process may end meanwhile, or be interrupted: the hooks see that until all is recorded.
         """
         if os.getpid() != self._pid:
             return
@@ -179,10 +179,10 @@ class Lifecycle:
 
     @guarded_as("end the run")
     def end(self, phase: str, reason: str, seconds: float | None = None) -> None:
-        """Ends the run with the process, and waits until that is told, for a bounded time.
+        """End the run with the process, and wait a bounded time until that is recorded.
 
-        What is not told by then may be told later. A signal handler may call it, also while the same thread is in here:
-        nothing is locked, and the wait is a look now and then. The first end counts.
+        The rest may be recorded later. A signal handler may call it, also while the same thread is in here: nothing is
+        locked, and the wait polls. The first end counts.
 
         Args:
             phase: COMPLETED or FAILED.
@@ -230,7 +230,7 @@ class Lifecycle:
     def _do_what_is_due(self) -> float | None:
         now = time.monotonic()
         if self._first_entry_at is not None and self._first_entry_at <= now:
-            self._worker.attempt(self._tell_start)
+            self._worker.attempt(self._record_start)
         if self._collect_at is not None and self._collect_at <= now:
             self._collect_at = None
             self._collecting = start(self._collect_configs, "mldiagnostics-configs")
@@ -241,14 +241,14 @@ class Lifecycle:
             self._worker.attempt(self._beat)
         return self._seconds_until_due()
 
-    def _tell_start(self) -> None:
+    def _record_start(self) -> None:
         self._first_entry_at = None
-        self._tell_process("ACTIVE")
+        self._record_process("ACTIVE")
         if self._user_configs:
             self._active.log.write(entries.CONFIGS, {"userConfigs": self._user_configs})
         self._active.log.sync()
 
-    def _tell_process(self, phase: str, reason: str = "", raised: Sequence[RaisedException] = ()) -> None:
+    def _record_process(self, phase: str, reason: str = "", raised: Sequence[RaisedException] = ()) -> None:
         active = self._active
         payload = entries.process_entry(
             phase,
@@ -263,20 +263,20 @@ class Lifecycle:
         )
         active.log.write(entries.PROCESS, payload, severity="ERROR" if phase == "FAILED" else None)
 
-    def _tell_signal(self, name: str) -> None:
-        """In a signal handler: one write."""
-        self._tell_process("ACTIVE", f"{name} has come, and does not end this process by itself")
+    def _record_signal(self, name: str) -> None:
+        """Record a signal in its handler, with one write."""
+        self._record_process("ACTIVE", f"{name} was received, and does not end this process by itself")
 
     def _set_attempt(self, number: int) -> None:
         if number != self._active.run.attempt:
             self._active.run.attempt = number
             self._change(attempts.renumber(self._member, number))
         if self._first_entry_at is not None:
-            self._tell_start()
+            self._record_start()
 
     def _beat(self) -> None:
-        self._tell_process("ACTIVE")
-        self._send_user_configs()  # A change inside of one of them tells nobody.
+        self._record_process("ACTIVE")
+        self._send_user_configs()  # A change inside of one of them calls no callback.
         self._change(self._with_averages)
 
     def _with_averages(self, kept: Resource) -> Resource:
@@ -286,7 +286,7 @@ class Lifecycle:
     # --- Configs --------------------------------------------------------------------------------------
 
     def _configs_changed(self) -> None:
-        """In the user's thread, at each change."""
+        """Schedule an entry, in the user's thread, at each change."""
         if not self._have_configs_changed and os.getpid() == self._pid:
             self._have_configs_changed = True
             self._worker.put(self._send_user_configs_soon)
@@ -319,16 +319,16 @@ class Lifecycle:
                 if self._active.process_index == 0:  # The others' are like it.
                     self._send_section(section, dict(values))
         self._registration.configs_are_collected()
-        self._warn_if_begun_too_early()
+        self._warn_if_started_too_early()
 
-    def _warn_if_begun_too_early(self) -> None:
-        told = jax_processes()
-        if told is not None and told[1] > self._active.process_count:
+    def _warn_if_started_too_early(self) -> None:
+        position = jax_processes()
+        if position is not None and position[1] > self._active.process_count:
             warn_once(
                 "too early",
                 "machinelearning_run was called before jax.distributed.initialize: the %d processes of this job could "
                 "not agree on one run, and this one's is %s. Call it afterwards, or set RUN_WORKLOAD_ID.",
-                told[1],
+                position[1],
                 self._active.run.name,
             )
 
@@ -352,11 +352,11 @@ class Lifecycle:
         self._is_ending = True
         try:
             if self._first_entry_at is not None:
-                self._worker.attempt(self._tell_start)
-            self._worker.attempt(lambda: self._tell_end(end))
+                self._worker.attempt(self._record_start)
+            self._worker.attempt(lambda: self._record_end(end))
             self._worker.attempt(self._send_user_configs)
             deadline = end.deadline
-            if end.awaits_profiles:  # What is told of them is told of a run that goes on.
+            if end.awaits_profiles:  # Their sessions are reported while the run is active.
                 self._worker.attempt(lambda: self._end_profiles(_END_SECONDS))
                 deadline = time.monotonic() + _END_SECONDS
             self._registration.end(end.phase, deadline)
@@ -374,8 +374,8 @@ class Lifecycle:
             self._worker.stop()
 
     def _collect_at_the_end(self) -> None:
-        """A run may be over before anything was collected, or before its devices were known: it has that now."""
-        for _ in range(2):  # What was begun before may have come too early.
+        """Collect now if the run ends before anything was collected, or before its devices were known."""
+        for _ in range(2):  # A collection that was started before may have been too early.
             if self._is_collected:
                 return
             task = self._collecting or start(self._collect_configs, "mldiagnostics-configs")
@@ -387,7 +387,7 @@ class Lifecycle:
             self._worker.run_waiting()
 
     def _end_profiles(self, most_seconds: float) -> None:
-        """Ends the profile that runs, and waits for those on their way; not as long if the process is about to end."""
+        """End the profile that runs, and wait for uploads; not as long if the process is about to end."""
         if "google_cloud_mldiagnostics._profiling.uploads" not in sys.modules:
             return  # There never was one.
         from google_cloud_mldiagnostics._profiling.captures import end_profiles_of
@@ -404,11 +404,11 @@ class Lifecycle:
         else:
             wait_until(lambda: task.wait(0), lambda: seconds_left() + _GRACE_SECONDS)
 
-    def _tell_end(self, end: _End) -> None:
+    def _record_end(self, end: _End) -> None:
         self._active.run.run_phase = RunPhase(end.phase)
-        self._active.log.look()
+        self._active.log.recheck_file()
         raised = end.raised or (self._hooks.raised if end.phase == "FAILED" else ())
-        self._tell_process(end.phase, end.reason, raised)
+        self._record_process(end.phase, end.reason, raised)
         now = format_timestamp(time.time_ns())
         ended = attempts.end(self._member, end.phase, end.reason, now=now)
         self._change(lambda kept: ended(self._with_averages(kept)))
@@ -416,7 +416,7 @@ class Lifecycle:
     # --- What may fail --------------------------------------------------------------------------------
 
     def _change(self, change: Change) -> None:
-        """Changes what the run's folder has; where that cannot be, the journal has it all the same."""
+        """Change the run's folder; if that fails, the journal has the entries nevertheless."""
         try:
             self._local.update_run(self._active.run.name, change)
         except ControlPlaneError as error:

@@ -1,4 +1,4 @@
-"""machinelearning_run: begins a run, or another attempt of one."""
+"""machinelearning_run: starts a run, or another attempt of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ml_diagnostics_common.guard import log_once, report_loss
 from ml_diagnostics_common.texts import readable_id
 
 from google_cloud_mldiagnostics._run.arguments import DEFAULT_REGION, RunArguments
-from google_cloud_mldiagnostics._run.begin import Beginning
+from google_cloud_mldiagnostics._run.start import RunStart
 from google_cloud_mldiagnostics._run_state.active_run import active_run
 from google_cloud_mldiagnostics.mlrun_types import (
     AcceleratorOrchestrator,
@@ -57,11 +57,11 @@ def machinelearning_run(
     on_demand_xprof_port: int = 9999,
     strict: bool = False,
 ) -> MLRun:
-    """Begins a run on this process, to which all belongs that is recorded from now on; call it on every process.
+    """Start a run on this process; all further recordings belong to it. Call it on every process.
 
     The run is kept on this machine and, where Google Cloud is found and ML_DIAGNOSTICS_BACKEND allows it, there too.
     The call hardly waits for that. What keeps the cloud from it is logged once, and the job goes on.
-    A run that this process has begun before ends as COMPLETED.
+    A run that this process has started before ends as COMPLETED.
 
     Args:
         name: What the run is called. Its id is made of it.
@@ -73,13 +73,13 @@ def machinelearning_run(
         metrics_record_interval_sec: Seconds between two measurements of the system.
         on_demand_xprof: Whether others may profile this process while it runs.
         environment: Of Google's control plane: prod, staging or autopush.
-        base_url: Of a control plane on a cluster of your own, in Google's place; None reads DIAGON_BASE_URL.
+        base_url: The URL of a control plane on your own cluster instead of Google's; None reads DIAGON_BASE_URL.
         cluster_id: The cluster's id at that control plane.
         log_system_metrics: Whether host and accelerators are measured.
         framework: What the job computes with.
         serving_engine: What serves a model, in a job that does.
         run_workload_id: What names the workload in all its processes and attempts; None reads RUN_WORKLOAD_ID.
-        metric_only_run: Says that the run has nothing but metrics.
+        metric_only_run: True if the run has nothing but metrics.
         metrics_exporter_config: Not used; here for programs that give it.
         accelerator_orchestrator: What stands between the job and its accelerators.
         application_framework: The trainer that the job is written with.
@@ -101,7 +101,7 @@ def machinelearning_run(
         log_once(
             logging.INFO,
             "worker",
-            "This worker of multiprocessing imports the script that began the run %s: it begins none of its own.",
+            "This worker of multiprocessing imports the script that started the run %s: it starts none of its own.",
             arguments.name,
         )
         return _without_a_run(arguments)
@@ -109,25 +109,25 @@ def machinelearning_run(
     if backend is Backend.CLOUD and arguments.base_url is None:
         from ml_diagnostics_common.credentials import find_cloud
 
-        find_cloud(arguments.project)  # Raises what the user has to know now; our thread looks for itself.
+        find_cloud(arguments.project)  # Raise the error now; the run's own thread searches again.
     previous = active_run()
     if previous is not None and previous.pid == os.getpid():
         previous.run.end("COMPLETED", "", wait_seconds=_WAIT_FOR_PREVIOUS_SECONDS)
     try:
-        return Beginning(arguments, backend).begin()
+        return RunStart(arguments, backend).start()
     except DiagnosticsError:
         raise  # A strict run's.
     except Exception as error:
         # A bug of ours costs the run, or a part of it, and never the job.
-        report_loss("machinelearning_run", error, "begin the run")
-        begun = active_run()
-        if begun is not None and begun.pid == os.getpid():
-            return begun.run
+        report_loss("machinelearning_run", error, "start the run")
+        started = active_run()
+        if started is not None and started.pid == os.getpid():
+            return started.run
         return _without_a_run(arguments)
 
 
 def _is_imported_by_a_worker() -> bool:
-    """Whether a worker that multiprocessing has spawned imports the script anew, under a name that is for that."""
+    """Return True if a worker that multiprocessing has spawned imports the script, as `__mp_main__`."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
@@ -137,5 +137,5 @@ def _is_imported_by_a_worker() -> bool:
 
 
 def _without_a_run(arguments: RunArguments) -> MLRun:
-    """What a program holds that goes on without a run."""
+    """Return the run of a program that continues without one."""
     return MLRun(name=readable_id(arguments.name), display_name=arguments.name, configs=ConfigDict(arguments.configs))

@@ -26,10 +26,9 @@ class ActiveRun:
         host: This host's name.
         process_index: Of this process among all of the run.
         process_count: How many the run has.
-        pid: Of the process that began it; a forked child is not the run's.
-        is_local: Whether profiles without a place of their own go to the run's folder: there is no cloud. Where one is
-            looked for, so as long as none is found.
-        registration: Who tells the control planes, without ever being waited for.
+        pid: The process that started it; a forked child does not belong to the run.
+        is_local: True if profiles go to the run's folder by default: there is no cloud, or none was found so far.
+        registration: The thread that reports to the control planes; it is never waited for.
         profiler_port: Of this process's profiler server; None while there is none.
         known_metrics: What `metrics.record` knows of the metrics that this process records without
             `record_on_all_hosts`: by name, and by the `MetricType` of that name.
@@ -54,12 +53,12 @@ _known_metrics: dict[Any, Any] | None = None
 
 
 def active_run() -> ActiveRun | None:
-    """Returns the run that `machinelearning_run` began last and that has not ended."""
+    """Return the run that `machinelearning_run` started last, if it has not ended."""
     return _active_run_of_this_process
 
 
 def set_active_run(run: ActiveRun | None) -> None:
-    """Begin another run, or none."""
+    """Set the run of this process, or none."""
     global _active_run_of_this_process, _known_metrics
     _active_run_of_this_process = run
     _known_metrics = None if run is None or run.process_index else run.known_metrics

@@ -1,17 +1,17 @@
-"""What happens to a run when a process of it begins or ends: changes of a run that is kept on this machine.
+"""Changes of a run in its folder on this machine, when a process of it starts or ends.
 
-They know no clock and no disk; what they are given they may alter, as any `Change` may.
+They are pure; they may modify the run that they are given, as any `Change` may.
 
 Beside what Google's API knows, the run has `attempts`, the oldest first:
 
 number      from 1
-token       of this life of the job, the same on all its processes; empty where nothing tells
-startTime   when its first process on this machine began
+token       the same text on all processes until the job restarts; empty if the environment has none
+startTime   start of its first process on this machine
 endTime     when it ended
 phase       ACTIVE, COMPLETED or FAILED
 reason      why it has ended
-processes   those of this machine: hostname, process_index, pid, started (a mark of the kernel's that tells a pid from
-            an earlier one), phase, startTime, endTime, reason
+processes   those of this machine: hostname, process_index, pid, started (a mark of the kernel's that is another
+            for an earlier process with the pid), phase, startTime, endTime, reason
 
 A FAILED of an attempt is never overwritten; another attempt makes the run ACTIVE again.
 """
@@ -53,7 +53,7 @@ class Member(NamedTuple):
         host: The host's name.
         process_index: Among all of the run.
         pid: On its host.
-        started: What tells the process from an earlier one of the same pid.
+        started: A text that differs for an earlier process with the same pid.
     """
 
     host: str
@@ -87,9 +87,9 @@ def join(
     """Return how a process joins an existing run: its last attempt, or by starting another.
 
     Args:
-        run: As the process would create it; what it has replaces what is kept.
+        run: The run as the process would create it; its fields replace the existing ones.
         member: The process.
-        token: Of this life of the job; empty where nothing tells.
+        token: The token of the attempt; empty if the environment has none.
         number: The least that another attempt's is.
         now: RFC 3339.
         is_alive: Whether a process of the last attempt, given with the run's `updateTime`, still runs, as far as the
@@ -115,9 +115,9 @@ def join(
 
 
 def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
-    """Returns how a process leaves its attempt.
+    """Return the change by which a process leaves its attempt.
 
-    The attempt has ended when process 0 has (each of them, where several were told no other place), or a process has
+    The attempt has ended when process 0 has (each of them, if several have the index 0), or a process has
     failed, or all that are known here have ended.
 
     Args:
@@ -168,7 +168,7 @@ def is_active(run: Resource, member: Member) -> bool:
 
 
 def is_shared(run: Resource, member: Member) -> bool:
-    """Whether a process has joined an attempt in which another one that goes on is told the same place."""
+    """Return True if a process has joined an attempt in which another active one has the same index."""
     return any(
         process.get("process_index") == member.process_index and process.get("phase") not in _ENDED
         for process in _others(last_attempt(run) or {}, member)
@@ -176,7 +176,7 @@ def is_shared(run: Resource, member: Member) -> bool:
 
 
 def has_unseen_exit(run: Resource) -> bool:
-    """Whether the last attempt says COMPLETED, and somebody who sees the exit code may know better."""
+    """Return True if the last attempt is COMPLETED, but the exit code, seen from outside, may correct that."""
     last = last_attempt(run)
     return last is not None and last.get("reason") == UNSEEN_EXIT
 
@@ -201,7 +201,7 @@ def explain(number: int, phase: str, reason: str) -> Change:
 
 
 def renumber(member: Member, number: int) -> Change:
-    """Returns how the attempt of a process gets the number that others know it by."""
+    """Return the change that gives a process's attempt the number that other processes use."""
 
     def change(kept: Resource) -> Resource | None:
         last = last_attempt(kept)
@@ -236,7 +236,7 @@ def _belongs(
     ]
     going_on = [process for process in namesakes if process.get("phase") not in _ENDED]
     if namesakes:
-        # One that lives was not started again: two are told the same place, as a trainer and its evaluator.
+        # One that lives was not started again: two have the same index, as a trainer and its evaluator.
         is_same_life = not token or token == attempt.get("token")
         return any(member.is_in(process) or (is_same_life and is_alive(process)) for process in going_on)
     if token and attempt.get("token"):
@@ -281,16 +281,16 @@ def _process(member: Member, now: str) -> dict[str, Any]:
 
 
 def _with_attempt(run: Resource, attempt: dict[str, Any]) -> Resource:
-    """The run in another attempt: ACTIVE, whatever it was."""
-    begun = {key: value for key, value in run.items() if key not in ("endTime", "errorDetails")}
-    begun["attempts"] = [*_attempts(run), attempt]
-    begun["runPhase"] = "ACTIVE"
-    begun["labels"] = {**(run.get("labels") or {}), "attempt": str(attempt["number"])}
-    return begun
+    """Return the run in another attempt: ACTIVE, whatever it was."""
+    changed = {key: value for key, value in run.items() if key not in ("endTime", "errorDetails")}
+    changed["attempts"] = [*_attempts(run), attempt]
+    changed["runPhase"] = "ACTIVE"
+    changed["labels"] = {**(run.get("labels") or {}), "attempt": str(attempt["number"])}
+    return changed
 
 
 def _merged(kept: Resource, run: Resource) -> Resource:
-    """What is kept, with what a process that begins says anew; its configs replace those of the same name."""
+    """Return the stored run, updated by a starting process; its configs replace those of the same name."""
     merged = {**kept, **{key: value for key, value in run.items() if key not in ("runPhase", "attempts", "name")}}
     merged["configs"] = {
         section: {**(kept.get("configs") or {}).get(section, {}), **(run.get("configs") or {}).get(section, {})}

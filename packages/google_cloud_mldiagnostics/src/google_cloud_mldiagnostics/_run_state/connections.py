@@ -1,4 +1,4 @@
-"""Where a run is kept beside this machine: found in a thread of the registration's, which is where the clients load."""
+"""Connections to control planes, made in the registration's thread, in which the clients are imported."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ml_diagnostics_common.process_hooks import import_clients
 from ml_diagnostics_common.texts import readable_id
 
 from google_cloud_mldiagnostics._identity import Workload
-from google_cloud_mldiagnostics.control_plane import Keeper
+from google_cloud_mldiagnostics.control_plane import Connection
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 
 __all__ = ["find_google", "find_self_hosted"]
 
 
-def find_google(project: str | None, location: str, environment: str) -> Callable[[], Keeper]:
-    """Returns what finds Google's control plane; it raises CredentialsError where there is no cloud.
+def find_google(project: str | None, location: str, environment: str) -> Callable[[], Connection]:
+    """Return a function that connects to Google's control plane; it raises CredentialsError without a cloud.
 
     Args:
         project: The project's id; None for the one that is found.
@@ -24,7 +24,7 @@ def find_google(project: str | None, location: str, environment: str) -> Callabl
         environment: prod, staging or autopush.
     """
 
-    def connect() -> Keeper:
+    def connect() -> Connection:
         import_clients("google_cloud_mldiagnostics.control_plane.google")
         from ml_diagnostics_common.credentials import find_cloud
 
@@ -34,26 +34,26 @@ def find_google(project: str | None, location: str, environment: str) -> Callabl
         plane = GoogleControlPlane(
             cloud.project, location, cloud.credentials, environment=environment, principal=cloud.principal
         )
-        return Keeper(plane, cloud.project, plane.address)
+        return Connection(plane, cloud.project, plane.address)
 
     return connect
 
 
 def find_self_hosted(
     base_url: str, run: MLRun, workload: Workload, *, is_owner: bool, environ: Mapping[str, str] = os.environ
-) -> Callable[[], Keeper]:
-    """Returns what finds a control plane on a cluster of the user's own.
+) -> Callable[[], Connection]:
+    """Return a function that connects to a control plane on the user's own cluster.
 
     Args:
         base_url: Where it is.
         run: The run.
-        workload: What started this process.
+        workload: The workload of this process.
         is_owner: Whether this process registers the run.
         environ: The environment variables.
     """
     workload_id = environ.get("DIAGON_WORKLOAD_ID") or environ.get("WORKLOAD_ID") or "-".join(workload.id_parts)
 
-    def connect() -> Keeper:
+    def connect() -> Connection:
         import_clients("google_cloud_mldiagnostics.control_plane.self_hosted")
         from google_cloud_mldiagnostics.control_plane.self_hosted import SelfHostedControlPlane
 
@@ -66,6 +66,6 @@ def find_self_hosted(
         )
         if not is_owner:
             plane.join_run(run.name)
-        return Keeper(plane, "")
+        return Connection(plane, "")
 
     return connect

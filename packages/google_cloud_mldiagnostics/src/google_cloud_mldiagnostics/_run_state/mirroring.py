@@ -1,6 +1,6 @@
-"""A run of this machine as another control plane shall have it. Pure.
+"""A run of this machine as it is sent to another control plane. Pure.
 
-Only what the API knows goes there. Of the phase: FAILED of an attempt stays, whoever told it; another attempt makes the
+Only fields of the API are sent. FAILED of an attempt stays, whichever process reported it; another attempt makes the
 run ACTIVE again.
 """
 
@@ -24,7 +24,7 @@ LOCAL_FIELDS = ("attempts", "createTime", "endTime", "errorDetails", "etag", "me
 
 
 def as_cloud_run(run: Resource) -> Resource:
-    """Returns what is sent of a run that is kept in a folder."""
+    """Return the fields that are sent of a run in a folder."""
     return {key: value for key, value in run.items() if key not in LOCAL_FIELDS}
 
 
@@ -38,7 +38,7 @@ def is_sent_to_cloud(session: Resource) -> bool:
 
 
 def mirrored(run: Resource) -> Change:
-    """Returns how a run that another control plane has becomes like the one in a folder.
+    """Return the change that makes a run at another control plane like the one in a folder.
 
     Args:
         run: As the folder has it.
@@ -58,7 +58,7 @@ def mirrored(run: Resource) -> Change:
 
 
 def failed(attempt: int) -> Change:
-    """Returns how a process that is not the first tells that it has failed.
+    """Return the change by which a process other than the first reports its failure.
 
     Args:
         attempt: The number of the attempt that it is of; a later one is not concerned.

@@ -1,4 +1,4 @@
-"""Which processes live: told apart from later ones of the same pid."""
+"""Checks if processes are alive, by pid and the mark of their start."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from google_cloud_mldiagnostics._run_state.mirroring import (
     numbered,
 )
 from google_cloud_mldiagnostics._run_state.unreported_runs import UnreportedRuns
-from google_cloud_mldiagnostics.control_plane import Change, DistantControlPlane, Keeper, Resource
+from google_cloud_mldiagnostics.control_plane import Change, Connection, DistantControlPlane, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneClientNotInitializedError,
@@ -76,11 +76,11 @@ class Registration:
         self,
         run_id: str,
         local: LocalControlPlane,
-        connect: Callable[[], Keeper] | None,
+        connect: Callable[[], Connection] | None,
         *,
         is_owner: bool,
         is_shared: bool = False,
-        on_found: Callable[[Keeper], object] = lambda _: None,
+        on_found: Callable[[Connection], object] = lambda _: None,
         on_attempt: Callable[[int], object] = lambda _: None,
         on_verdict: Callable[[], object] = lambda: None,
         backoff: Backoff | None = None,
@@ -102,7 +102,7 @@ class Registration:
         self._configs_collected = threading.Event()
         self._has_verdict = threading.Event()
         self._done = threading.Event()
-        self._keeper: Keeper | None = None
+        self._connection: Connection | None = None
         self._unreported: UnreportedRuns | None = None
         self._is_marked = False
         self._reports_others = False
@@ -147,9 +147,9 @@ class Registration:
         end = self._asked_end = _End(phase, deadline)
         self._mark_unreported()
         self._put(lambda: self._note_end(end))
-        if self._keeper is not None:
+        if self._connection is not None:
             # What was sent before is not waited for, unless it creates the run.
-            self._keeper.plane.hurry(deadline - time.monotonic())
+            self._connection.plane.hurry(deadline - time.monotonic())
 
     def wait_for_verdict(self, timeout_seconds: float) -> bool:
         """Wait until the control plane has or has refused the run, or there is none; False if that takes longer."""
@@ -179,12 +179,12 @@ class Registration:
     @property
     def link(self) -> str:
         """The run's page at the control plane if that has the run, else its folder."""
-        keeper = self._keeper
-        is_there = keeper is not None and self._attempt is not None
-        return keeper.plane.link(self._run_id) if keeper and is_there else self._local.link(self._run_id)
+        connection = self._connection
+        is_there = connection is not None and self._attempt is not None
+        return connection.plane.link(self._run_id) if connection and is_there else self._local.link(self._run_id)
 
     @property
-    def is_looking(self) -> bool:
+    def is_searching(self) -> bool:
         """True if there may be a control plane."""
         return self._connect is not None
 
@@ -210,7 +210,7 @@ class Registration:
 
     def _connect_or_report(self) -> float | None:
         """Connect, then report what is due; return the seconds until more is due, None if nothing will be."""
-        if self._keeper is None and (self._search_at > time.monotonic() or not self._try_to_connect()):
+        if self._connection is None and (self._search_at > time.monotonic() or not self._try_to_connect()):
             is_over = self._is_ending() or self._search_at > self._search_until
             return None if is_over else self._search_at - time.monotonic()
         self._worker.run_waiting()  # One request reports them together.
@@ -222,7 +222,7 @@ class Registration:
         """Connect, at once and then every minute for ten; return False if there is no control plane yet."""
         self._search_at = time.monotonic() + _LOOK_EVERY_SECONDS
         try:
-            self._keeper = None if self._connect is None else self._connect()
+            self._connection = None if self._connect is None else self._connect()
         except Exception as error:
             self.error = error
             if not isinstance(error, CredentialsError):  # The shipper of the run's entries reports that.
@@ -230,12 +230,12 @@ class Registration:
             self._give_verdict()
             return False
         self.error = None
-        if self._keeper is None:
+        if self._connection is None:
             self._search_at = math.inf
             return False
-        if self._is_owner and self._keeper.address:
-            self._unreported = UnreportedRuns(self._local, self._keeper.address)
-        self._on_found(self._keeper)
+        if self._is_owner and self._connection.address:
+            self._unreported = UnreportedRuns(self._local, self._connection.address)
+        self._on_found(self._connection)
         if self._is_owner:
             self._configs_collected.wait(_CONFIGS_SECONDS)
         else:
@@ -247,8 +247,8 @@ class Registration:
         self._give_verdict()
         self._worker.run_waiting()
         self._done.set()
-        if self._keeper is not None:
-            self._keeper.plane.close()
+        if self._connection is not None:
+            self._connection.plane.close()
 
     def _give_verdict(self) -> None:
         if not self._has_verdict.is_set():
@@ -273,7 +273,7 @@ class Registration:
             LOSSES.add("session_not_reported")
             return
         self._put_here(session_id, session)
-        if is_sent_to_cloud(session) and (self._keeper is not None or self._connect is not None):
+        if is_sent_to_cloud(session) and (self._connection is not None or self._connect is not None):
             self._sessions[session_id] = session
             if self.error is None:
                 self._due_at = time.monotonic()
@@ -369,23 +369,23 @@ class Registration:
         )
 
     def _warn_end_not_reported(self) -> None:
-        if self._asked_end is not None and self._keeper is not None and not self._is_explained:
+        if self._asked_end is not None and self._connection is not None and not self._is_explained:
             warn_once(
                 ("end not reported", self._run_id),
                 "Run %s ended as %s, but the control plane may still show ACTIVE (%s).%s",
                 self._run_id,
                 self._asked_end.phase,
                 str(self.error).rstrip(".") if self.error is not None else "no answer in time",
-                f" Run: mldiagnostics sync {self._run_id}" if self._keeper.address else "",
+                f" Run: mldiagnostics sync {self._run_id}" if self._connection.address else "",
             )
 
     # --- Reports ---------------------------------------------------------------------------------
 
     @property
     def _plane(self) -> DistantControlPlane:
-        if self._keeper is None:
+        if self._connection is None:
             raise ControlPlaneClientNotInitializedError("the control plane was called before it was found")
-        return self._keeper.plane
+        return self._connection.plane
 
     def _report_run(self) -> None:
         run = self._local.get_run(self._run_id)
@@ -407,7 +407,7 @@ class Registration:
     def _report_beside(self) -> bool:
         """Report the end in the thread that waits for it: ours is in a request without an answer."""
         end = self._asked_end
-        if self._keeper is None or end is None or (self._is_owner and self._attempt is None):
+        if self._connection is None or end is None or (self._is_owner and self._attempt is None):
             return False
         try:
             self._allow_seconds()

@@ -10,7 +10,7 @@ __all__ = ["cpu_limit", "memory_limit_bytes", "memory_used_bytes"]
 _ROOT: Final = Path("/sys/fs/cgroup")
 _PROCESS: Final = Path("/proc/self/cgroup")
 _UNLIMITED: Final = 1 << 60
-"""Version 1 has no word for it but a number of about 2**63."""
+"""Version 1 has a number of about 2**63 instead of `max`."""
 
 
 def cpu_limit(root: Path = _ROOT, process: Path = _PROCESS) -> float | None:
@@ -18,7 +18,7 @@ def cpu_limit(root: Path = _ROOT, process: Path = _PROCESS) -> float | None:
 
     Args:
         root: Where the cgroups are mounted.
-        process: The file that tells this process's cgroups.
+        process: The file that lists this process's cgroups.
     """
     limits = []
     for folder in _folders(root, process, "cpu"):

@@ -1,4 +1,4 @@
-"""What this host's NVIDIA GPUs do, as NVML tells; nothing where there is no driver, or no pynvml to ask it with."""
+"""Metrics of this host's NVIDIA GPUs by NVML; none without a driver or without pynvml."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GpuMeter:
         self._gpus: list[_Gpu] | None = None
 
     def collect(self) -> list[Reading]:
-        """Duty cycle, utilisation, tensor cores and memory, of each GPU; what one does not tell, it is missing from."""
+        """Duty cycle, utilisation, tensor cores and memory of each GPU, as far as it reports them."""
         if self._gpus is None:
             self._gpus = self._found()
         ours = [gpu for gpu in self._gpus if self._is_ours(gpu.uuid)]

@@ -1,4 +1,4 @@
-"""What this host and this process do: CPU, memory, disks and network, as psutil tells."""
+"""Metrics of this host and this process by psutil: CPU, memory, disks and network."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _throughput(
     both = [name for name in now if name in before]
     if not both:
         return []
-    # A counter that goes back was started anew.
+    # A counter that decreases was reset.
     sums = [sum(max(0, now[name][side] - before[name][side]) for name in both) for side in (0, 1)]
     names = (f"{first}_throughput", f"{second}_throughput")
     return [Reading(name, "bytes/s", [total / seconds]) for name, total in zip(names, sums, strict=True)]
@@ -145,7 +145,7 @@ def is_disk(name: str, sys: Path = _SYS) -> bool:
 
     Args:
         name: As the kernel has it: nvme0n1.
-        sys: Where sysfs is. Where there is none (not on Linux), all that psutil tells are disks.
+        sys: The folder of sysfs. Without it (not on Linux), every device of psutil counts as a disk.
     """
     block = sys / "block"
     if not block.is_dir():

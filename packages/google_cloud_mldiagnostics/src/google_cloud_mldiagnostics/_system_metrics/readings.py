@@ -21,7 +21,7 @@ class Reading:
         values: One, or one a chip.
         chips: Each chip's name, such as tpu0; empty where the values are of no chips.
         accelerator: Of what kind the chips are.
-        beside: What else the entry says.
+        beside: Further fields of the entry.
     """
 
     name: str

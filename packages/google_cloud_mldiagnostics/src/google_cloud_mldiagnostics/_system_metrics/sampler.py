@@ -25,7 +25,7 @@ __all__ = ["Bounded", "Claims", "SystemMetrics"]
 
 
 class Claims:
-    """The locks of one process. The kernel lets go of them when it ends, and the next to ask goes on.
+    """The locks of one process. The kernel releases them when it ends, and the next process that asks continues.
 
     A child that is forked has them open, too, and may outlive its parent: it closes its copies, which frees nothing.
 
@@ -102,7 +102,7 @@ class SystemMetrics:
     A source that fails or hangs costs its own metrics, and no other's.
 
     Args:
-        run: The run whose log receives the readings.
+        run: The run; its log receives the readings.
         interval_seconds: From one collection to the next, however long they take.
         host: Sources that are read once more at the end; by default of this process and the host.
         chips: Sources that are read as long as the run lasts; by default of TPU chips and GPUs.

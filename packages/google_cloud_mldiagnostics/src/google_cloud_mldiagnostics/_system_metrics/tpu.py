@@ -1,8 +1,8 @@
-"""What this host's TPU chips do, as `libtpu.sdk.tpumonitoring` tells.
+"""Metrics of this host's TPU chips by `libtpu.sdk.tpumonitoring`.
 
 Without a TPU libtpu asks the metadata server for one, for minutes. So it is asked only where there are chips, or where
 TPU_SKIP_MDS_QUERY=1 keeps it from that; once the job itself has started its TPU runtime; and never in a thread that
-somebody waits for.
+another thread waits for.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MODULES: Final = ("libtpu.sdk.tpumonitoring", "libtpu.sdk.monitoring")
 
 
 def may_have_tpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
-    """Whether libtpu can be asked without that it looks for a TPU in vain.
+    """Return True if libtpu can be called without searching for a missing TPU.
 
     Args:
-        environ: The environment variables. MLRUN_SKIP_LIBTPU=1 says no.
+        environ: The environment variables. MLRUN_SKIP_LIBTPU=1 means False.
         devices: Where the chips' files are.
     """
     if environ.get("MLRUN_SKIP_LIBTPU", "").lower() in ("1", "true", "yes"):
@@ -41,7 +41,7 @@ def may_have_tpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("
 
 
 def runtime_is_up() -> bool:
-    """Whether the job has started its TPU runtime: before that, there is nothing that libtpu could tell."""
+    """Return True if the job has started its TPU runtime: before that, libtpu has no metrics."""
     return jax_is_initialised() or torch_xla_is_initialised()
 
 
@@ -72,7 +72,7 @@ def _monitoring() -> Any:
 
 
 def _data(monitoring: Any, supported: set[str], name: str) -> list[float | None]:
-    """One value a chip or core; None where it is no number."""
+    """Return one value for each chip or core; None if it is not a number."""
     return [_number(text) for text in monitoring.get_metric(name).data()] if name in supported else []
 
 
@@ -85,7 +85,7 @@ def _number(text: object) -> float | None:
 
 
 def _chips_of_cores(cores: list[float | None], chips: int) -> list[float | None]:
-    """The mean over the cores of each chip: some generations have two, and libtpu tells of each."""
+    """The mean over the cores of each chip: some generations have two, and libtpu reports each."""
     if not chips or len(cores) % chips:
         return cores
     each = len(cores) // chips

@@ -1,4 +1,4 @@
-"""The keepers of runs, for programs that talk to one themselves."""
+"""Control planes, for programs that call one themselves."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _rename(folder: str, address: str) -> str:
         data = store.read(path)
         name = summary_of(data).host
         if not name:
-            return f"it does not say in {path} what it calls itself; the file keeps its name"
+            return f"{path} does not contain its host's name; the file keeps its name"
         store.write(f"{folder}/{file_of(file_name_of(name))}", data, if_generation=0)
         store.delete(path)
     except StorageError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Change", "ControlPlane", "DistantControlPlane", "Keeper", "Resource"]
+__all__ = ["Change", "Connection", "ControlPlane", "DistantControlPlane", "Resource"]
 
 Resource: TypeAlias = dict[str, Any]
 """A run, or a profiler session, as JSON of `hypercomputecluster.googleapis.com`."""
@@ -67,7 +67,7 @@ class DistantControlPlane(ControlPlane, Protocol):
         ...
 
 
-class Keeper(NamedTuple):
+class Connection(NamedTuple):
     """A control plane beside the folder of this machine.
 
     Attributes:

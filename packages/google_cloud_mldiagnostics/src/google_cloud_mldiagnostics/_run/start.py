@@ -1,4 +1,4 @@
-"""One call of machinelearning_run: the parts of a run are made, and begin."""
+"""The start of a run: its parts are made and started."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from google_cloud_mldiagnostics._run_state.process_life import is_alive, own_mar
 from google_cloud_mldiagnostics._run_state.registration import Registration
 from google_cloud_mldiagnostics._runtimes import computes_with_pytorch
 from google_cloud_mldiagnostics._system_metrics.sampler import SystemMetrics
-from google_cloud_mldiagnostics.control_plane import Keeper
+from google_cloud_mldiagnostics.control_plane import Connection
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError
 from google_cloud_mldiagnostics.mlrun_types import ConfigDict, Framework, MLRun, Orchestrator
 
-__all__ = ["Beginning", "details_logger"]
+__all__ = ["RunStart", "details_logger"]
 
 logger = job_logger("google_cloud_mldiagnostics")
-# The name under which the documented record of the run's details is looked for.
+# The name of the logger that is documented for the run's details.
 details_logger = job_logger("google_cloud_mldiagnostics.core.global_manager")
 
 # Enough where the clients are loaded and the network is near. Whatever takes longer goes on without the job.
@@ -55,12 +55,12 @@ _STRICT_SECONDS: Final = 120.0
 _PROJECT_SECONDS: Final = 0.8
 _INSTANCE_SECONDS: Final = 1.0
 
-# State of the process: how often it has begun a run of a name.
+# State of the process: how many runs of a name it has started.
 _occasions_of_this_process: dict[str, int] = {}
 
 
-class Beginning:
-    """What is known so far of the run that begins.
+class RunStart:
+    """The start of one run.
 
     Args:
         arguments: Those of `machinelearning_run`.
@@ -79,13 +79,13 @@ class Beginning:
         self.location = arguments.region or _region_of_this_machine()
         self._is_shared = False
 
-    def begin(self) -> MLRun:
-        """Begins the run; one that is strict, once the control plane has it."""
+    def start(self) -> MLRun:
+        """Start the run; return a strict one once the control plane has it."""
         deadline = time.monotonic() + (_STRICT_SECONDS if self.arguments.strict else _WAIT_SECONDS)
         process = identity_of_process()
         member = attempts.Member(process.host, self.index, process.pid, own_mark())
         self._run = run = self._new_run()
-        run.attempt = self._begin_here(member, _attempt_told(process.attempt))
+        run.attempt = self._join_attempt(member, _attempt_number(process.attempt))
         self._active = active = self._new_active_run(member)
         active.registration = self._registration = self._new_registration()
         self._lifecycle = lifecycle = Lifecycle(
@@ -93,7 +93,7 @@ class Beginning:
         )
         set_active_run(active)
         announce_run(run.name, run.display_name)
-        lifecycle.begin(self.user_configs, is_settled=self._is_attempt_settled())
+        lifecycle.start(self.user_configs, is_settled=self._is_attempt_settled())
         active.registration.start()
         self._agree_on_attempt()
         lifecycle.complete()
@@ -108,7 +108,7 @@ class Beginning:
         if self.count > 1 and not self.workload.id_parts and self.workload.wire != "GKE" and not has_coordinator():
             warn_once(
                 "too early",
-                "The %d processes of this job have no way to agree on one run: this one's is %s, and the others have "
+                "The %d processes of this job cannot agree on one run: this one's is %s, and the others have "
                 "their own. Set RUN_WORKLOAD_ID to the same text on all of them, or give torchrun an --rdzv-id, or "
                 "call machinelearning_run after jax.distributed.initialize or torch.distributed.init_process_group.",
                 self.count,
@@ -140,8 +140,8 @@ class Beginning:
             }
         )
 
-    def _begin_here(self, member: attempts.Member, number: int) -> int:
-        """Begins or joins an attempt in the run's folder; the number that it has."""
+    def _join_attempt(self, member: attempts.Member, number: int) -> int:
+        """Start or join an attempt in the run's folder; return its number."""
         run_id, now = self.identity.run_id, format_timestamp(time.time_ns())
         resource = resource_of(self.arguments, self.workload, self.user_configs)
         token = self.identity.token
@@ -200,7 +200,7 @@ class Beginning:
 
     def _new_registration(self) -> Registration:
         run, is_owner = self._run, self.index == 0
-        connect: Callable[[], Keeper] | None = None
+        connect: Callable[[], Connection] | None = None
         if self.arguments.base_url is not None:
             connect = find_self_hosted(self.arguments.base_url, run, self.workload, is_owner=is_owner)
         elif self.backend is not Backend.LOCAL:
@@ -213,13 +213,13 @@ class Beginning:
             is_shared=self._is_shared,
             on_found=self._found,
             on_attempt=self._attempt_is,
-            on_verdict=self._tell_people,
+            on_verdict=self._log_link,
         )
 
-    def _found(self, keeper: Keeper) -> None:
-        """In the registration's thread: there is a cloud."""
-        if keeper.project:
-            self._run.project = keeper.project
+    def _found(self, connection: Connection) -> None:
+        """In the registration's thread: the control plane is found."""
+        if connection.project:
+            self._run.project = connection.project
             self._active.is_local = False
             if self.workload.orchestrator is Orchestrator.CUSTOM and self.index == 0:
                 self._add_instance()
@@ -233,7 +233,7 @@ class Beginning:
             self._run.workload_details = details
             self.local.update_run(self.identity.run_id, lambda kept: {**kept, "workloadDetails": details})
 
-    # --- The attempt's number, which process 0 tells the others ---------------------------------------
+    # --- The attempt's number, which process 0 publishes to the others------------------------------------
 
     def _attempt_is(self, number: int) -> None:
         """In the registration's thread of process 0: the number is settled."""
@@ -241,15 +241,15 @@ class Beginning:
         publish(self._attempt_key, str(number))
 
     def _is_attempt_settled(self) -> bool:
-        """Whether nobody knows better which attempt this is."""
+        """Return True if no other process can correct the attempt's number."""
         if not self.workload.id_parts:
             return True  # The run's id is of this very start.
-        return not self._registration.is_looking if self.index == 0 else jax_processes() is None
+        return not self._registration.is_searching if self.index == 0 else jax_processes() is None
 
     def _agree_on_attempt(self) -> None:
         if self.index != 0:
             subscribe(self._attempt_key, lambda text: self._lifecycle.attempt_is(int(text)))
-        elif not self._registration.is_looking:
+        elif not self._registration.is_searching:
             publish(self._attempt_key, str(self._run.attempt))
 
     @property
@@ -279,8 +279,8 @@ class Beginning:
             f"the control plane did not take the run {self._run.name} within {_STRICT_SECONDS:g} s", is_temporary=True
         )
 
-    def _tell_people(self) -> None:
-        """One INFO, as soon as it is known where the run is looked at."""
+    def _log_link(self) -> None:
+        """Log one INFO as soon as the run's link is known."""
         run = self._run
         logger.info(
             "The run %s%s: %s (or `mldiagnostics show %s`)",
@@ -307,8 +307,8 @@ def _region_of_this_machine() -> str:
     return (metadata.zone.rpartition("-")[0] if metadata else "") or DEFAULT_REGION
 
 
-def _attempt_told(text: str) -> int:
-    """The attempt that the scheduler tells: it counts restarts."""
+def _attempt_number(text: str) -> int:
+    """Return the attempt's number from the scheduler's count of restarts."""
     return int(text) + 1 if text.isascii() and text.isdigit() and len(text) < 9 else 1
 
 
@@ -339,9 +339,9 @@ def _moment(text: object) -> datetime.datetime | None:
 
 
 def _details(run: MLRun) -> dict[str, Any]:
-    place = f"projects/{run.project}/locations/{run.location}/mlRuns/" if run.project else ""
+    prefix = f"projects/{run.project}/locations/{run.location}/mlRuns/" if run.project else ""
     return {
-        "name": place + run.name,
+        "name": prefix + run.name,
         "gcs_path": run.gcs_path,
         "display_name": run.display_name,
         "run_group": run.run_group,
