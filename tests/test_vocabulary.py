@@ -75,11 +75,11 @@ WORDS_IN_1000_LINES = 2
 LIMITS: dict[str, int | None] = {
     "packages/cloud_tpu_diagnostics": None,
     "packages/common": None,
-    "packages/google_cloud_mldiagnostics": 293,
+    "packages/google_cloud_mldiagnostics": None,
     "packages/ml_goodput_measurement": None,
     "packages/testing": None,
     "packages/xprofiler": None,
-    "docs": 24,
+    "docs": 22,
     "tests": None,
     "benchmarks examples": None,
 }
