@@ -9,8 +9,8 @@ import sys
 import time
 from types import TracebackType
 
-# Sleeps and computes in turns, until the other end closes the pipe. The time that this takes beyond the seconds asked
-# for is waiting: for the timer to be served, and for a CPU in the middle of the computation.
+# Sleep and compute in turns, until the other end closes the pipe. The time beyond the requested seconds
+# is spent waiting: for the timer, and for a CPU in the middle of the computation.
 _CONTROL = """
 import select, sys, time
 SLEEP_SECONDS, CPU_SECONDS = 0.1, 0.01

@@ -186,7 +186,7 @@ def test_hosts_get_the_names_that_they_are_given(ports: list[int], tmp_path: Pat
         *("--hosts", "localhost,127.0.0.1", "--port", ports[0], "--duration_in_ms", 100, "--log_dir", tmp_path),
         *("--session_name", "s", "--override_hostnames", "one,two"),
     )
-    assert status == 1  # It is the same process twice, which can be profiled once at a time.
+    assert status == 1  # Both addresses are one process, which can be profiled once at a time.
     assert len(xplanes(tmp_path)) == 1
     assert xplanes(tmp_path)[0].rpartition("/")[2] in ("one.xplane.pb", "two.xplane.pb")
 

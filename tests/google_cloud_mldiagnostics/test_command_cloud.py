@@ -255,7 +255,7 @@ def test_entries_that_cloud_logging_refuses_are_counted_and_the_rest_arrives(clo
     run = recorded()
     now = active_run()
     assert now is not None
-    deep = "[" * 120 + "]" * 120  # Deeper than Cloud Logging takes.
+    deep = "[" * 120 + "]" * 120  # Deeper than Cloud Logging accepts.
     now.log.write_text(str(time.time_ns()), f'{{"values":[1],"deep":{deep}}}' + namespace_fields("deep"))
     run.finish()
     page = shown(capsys, "sync", run.name, code=1)
@@ -287,7 +287,7 @@ def test_a_run_is_shown_on_another_machine_as_on_its_own(cloud: Cloud, capsys: C
     assert losses == values_here.splitlines()[:6]
     same = ("run", "display_name", "group", "state", "configs", "metrics", "notes")
     assert {name: there[name] for name in same} == {name: here[name] for name in same}
-    # Only what a process recorded is known of it there.
+    # The other machine has only the entries of the process.
     assert [process["pid"] for process in there["attempts"][0]["processes"]] == [
         process["pid"] for process in here["attempts"][0]["processes"]
     ]

@@ -95,7 +95,7 @@ def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_pr
         files = list(Path(folder).glob("*.xplane.pb"))
         assert len(files) == 2
         assert all(read_xplane(file).is_whole for file in files)
-        # One of them, by its address, and for people; an unknown one is refused.
+        # One process by its address, with text output; an unknown host is refused.
         address = answer["hosts"][1]["address"]
         code, out, _ = run_command(
             capsys, "profile", run_id, "--duration", "100", "--hosts", address, "--session", "s2"

@@ -119,7 +119,7 @@ def test_at_most_a_thousand_values_are_pending_and_the_rest_is_counted(
     assert device_values.pending_count() == device_values.MOST_PENDING
     slow.set()
     written = len(recorded(tmp_path))
-    assert written == 999  # The one that is slow is pending too.
+    assert written == 999  # The slow one is pending too.
     assert written + run.log.lost_values.total() == 1200
 
 
@@ -445,7 +445,7 @@ def test_pytorch_xla_is_asked_at_the_end_of_the_step(
     closure(tensor)
     assert recorded(tmp_path) == [[1.5]]
     record("loss", XlaTensor(1.5), step=3)
-    closures[1][0](closures[1][1][0])  # Not computed: it fails, and the step must not.
+    closures[1][0](closures[1][1][0])  # The value is not computed: reading it fails, and the step must not fail.
     assert recorded(tmp_path) == [[1.5]]
     assert run.log.lost_values.total() == 1
 

@@ -144,7 +144,7 @@ def test_each_version_registers_its_run(lives: dict[str, Life], version: str) ->
     assert run["runSet"] == "sweep"
     assert run["state"] == "STATE_COMPLETED"
     assert run["configs"]["softwareConfigs"]["framework"] == "JAX"
-    assert {record.status for record in life.requests} <= {200, 404, 409}  # Not there yet; there already.
+    assert {record.status for record in life.requests} <= {200, 404, 409}  # Missing before creation; created already.
 
 
 def test_our_requests_equal_theirs(lives: dict[str, Life]) -> None:

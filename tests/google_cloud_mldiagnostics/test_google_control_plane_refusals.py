@@ -203,5 +203,5 @@ def test_a_request_and_its_token_share_one_deadline(
     oauth_server.faults.script([Delay(0.35)], on="token")
     server.faults.script([Delay(0.35)], on="get")
     google.get_run("train-1")
-    assert time.slept  # In time each, not together: it was tried again.
+    assert time.slept  # Each was in time, but not both: the request was retried.
     google.close()

@@ -78,7 +78,9 @@ def test_limits_hold_the_shown_values_and_count_the_others(values: list[float]) 
 
 def test_a_picture_is_drawn_of_every_kind_of_series(tmp_path: Path) -> None:
     entries = [metric("loss", step, 2.0 / (step + 1), step=step) for step in range(50)]
-    entries += [metric("loss", 60 + step, 2.0 / (step + 1), step=step) for step in range(40, 80)]  # done again
+    entries += [
+        metric("loss", 60 + step, 2.0 / (step + 1), step=step) for step in range(40, 80)
+    ]  # Steps that were repeated.
     entries += [metric("$x_{1}$ 実験", at, math.nan if at == 3 else at) for at in range(9)]
     entries += [
         entry("tpu_duty_cycle", at, {"values": [50.0, 60.0], "hostname": f"h{host}", "process_index": str(host)})

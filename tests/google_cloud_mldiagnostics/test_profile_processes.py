@@ -37,7 +37,7 @@ class Registration:
 index, port = int(sys.argv[1]), sys.argv[2]
 log = RunLog("run-1", location="us-central1", project="", labels={"process_index": str(index)}, is_shipped=False)
 folder = diagnostics_directory() / "runs" / "run-1"
-# As machinelearning_run leaves it that is called before jax.distributed.initialize: the index is not known yet.
+# The state after machinelearning_run before jax.distributed.initialize: the index is not known yet.
 set_active_run(ActiveRun(MLRun(name="run-1"), log, folder, "host-a", 0, 1, os.getpid(), True, Registration()))
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
 client = jax._src.distributed.global_state.client

@@ -133,7 +133,7 @@ def test_processes_of_one_host_have_files_of_their_own() -> None:
         names = named_elsewhere(active.folder, (2, 0, 3))
         assert "host-a" in names
         assert len(set(names)) == 3
-        # They have ended: the name is free.
+        # The processes have ended: the name is free.
         assert [xplane_name(active, 7, 4) for _ in range(2)] == ["host-a", "host-a"]
         assert named_elsewhere(active.folder, (2,)) == ["host-a-2"]
 

@@ -73,7 +73,7 @@ run.finish()
 with open(os.path.join(os.environ["ML_DIAGNOSTICS_DIR"], "runs", run.name, "sessions", "open.json")) as file:
     assert "SUCCEEDED" in file.read()  # When finish() has returned.
 train()
-profile.stop()  # It is over.
+profile.stop()  # It has ended already.
 second = start_run("second")
 with xprof(session_id="next"):
     train()

@@ -173,7 +173,7 @@ def test_an_invalid_port_is_an_error(port: Any) -> None:
 def test_a_server_that_cannot_start_costs_no_more_than_itself(
     in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jax.profiler.start_server(0)  # JAX has one at most, and this is the user's.
+    jax.profiler.start_server(0)  # JAX has one server at most, and this one is the user's.
     try:
         with profiled_run("run-1") as active:
             start_on_demand_xprof(0)
@@ -210,7 +210,7 @@ def test_the_server_waits_for_the_jobs_devices_and_initialises_none() -> None:
             time.sleep(0.05)
         if os.fork() == 0:  # A child does not end its parent's server.
             atexit._run_exitfuncs()
-            os._exit(0)  # As multiprocessing does: JAX of 2024 does not survive more.
+            os._exit(0)  # Like multiprocessing: JAX of 2024 crashes in a normal exit of a child.
         os.wait()
         import socket
         assert socket.socket().connect_ex(("127.0.0.1", active.profiler_port)) == 0

@@ -64,7 +64,7 @@ def test_a_child_that_is_forked_while_averages_change_records_in_memory_that_doe
     with active(tmp_path) as run:
         record("loss", 1.0)
         average = run.log.averages.of("loss")
-        assert average._folding.acquire(blocking=False)  # As a thread has it that the child has not.
+        assert average._folding.acquire(blocking=False)  # Like a thread that does not exist in the child.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # JAX warns of any fork; this child uses no JAX.
             child = os.fork()

@@ -289,7 +289,7 @@ def test_nothing_waits_for_a_control_plane_that_never_answers(
     run.finish()
     ended = time.monotonic()
     assert changed - created < created - started < ended - changed
-    assert asked(server) == ["get"]  # All of it before even the first request was given up.
+    assert asked(server) == ["get"]  # Everything happened before the first request timed out.
     assert kept_here()["runPhase"] == "COMPLETED"
 
 

@@ -237,7 +237,7 @@ for step in range(10):
 logging.info("the user's")
 for handler in logging.getLogger().handlers:
     if hasattr(handler, "transport"):
-        handler.transport.flush()  # Google's, which waits for a few seconds only at the end of a process.
+        handler.transport.flush()  # Google's transport waits only a few seconds at the end of a process.
 set_active_run(None)
 assert log.close(20)
 """
@@ -251,7 +251,7 @@ assert log.close(20)
     assert "the user's" in messages
     assert "the user's own" in messages
     assert [message for message in messages if "entries:write" in message] == []
-    assert output.count("entries:write") >= 10  # The console gets them, as without us.
+    assert output.count("entries:write") >= 10  # The console shows them, as without this library.
     metrics = [entry for entry in cloud_logging_server.entries() if entry["logName"].endswith("ml_diagnostics_metric")]
     assert len(metrics) == 10
 

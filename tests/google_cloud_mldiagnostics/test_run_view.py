@@ -117,7 +117,7 @@ def test_a_run_is_active_while_one_process_is_and_silent_processes_are_named() -
 
 
 def test_a_run_without_entries_of_processes_is_shown_as_recorded_with_a_note() -> None:
-    shown = view(resource(), now=1e6)  # As the public package makes them.
+    shown = view(resource(), now=1e6)  # Like a run of the public package.
     assert shown.state is State.ACTIVE
     assert "not known" in shown.notes[0]
 

@@ -35,7 +35,7 @@ from google_cloud_mldiagnostics import machinelearning_run, metrics, xprof, metr
 # 1. Set up Cloud Logging
 # Make sure to pip install google-cloud-logging
 """
-# What a laptop leaves out, beside the import.
+# Omitted on a laptop, together with the import.
 CLOUD_LOGGING = """logging_client = google.cloud.logging.Client()
 logging_client.setup_logging()
 """
@@ -151,7 +151,7 @@ prof.start()
 # ...
 prof.stop()
 """
-# The documented call has a line of three dots, which Python does not take there.
+# The documented call has a line of three dots, which is a syntax error there.
 ON_DEMAND_AND_ENVIRONMENT = """
 # Define machinlearning run
 machinelearning_run(
@@ -332,7 +332,7 @@ def test_the_basic_example_runs_in_the_cloud(is_grpc: bool, cloud: Cloud, tmp_pa
     assert own == [("INFO", "root", text) for text in texts]
     assert [severity for severity, _, text in lines if cloud.link(run_id) in text] == ["INFO"]
     complaints = [line for line in lines if line[0] in ("WARNING", "ERROR") and "urllib3" not in line[1]]
-    # The example's port is one for all jobs of this machine, tests that run beside this one among them.
+    # All jobs of this machine share the example's port, and so do tests that run beside this one.
     assert [line for line in complaints if "Port 9999 is taken" not in line[2]] == []
     assert [text for _, _, text in lines if "0.123" in text or "entries:write" in text] == []  # Metrics are not lines.
 
@@ -356,7 +356,7 @@ def test_the_basic_example_runs_on_a_laptop(tmp_path: Path) -> None:
     assert [metric["last"] for metric in found["metrics"] if metric["metric"] == "loss"] == [0.123]
     [session] = found["profiles"]
     [staged] = (tmp_path / "diagnostics" / "runs").glob("*/staged/plugins/profile/*/*.xplane.pb")
-    assert staged.parent == Path(session["folder"])  # There is no cloud to bring it to.
+    assert staged.parent == Path(session["folder"])  # There is no cloud to upload it to.
     assert done.stdout == ""
 
 
@@ -389,7 +389,7 @@ def test_the_other_examples_run_in_the_cloud(cloud: Cloud, tmp_path: Path) -> No
 
     sessions = {name.split("/")[4] for name in cloud.storage.names("my-bucket")}
     assert "profiling_session" in sessions
-    assert len(sessions) == 6, done.stderr  # One of the decorator; within the third, it is one too many at a time.
+    assert len(sessions) == 6, done.stderr  # The decorator's is one; inside the third, a second profile is refused.
     assert all(name.startswith(f"folder1/{run_id}/plugins/profile/") for name in cloud.storage.names("my-bucket"))
 
 

@@ -21,8 +21,8 @@ from .starvation import Starvation, seconds_to_death
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stuck process gets a second signal")
 
 RUN = "train-w"
-LONGEST_SECONDS = 2.0  # The promise. What the machine keeps any process waiting is not counted: see `starvation`.
-# A mutex that is locked twice: unlike a sleep, the wait for it goes on after a signal.
+LONGEST_SECONDS = 2.0  # The promise. Delays of the machine itself are not counted: see `starvation`.
+# A mutex that is locked twice: unlike a sleep, the wait for it continues after a signal.
 STUCK = """
 import ctypes
 library, mutex = {library}(None), ctypes.create_string_buffer(64)
@@ -364,7 +364,7 @@ def test_another_signal_does_not_shorten_the_second_that_python_has_to_handle_si
     """)
     programs.await_line(process, "ready")
     process.send_signal(signal.SIGALRM)
-    time.sleep(0.9)  # Of the second that counted from any signal. The GIL is held for another 0.45 s.
+    time.sleep(0.9)  # Most of a second counted from any signal. The GIL is held for another 0.45 s.
     process.send_signal(signal.SIGTERM)
     assert programs.end(process).code == -signal.SIGTERM
     assert programs.phases() == ["ACTIVE", "FAILED"]  # The process itself has recorded its end.

@@ -55,7 +55,7 @@ def test_software_has_the_names_of_the_public_package() -> None:
     assert configs["jaxlib_version"] == metadata.version("jaxlib")
     assert configs["numpy_version"] == metadata.version("numpy")
     assert configs["orbax_checkpoint_version"] == metadata.version("orbax-checkpoint")
-    assert "maxtext_version" not in configs  # Absent is absent.
+    assert "maxtext_version" not in configs  # It is not installed.
     assert all(isinstance(value, str) for value in configs.values())
 
 
@@ -390,7 +390,7 @@ def test_a_hostile_checkout_runs_no_program(checkout: Path, tmp_path: Path, monk
 
 def test_git_is_stopped_when_it_takes_too_long(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (checkout / ".git" / "HEAD").unlink()
-    os.mkfifo(checkout / ".git" / "HEAD")  # To open it waits for a writer.
+    os.mkfifo(checkout / ".git" / "HEAD")  # Opening it blocks until there is a writer.
     assert revision_of(checkout, monkeypatch) == {}
 
 

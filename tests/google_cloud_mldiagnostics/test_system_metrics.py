@@ -146,7 +146,7 @@ def test_a_chip_that_hangs_costs_its_own_metrics_and_no_others(
     metrics = SystemMetrics(run, 0.1, host=[lambda: [Reading("fine", "%", [1.0])]], chips=chips)
     metrics.start()
     wait_until(lambda: metric_names(tmp_path).count("fine") >= 4)
-    assert len(asked) == 1  # One thread waits, not one a collection.
+    assert len(asked) == 1  # One thread waits, not one per collection.
     assert [record.getMessage().split(" for ")[0] for record in caplog.records] == ["the driver has not answered"]
     assert LOSSES["system_metrics: the driver does not answer"] >= 3
     assert "late" not in metric_names(tmp_path)
@@ -212,7 +212,7 @@ def test_100_percent_is_one_core_and_the_share_is_beside_it(monkeypatch: pytest.
     monkeypatch.setattr(psutil, "cpu_times", lambda: next(times))
     monkeypatch.setattr(psutil, "cpu_count", lambda: 8)
     meter = HostMeter(monotonic=iter([0.0, 5.0]).__next__)
-    assert "host_cpu_utilization" not in by_name(meter.collect())  # Over what time?
+    assert "host_cpu_utilization" not in by_name(meter.collect())  # A rate needs two samples.
     readings = by_name(meter.collect())
     assert readings["host_cpu_share"].values == [75.0]
     assert readings["host_cpu_utilization"].values == [600.0]
@@ -442,7 +442,7 @@ def test_libtpu_is_not_asked_before_the_jobs_own_runtime_is_up(
 def test_libtpu_is_queried_only_where_it_can_answer_at_once(tmp_path: Path) -> None:
     devices = tmp_path / "dev"
     (devices / "vfio").mkdir(parents=True)
-    (devices / "vfio" / "vfio").touch()  # There wherever the kernel's module is loaded.
+    (devices / "vfio" / "vfio").touch()  # It exists wherever the kernel's module is loaded.
     assert not tpu.may_have_tpu({}, devices)
     assert tpu.may_have_tpu({"TPU_SKIP_MDS_QUERY": "1"}, devices)
     assert not tpu.may_have_tpu({}, tmp_path / "nothing")
@@ -466,13 +466,13 @@ def test_gpus_are_measured_each_and_over_the_whole_interval(monkeypatch: pytest.
     ).installed(monkeypatch)
     meter = GpuMeter(lambda uuid: True, environ={})
     first = by_name(meter.collect())
-    assert first["gpu_duty_cycle"].values == [50.0, 30.0]  # Of samples where there are some.
+    assert first["gpu_duty_cycle"].values == [50.0, 30.0]  # The mean of the samples, if there are some.
     assert first["gpu_utilization"].values == [7.0, 30.0]
     assert first["gpu_utilization"].chips == ["gpu0", "gpu1"]
     assert first["gpu_utilization"].accelerator is AcceleratorType.GPU
     assert (first["vram_utilization"].values, first["vram_utilization"].chips) == ([25.0], ["gpu0"])
     assert first["vram_utilization"].beside == {"used_bytes": [20 << 30], "total_bytes": [80 << 30]}
-    assert "gpu_tensorcore_utilization" not in first  # Over what time?
+    assert "gpu_tensorcore_utilization" not in first  # A rate needs two samples.
     driver.gpus[0].samples.append((30, 100))
     for _ in range(5):
         second = by_name(meter.collect())

@@ -99,7 +99,7 @@ while active_run().registration.error is None:
 @pytest.mark.timing
 def test_a_process_leaves_in_time_while_the_report_of_another_run_is_not_answered(server: ControlPlaneServer) -> None:
     end_unreported(server)
-    server.faults.script([None, Hang()], on="get")  # The first is of the run itself.
+    server.faults.script([None, Hang()], on="get")  # The first request is for the run itself.
     process = programs.start(f"machinelearning_run('two', log_system_metrics=False)\n{UNTIL_INPUT}")
     wait_until(lambda: ("get", Hang()) in server.faults.injected)
     released_at = time.monotonic()
@@ -151,7 +151,7 @@ def test_an_active_run_is_left_alone(server: ControlPlaneServer, plane: GoogleCo
     unreported.add("one-w")
     asked = len(server.requests)
     unreported.report(plane, lambda: False)
-    # Another process of it has failed; this one goes on.
+    # Another process of the run has ended; this one continues.
     local().update_run("one-w", lambda kept: {**kept, "runPhase": "COMPLETED"})
     unreported.report(plane, lambda: False)
     assert len(server.requests) == asked

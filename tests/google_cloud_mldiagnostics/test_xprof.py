@@ -96,7 +96,7 @@ def test_a_copy_has_the_settings_and_no_profile_that_is_being_taken(run: ActiveR
     copies = [copy.copy(profiler), copy.deepcopy(profiler), pickle.loads(pickle.dumps(profiler))]
     profiler.stop()
     for same in copies:
-        same.stop()  # nothing is done: it started none
+        same.stop()  # Nothing happens: it started no profile.
         assert (same._indexes, same._session_id) == (profiler._indexes, "one")
 
 
@@ -461,7 +461,7 @@ def test_ctrl_c_inside_start_leaves_profiling_usable(run: ActiveRun, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(captures_module, "at_exit_from_now", interrupted)  # JAX traces already.
+        patch.setattr(captures_module, "at_exit_from_now", interrupted)  # JAX is tracing already.
         with pytest.raises(KeyboardInterrupt):
             xprof().start()
     with xprof(session_id="after"):
