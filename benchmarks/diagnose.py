@@ -421,7 +421,7 @@ def _stacks(*, quick: bool) -> Table:
         for _ in range(repetitions):
             block_started = time.perf_counter()
             done = subprocess.run(
-                [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", folder],
+                [sys.executable, "-m", "cloud_tpu_diagnostics._stacks.cli", "show", folder],
                 capture_output=True,
                 text=True,
                 check=True,

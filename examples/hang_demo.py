@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud_tpu_diagnostics import diagnostic
+from cloud_tpu_diagnostics._stacks import cli
 from cloud_tpu_diagnostics.configuration import (
     debug_configuration,
     diagnostic_configuration,
@@ -24,7 +25,6 @@ from cloud_tpu_diagnostics.configuration import (
     stack_trace_configuration,
 )
 from cloud_tpu_diagnostics.entries import HANG_SUSPECTED, LOG_ID
-from cloud_tpu_diagnostics.stacks import cli
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader
 

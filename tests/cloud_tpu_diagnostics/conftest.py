@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from cloud_tpu_diagnostics.stacks.cli import main
+from cloud_tpu_diagnostics._stacks.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
 

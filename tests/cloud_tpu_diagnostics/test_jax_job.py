@@ -125,7 +125,7 @@ def test_the_journal_names_it_with_the_ranks_index_and_the_step(ranks: _Ranks) -
 
 def _wait_until_shown(is_complete: Callable[[str], bool], ranks: _Ranks, *where: str) -> None:
     """Run `tpu-stacks show` until its first line is as expected; the next dumps are written within a second."""
-    command = [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", *where]
+    command = [sys.executable, "-m", "cloud_tpu_diagnostics._stacks.cli", "show", *where]
 
     def is_shown() -> bool:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=ranks.environment)

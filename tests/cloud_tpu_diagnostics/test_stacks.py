@@ -16,9 +16,9 @@ import pytest
 from cloud_tpu_diagnostics._dumps.grouping import ThreadGroup
 from cloud_tpu_diagnostics._dumps.parser import Frame
 from cloud_tpu_diagnostics._dumps.snapshot import Snapshot
+from cloud_tpu_diagnostics._stacks.cli import main
+from cloud_tpu_diagnostics._stacks.trace_files import parse_name
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, entry
-from cloud_tpu_diagnostics.stacks.cli import main
-from cloud_tpu_diagnostics.stacks.trace_files import parse_name
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.journal import Journal
 
@@ -308,7 +308,7 @@ def test_a_command_that_is_not_understood_is_exit_code_2(arguments: list[str]) -
 def test_help_loads_nothing_that_is_slow() -> None:
     heavy = ["msgspec", "google", "json", "subprocess", "cloud_tpu_diagnostics._dumps.parser", "shtab"]
     code = (
-        "import sys\nfrom cloud_tpu_diagnostics.stacks.cli import main\n"
+        "import sys\nfrom cloud_tpu_diagnostics._stacks.cli import main\n"
         "try: main(['show', '--help'])\nexcept SystemExit: pass\n"
         f"print([name for name in {heavy} if name in sys.modules])"
     )

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics._collect import trace_file
-from cloud_tpu_diagnostics.stacks import live
-from cloud_tpu_diagnostics.stacks.local_processes import LocalProcess, choose_signal, find_processes, signal_number
+from cloud_tpu_diagnostics._stacks import live
+from cloud_tpu_diagnostics._stacks.local_processes import LocalProcess, choose_signal, find_processes, signal_number
 
 from ..waiting import wait_until
 from . import diagnosed_jobs

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics._collect import trace_file
+from cloud_tpu_diagnostics._stacks.log_entries import _Latest, dumps_of
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, entry
-from cloud_tpu_diagnostics.stacks.log_entries import _Latest, dumps_of
 from ml_diagnostics_common.entry import EntryContext, LogEntry, format_timestamp
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.reader import JournalReader
@@ -234,7 +234,7 @@ def test_a_job_of_many_entries_needs_no_more_memory_than_one_of_few(tmp_path: Pa
     """All are of one job, and within the hour that is shown."""
     # The peak since exec: ru_maxrss includes that of the process that forked this one.
     program = (
-        "import sys; from cloud_tpu_diagnostics.stacks.cli import main; main(['show', '--job', 'llama']);"
+        "import sys; from cloud_tpu_diagnostics._stacks.cli import main; main(['show', '--job', 'llama']);"
         "print(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0], file=sys.stderr)"
     )
     used_kib, shown = [], []

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics.stacks.local_processes import choose_signal, find_processes
+from cloud_tpu_diagnostics._stacks.local_processes import choose_signal, find_processes
 
 from ..waiting import wait_until
 from .diagnosed_jobs import Job, run

@@ -75,7 +75,7 @@ def test_a_cloud_that_is_half_set_up_is_one_warning(tmp_path: Path) -> None:
 
 
 def test_the_command_on_stacks_mentions_no_cloud(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", "--job", "x"]
+    command = [sys.executable, "-m", "cloud_tpu_diagnostics._stacks.cli", "show", "--job", "x"]
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "GCE_METADATA_HOST": "127.0.0.1:9"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "tpu-stacks: no stacks of the job 'x' were found\n")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import cloud_tpu_diagnostics
 from cloud_tpu_diagnostics import diagnostic
+from cloud_tpu_diagnostics._stacks.local_processes import find_processes
 from cloud_tpu_diagnostics.src import diagnose as diagnose_by_its_second_name
-from cloud_tpu_diagnostics.stacks.local_processes import find_processes
 
 JOB = """
 from cloud_tpu_diagnostics import diagnostic

@@ -9,7 +9,7 @@ _config         the checked configuration of a block
 _collect        a block of `diagnose` in the job's process
 _companion      the process that outlives the job: it ships traces, detects hangs and records the exit reason
 _dumps          dumps of stacks: written, parsed, and grouped by equal stack
-stacks          the command `tpu-stacks`
+_stacks         the command `tpu-stacks`
 __main__        the command `python -m cloud_tpu_diagnostics run -- CMD`
 """
 

@@ -1,6 +1,8 @@
 """A small process beside a block without a companion: it asks faulthandler if Python does not answer a request.
 
 Nothing in the job itself can do so: a Python thread waits for the GIL, and this package has no C code.
+
+A module apart from `companion`: most blocks have no companion, and loading that module takes 2.5 ms of CPU time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Dumps as text: all threads in faulthandler's format, and exceptions in the same format.
 
-Other than faulthandler, Python writes all threads, and cannot crash a program that runs.
+Unlike faulthandler, this module writes all threads, and cannot crash a running program.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class DumpCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Print the stacks of the processes that answer."""
-        from cloud_tpu_diagnostics.stacks.live import dump_processes
+        from cloud_tpu_diagnostics._stacks.live import dump_processes
 
         notes: list[str] = []
         try:
@@ -130,12 +130,12 @@ def _recorded_dumps(options: argparse.Namespace, notes: list[str]) -> list[Proce
     from cloud_tpu_diagnostics._dumps.grouping import name_processes
 
     if options.job is not None:
-        from cloud_tpu_diagnostics.stacks.log_entries import read_job
+        from cloud_tpu_diagnostics._stacks.log_entries import read_job
 
         dumps = read_job(options.job, since_seconds=options.since, notes=notes)
         where = f"of the job {options.job!r}"
     else:
-        from cloud_tpu_diagnostics.stacks.trace_files import read_trace_files
+        from cloud_tpu_diagnostics._stacks.trace_files import read_trace_files
 
         dumps = _without_clean_exits(read_trace_files(options.path, notes), notes)
         where = f"in {options.path}"
@@ -165,7 +165,7 @@ def _print(dumps: list[ProcessDump], options: argparse.Namespace, console: Conso
     from ml_diagnostics_common.command.formats import format_data
 
     from cloud_tpu_diagnostics._dumps.grouping import group_processes
-    from cloud_tpu_diagnostics.stacks.output import PROCESS_FIELDS, as_dict, format_collapsed, format_text, processes
+    from cloud_tpu_diagnostics._stacks.output import PROCESS_FIELDS, as_dict, format_collapsed, format_text, processes
 
     if options.format == "collapsed":
         console.data(format_collapsed(dumps), end="")

@@ -18,7 +18,7 @@ from ml_diagnostics_common.processes import handled_signals
 from cloud_tpu_diagnostics._collect import trace_file
 from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, ThreadStack
 from cloud_tpu_diagnostics._signals import signal_name
-from cloud_tpu_diagnostics.stacks.trace_files import newest_of, parse_name
+from cloud_tpu_diagnostics._stacks.trace_files import newest_of, parse_name
 
 __all__ = ["DumpError", "LocalProcess", "Question", "ask", "choose_signal", "find_processes", "signal_number"]
 

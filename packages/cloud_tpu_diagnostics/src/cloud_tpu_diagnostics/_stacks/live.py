@@ -17,7 +17,7 @@ from ml_diagnostics_common.worker import results_in_parallel
 
 from cloud_tpu_diagnostics._dumps.grouping import MAIN_THREAD, ProcessDump, main_thread, name_processes
 from cloud_tpu_diagnostics._dumps.parser import Frame, ThreadStack
-from cloud_tpu_diagnostics.stacks.local_processes import (
+from cloud_tpu_diagnostics._stacks.local_processes import (
     DumpError,
     LocalProcess,
     Question,

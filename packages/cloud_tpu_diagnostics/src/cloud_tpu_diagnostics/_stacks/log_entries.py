@@ -19,8 +19,8 @@ from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
 from cloud_tpu_diagnostics._dumps.grouping import MAIN_THREAD, ProcessDump
 from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, ThreadStack
 from cloud_tpu_diagnostics._dumps.snapshot import Snapshot
+from cloud_tpu_diagnostics._stacks.trace_files import interval_seconds, newest_of, with_endings
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, VERB
-from cloud_tpu_diagnostics.stacks.trace_files import interval_seconds, newest_of, with_endings
 
 __all__ = ["dumps_of", "read_job"]
 
