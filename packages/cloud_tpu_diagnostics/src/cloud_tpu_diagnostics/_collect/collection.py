@@ -223,7 +223,7 @@ class Collection:
     def _warn_without_companion(self, what: str) -> None:
         warn_once(
             "without companion",
-            "The process beside the job %s: nothing is uploaded, and hangs are not watched for. %s",
+            "The process beside the job %s: nothing is uploaded, and hangs are not detected. %s",
             what,
             "Stack traces continue." if self._output is not None and self._output.nonblocking is not None else "",
         )

@@ -312,7 +312,7 @@ def _start_publishing(undoing: ExitStack) -> str | None:
     except OSError as error:
         warn_once(
             "no progress page",
-            "Hangs are not watched for, and stack traces do not have the step: the page for the job's progress cannot "
+            "Hangs are not detected, and stack traces do not have the step: the page for the job's progress cannot "
             "be created (%s).",
             error,
         )

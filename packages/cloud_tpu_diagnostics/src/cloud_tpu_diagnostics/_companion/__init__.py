@@ -37,7 +37,7 @@ class CompanionSettings(NamedTuple):
     dump_signal: int | None = None
     """The signal on which the job dumps all its threads."""
     progress_path: str | None = None
-    """The job's progress page; None: hangs are not watched for."""
+    """The job's progress page; None: hangs are not detected."""
     hang: Mapping[str, Any] | None = None
     """The numbers, texts and booleans of the HangConfig."""
     most_bytes: int = 64 * 2**20

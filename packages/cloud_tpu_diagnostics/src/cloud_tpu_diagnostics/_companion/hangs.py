@@ -73,7 +73,7 @@ class HangWatching:
         except FileNotFoundError:
             pass  # The block was left before this process ran.
         except OSError as error:
-            what = "Hangs are not watched for" if self._watch is not None else "Stack traces do not have the step"
+            what = "Hangs are not detected" if self._watch is not None else "Stack traces do not have the step"
             parent.log(WARNING, f"{what}: the job's progress cannot be read ({error})")
         self.progress: Progress | None = None
         """The progress that was read last."""
@@ -204,7 +204,7 @@ class HangWatching:
 
 
 def _watch(hang: Mapping[str, Any] | None, inherit: Callable[[], Pauses]) -> HangWatch | None:
-    """Return the part that recognises hangs; it is not loaded if they are not watched for."""
+    """Return the part that detects hangs; it is not loaded if detection is off."""
     if not hang:
         return None
     from cloud_tpu_diagnostics._companion.hang_watch import HangWatch
@@ -346,7 +346,7 @@ class HangResponse:
         frame = None if self._frame is None else where(self._frame)
         message = (
             f"The job has made no progress for about {verdict.stuck_seconds:.0f} s in phase {verdict.phase}{step}, "
-            f"where about {verdict.timeout_seconds:.0f} s are taken for a hang; its main thread is in "
+            f"which counts as a hang after about {verdict.timeout_seconds:.0f} s; its main thread is in "
             f"{frame or 'an unknown frame'}"
         )
         return entry(
