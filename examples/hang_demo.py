@@ -7,6 +7,7 @@ step 40, and with it all stop. Everything stays under `out/`; no cloud is asked 
 import argparse
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from cloud_tpu_diagnostics import diagnostic
-from cloud_tpu_diagnostics._stacks import cli
 from cloud_tpu_diagnostics.configuration import (
     debug_configuration,
     diagnostic_configuration,
@@ -96,7 +96,7 @@ def main() -> int:
 
     time.sleep(1)  # for the last stacks, on a machine with much else to do
     print(f"\nAll of them in one picture (tpu-stacks show --job {job}):\n", flush=True)
-    exit_code = cli.main(["show", "--job", job])
+    exit_code = subprocess.call([Path(sys.executable).with_name("tpu-stacks"), "show", "--job", job])
     for process in processes:
         process.kill()
         process.join()
