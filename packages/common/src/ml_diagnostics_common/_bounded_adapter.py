@@ -69,12 +69,12 @@ class Deadline(urllib3.Timeout):
 
     @property
     def connect_timeout(self) -> float:
-        """How long to wait for a connection, or to send."""
+        """Return how long to wait for a connection, or to send."""
         return max(0.001, min(_CONNECT_SECONDS, self.seconds_left))
 
     @property
     def read_timeout(self) -> float:
-        """How long to wait for the whole response. Zero is an error in urllib3, as intended."""
+        """Return how long to wait for the whole response. Zero is an error in urllib3, as intended."""
         return self.seconds_left
 
     def clone(self) -> Deadline:
@@ -83,7 +83,7 @@ class Deadline(urllib3.Timeout):
 
 
 class TimedHeadersAdapter(HTTPAdapter):
-    """Sends the requests of a `requests.Session`; headers have one deadline, the body's reads one each."""
+    """Send the requests of a `requests.Session`; headers have one deadline, the body's reads one each."""
 
     _response_class: type[TimedResponse] = TimedHeadersResponse
 

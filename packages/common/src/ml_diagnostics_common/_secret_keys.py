@@ -26,7 +26,7 @@ _GLUED_TO_SECRET = ("password", "passwd", "passphrase")  # PGPASSWORD
 _ACCOUNTS = """
     db database sql mysql pg postgres mongo redis smtp imap pop mail email ftp sftp ssh ldap http proxy user admin root
     """.split()  # noqa: SIM905
-# Whoever issues keys: `wandb_key`, `--hf-key`, `sshKey`. Not `cache_key`, `sort_key`, `rng_key`.
+# Services that issue keys: `wandb_key`, `--hf-key`, `sshKey`. Not `cache_key`, `sort_key`, `rng_key`.
 _KEY_ISSUERS = """
     api private access secret signing encryption hmac session license account master deploy storage ssh gpg pgp rsa
     tls ssl

@@ -57,7 +57,7 @@ class TimedConnection(http.client.HTTPConnection):
 
 
 class _TimedReads(io.RawIOBase):
-    """Limits each read from the socket to the time that is left."""
+    """Limit each read from the socket to the time that is left."""
 
     def __init__(self, raw: Any, sock: socket.socket, timeout: float) -> None:
         self._raw = raw

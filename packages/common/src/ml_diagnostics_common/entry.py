@@ -102,7 +102,7 @@ class LogEntry(msgspec.Struct, gc=False):
         return {**resource, "labels": {**(resource.get("labels") or {}), **self.own_resource_labels}}
 
     def resource_label(self, name: str) -> str:
-        """A label of the monitored resource; empty if it has none of that name."""
+        """Return a label of the monitored resource; empty if it has none of that name."""
         own = self.own_resource_labels
         if own is not None and name in own:
             return own[name]
@@ -148,7 +148,7 @@ def parse_timestamp(text: str) -> int:
 
 
 def encode_cloud(entry: LogEntry) -> dict[str, Any]:
-    """The entry as Cloud Logging's REST LogEntry."""
+    """Return the entry as Cloud Logging's REST LogEntry."""
     context = entry.context
     labels = dict(context.labels)
     if context.writer is not None:
@@ -169,7 +169,7 @@ def encode_cloud(entry: LogEntry) -> dict[str, Any]:
 
 
 def decode_cloud(encoded: Mapping[str, Any], log_id: str = "") -> LogEntry:
-    """A LogEntry from Cloud Logging's REST form, whoever wrote it.
+    """Return a LogEntry from Cloud Logging's REST form, of any writer.
 
     Args:
         encoded: the entry; only a timestamp is required.

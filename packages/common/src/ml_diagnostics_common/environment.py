@@ -49,7 +49,7 @@ class Backend(str, enum.Enum):
 
 
 def configured_backend(environ: Mapping[str, str] = os.environ) -> Backend:
-    """Reads `ML_DIAGNOSTICS_BACKEND`.
+    """Read `ML_DIAGNOSTICS_BACKEND`.
 
     Args:
         environ: The environment variables.
@@ -115,7 +115,7 @@ def _absolute(configured: str, home: str) -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Creates the folder for this user only, and proves that a file can be made in it.
+    """Create the folder for this user only, and check that a file can be created in it.
 
     Raises:
         OSError: The folder cannot be made or written.
@@ -128,7 +128,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _private_fallback(temporary: str) -> Path:
-    """A folder in the shared temporary one that belongs to this user and that no one else planted."""
+    """Return a folder in the shared temporary one that belongs to this user and that no other user created."""
     import tempfile
 
     shared = Path(temporary or tempfile.gettempdir()).absolute()
@@ -263,7 +263,7 @@ def _host_name() -> str:
 
 
 def _initialised_jax_position() -> tuple[int, int] | None:
-    """The index and the count that `jax.distributed.initialize` was given; never imports or initialises anything."""
+    """Return the arguments of `jax.distributed.initialize`: index and count; never import or initialize anything."""
     state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     if getattr(state, "client", None) is None:
         return None

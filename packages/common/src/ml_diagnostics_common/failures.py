@@ -24,7 +24,7 @@ _Error = TypeVar("_Error", bound="RemoteError")
 
 
 class Kind(enum.Enum):
-    """What a caller can do about a failure depends on this."""
+    """The kinds of failures: they determine what a caller can do."""
 
     REFUSED = "refused"
     """There are no valid credentials, or they lack a permission."""
@@ -150,7 +150,7 @@ class RemoteError(DiagnosticsError):
 
     @property
     def kind(self) -> Kind:
-        """What kind of failure it is."""
+        """The kind of the failure."""
         return _KINDS.get(self.code, Kind.UNREACHABLE)
 
     @property

@@ -60,7 +60,7 @@ class Cloud:
     Args:
         environment: The project and credentials; None searches for them at the first read.
         patience_seconds: How long requests for one page may fail, and how long one may take, before the read gives up.
-        logs_failures: Whether to log a warning when reads start to fail. Commands print `notes_of` instead.
+        logs_failures: True to log a warning when reads start to fail. Commands print `notes_of` instead.
 
     Attributes:
         pause_seconds: How long nothing is requested after a failure.
@@ -139,7 +139,7 @@ class Cloud:
         return time.monotonic() < self._paused_until
 
     def page_reader(self) -> PageReader:
-        """Return what requests pages; its requests count against the quota that all sources share."""
+        """Return the object that requests pages; its requests count against the quota that all sources share."""
         from ml_diagnostics_common.cloud_logging import PageReader
 
         return PageReader(
@@ -166,7 +166,7 @@ class Cloud:
 
 
 class LogSource:
-    """Reads one log, or a selection of it: what is new since the last read or since a position.
+    """Read one log, or a selection of it: new entries since the last read or since a position.
 
     Args:
         log_id: The log's name.
@@ -189,7 +189,7 @@ class LogSource:
         queries: Sequence[Query] = (),
         start_ns: int | None = None,
     ) -> None:
-        """Reads nothing and searches for no cloud yet."""
+        """Create a source that has read nothing, and has not searched for a cloud."""
         self._log_id, self._root, self._cloud = log_id, root or diagnostics_directory(), cloud
         self._job_name, self._resource_labels = job_name, resource_labels
         self._queries, self._start_ns = queries, start_ns
@@ -235,7 +235,7 @@ class LogSource:
         """Yield entries that were not yielded before, merged by time. If Cloud Logging fails, the journal's.
 
         Args:
-            local_only: Whether to request nothing of Cloud Logging.
+            local_only: True to send no request to Cloud Logging.
         """
         if self._cloud is None or not self._cloud.is_found():
             return self._journal.read_new()
@@ -246,7 +246,7 @@ class LogSource:
         return self._union.read_new()
 
     def position(self) -> dict[str, Any]:
-        """Return what was yielded so far, as JSON. Exact when `read_new` was read to its end."""
+        """Return the position behind the yielded entries, as JSON. Exact when `read_new` was read to its end."""
         position = {"journal": self._journal.position()}
         if self._parts:  # One: queries have no position.
             position |= {"cloud": self._parts[0].position(), "union": self._union.position()}

@@ -118,7 +118,7 @@ class LiveObjects(Generic[_Kind]):
 
 
 class ForkLock:
-    """Keeps this process from being forked while a thread does what no child may inherit half done.
+    """Keep this process from being forked while a thread does work that no child may inherit half done.
 
     Forks in other threads wait, a bounded time. A lock is never deleted. Forks take all locks, in the reverse order of
     their creation, and keep them until they are done.

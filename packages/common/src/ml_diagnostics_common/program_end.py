@@ -44,7 +44,7 @@ _LONGEST_REASON: Final = 500
 
 
 class ProgramEnd(enum.Enum):
-    """How the program was left."""
+    """The exit of the program."""
 
     RETURNED = "at its last line"
     RAISED = "by an exception"

@@ -85,7 +85,7 @@ class ProgressPage:
 
     @classmethod
     def create(cls, folder: Path | None = None) -> ProgressPage:
-        """Makes the page's file, and removes those of dead processes.
+        """Create the page's file, and remove those of dead processes.
 
         Args:
             folder: It is made (0700) if it is not there; None for `progress_directory()`, or, where that is full, the
@@ -161,7 +161,7 @@ class ProgressPage:
             pass  # A phase that cannot be looked up; or the page is closed.
 
     def close(self) -> None:
-        """Publishes that the process has ended what it published, and removes the file; not in a forked child."""
+        """Publish the end, and remove the file; not in a forked child."""
         if self not in _pages_of_this_process:
             return
         self.publish("ended")
@@ -181,10 +181,10 @@ class ProgressPage:
 
 
 class ProgressReader:
-    """Reads the page of another process, or of this one; goes on after the file is removed."""
+    """Read the page of another process, or of this one; also after the file is removed."""
 
     def __init__(self, path: Path | str) -> None:
-        """Opens the page.
+        """Open the page.
 
         Raises:
             OSError: There is no such page, or it is not for us to read.
@@ -193,7 +193,7 @@ class ProgressReader:
         self._descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
 
     def read(self) -> Progress | None:
-        """Return what the process published last; None where it has published nothing yet."""
+        """Return the last progress of the process; None if it has published none yet."""
         page = self._page()
         states: list[Progress] = []
         for _ in range(_READS):
@@ -206,7 +206,7 @@ class ProgressReader:
         return max(_states(_slots(page)), default=None)  # It publishes faster than this process reads.
 
     def close(self) -> None:
-        """Closes the page."""
+        """Close the page."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -260,13 +260,13 @@ def publish(phase: str, step: int | None = None) -> None:
 
 
 def start_publishing(page: ProgressPage) -> None:
-    """Has `publish` write to a page of this process."""
+    """Have `publish` write to a page of this process."""
     global page_of_this_process
     page_of_this_process = page
 
 
 def stop_publishing(page: ProgressPage) -> None:
-    """Has `publish` write there no longer, and removes the page."""
+    """Have `publish` no longer write to the page, and remove the page."""
     global page_of_this_process
     if page_of_this_process is page:
         page_of_this_process = None
@@ -299,7 +299,7 @@ def _keep_for_ever(mapped: mmap.mmap) -> None:
 
 
 def progress_directory() -> Path:
-    """Where pages are: in memory where the system has a folder for that, else `state/progress` with our other files.
+    """Return the folder of pages: in memory if the system has a folder for that, else `state/progress`.
 
     A store to a mapped page of a file on a disk can wait for that disk, each time the system has written it out.
     """

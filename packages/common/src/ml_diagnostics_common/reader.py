@@ -36,7 +36,7 @@ class EntryReader(Protocol):
         ...
 
     def position(self) -> dict[str, Any]:
-        """Return what was yielded so far, as JSON: another reader of the same log continues from it.
+        """Return the position behind the yielded entries, as JSON: another reader of the same log continues from it.
 
         Exact when `read_new` was read to its end; in the middle of it a few entries may be repeated.
         """
@@ -44,7 +44,7 @@ class EntryReader(Protocol):
 
 
 class JournalReader:
-    """Reads a log's journal: every writer's segments, from where it stopped.
+    """Read a log's journal: every writer's segments, from the last position.
 
     Several readers and writers may work at once. Torn and foreign lines are skipped and counted; a folder that does not
     exist yet and segments that were dropped meanwhile are skipped.
@@ -58,7 +58,7 @@ class JournalReader:
         position: Mapping[str, Any] | None = None,
         resource_labels: Mapping[str, Set[str]] | None = None,
     ) -> None:
-        """Reads nothing yet.
+        """Create a reader that has read nothing.
 
         Args:
             log_id: The log's name.
@@ -111,7 +111,7 @@ class JournalReader:
 
     @staticmethod
     def load_position(name: str, log_id: str, *, root: Path) -> dict[str, Any] | None:
-        """Return what `save_position` saved under that name, or None."""
+        """Return the position that `save_position` saved under that name, or None."""
         return read_state(reader_position_path(root, log_id, name))
 
     @property
@@ -136,7 +136,7 @@ class _Stream(Protocol):
 
 
 class _WriterStream:
-    """Reads one writer's segments in order."""
+    """Read one writer's segments in order."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class UnionReader:
     """The union of several readers of one log: an entry of the journal and of the cloud is yielded once."""
 
     def __init__(self, readers: Sequence[EntryReader], *, position: Mapping[str, Any] | None = None) -> None:
-        """Reads nothing yet.
+        """Create a reader that has read nothing.
 
         Args:
             readers: Each already at its own position.

@@ -125,12 +125,12 @@ def _plain(text: str) -> str:
 
 
 def _is_exact(parts: Sequence[str], words: Sequence[str]) -> bool:
-    """Return whether the id determines the words, and the words the parts."""
+    """Return True if the id determines the words, and the words the parts."""
     is_kept = list(parts) == list(words) and parts[0][:1].isalpha()
     return is_kept and (len(parts) == 1 or not any("-" in word for word in words))
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether nothing but punctuation, accents and case is lost of a text."""
+    """Return True if an id keeps all of a text but punctuation, accents and case."""
     decomposed = unicodedata.normalize("NFKD", text)
     return bool(_plain(text)) and all(char.isascii() or unicodedata.combining(char) for char in decomposed)

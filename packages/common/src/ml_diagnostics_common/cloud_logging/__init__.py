@@ -54,15 +54,16 @@ def make_transport(cloud: CloudEnvironment, environ: Mapping[str, str] = os.envi
             google-cloud-logging is not installed.
     """
     url = secure_endpoint("logging", environ)
-    if logging_over_grpc(environ):
-        import_undisturbed("ml_diagnostics_common.cloud_logging._grpc")
-        from ml_diagnostics_common.cloud_logging._grpc import GrpcTransport
-
-        return GrpcTransport(cloud, url=url)
     import_undisturbed("ml_diagnostics_common.cloud_logging._rest")
     from ml_diagnostics_common.cloud_logging._rest import RestTransport
 
-    return RestTransport(cloud, url=url)
+    rest = RestTransport(cloud, url=url)
+    if not logging_over_grpc(environ):
+        return rest
+    import_undisturbed("ml_diagnostics_common.cloud_logging._grpc")
+    from ml_diagnostics_common.cloud_logging._grpc import GrpcTransport
+
+    return GrpcTransport(cloud, rest, url=url)
 
 
 def connect(

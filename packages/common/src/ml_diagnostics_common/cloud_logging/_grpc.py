@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ml_diagnostics_common.cloud_logging._rest import RestTransport
-from ml_diagnostics_common.cloud_logging._transport import TransportError, entry_error
+from ml_diagnostics_common.cloud_logging._transport import LoggingTransport, Page, TransportError, entry_error
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.exceptions import MissingExtraError
@@ -39,7 +38,7 @@ def _note_fork() -> None:
 at_fork(_note_fork)
 
 
-class GrpcTransport(RestTransport):
+class GrpcTransport:
     """A `LoggingTransport` that writes over gRPC. It reads over REST, which takes less time.
 
     grpc is imported by the first write, in the thread that writes. A process that is forked after grpc was
@@ -47,18 +46,19 @@ class GrpcTransport(RestTransport):
 
     Args:
         cloud: The project and credentials.
+        rest: The same project over REST.
         url: See `RestTransport`.
     """
 
-    def __init__(self, cloud: CloudEnvironment, *, url: str | None = None) -> None:
-        super().__init__(cloud, url=url)
-        self._cloud, self._url = cloud, url
+    def __init__(self, cloud: CloudEnvironment, rest: LoggingTransport, *, url: str | None = None) -> None:
+        self.project, self.principal = cloud.project, cloud.principal
+        self._cloud, self._rest, self._url = cloud, rest, url
         self._client: Any = None
 
     def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
         """See `LoggingTransport.write`."""
         if _parent_uses_grpc:
-            super().write(entries, timeout_seconds=timeout_seconds)
+            self._rest.write(entries, timeout_seconds=timeout_seconds)
             return
         client = self._client or self._open_client()
         from google.cloud.logging_v2.types import WriteLogEntriesRequest
@@ -73,9 +73,17 @@ class GrpcTransport(RestTransport):
         with _call_errors():
             client.write_log_entries(request=request, retry=None, timeout=timeout_seconds)
 
+    def list_page(
+        self, filter_: str, *, order_by: str, page_size: int, page_token: str = "", timeout_seconds: float
+    ) -> Page:
+        """See `LoggingTransport.list_page`."""
+        return self._rest.list_page(
+            filter_, order_by=order_by, page_size=page_size, page_token=page_token, timeout_seconds=timeout_seconds
+        )
+
     def close(self) -> None:
         """See `LoggingTransport.close`."""
-        super().close()
+        self._rest.close()
         if self._client is not None:
             self._client.transport.close()
 

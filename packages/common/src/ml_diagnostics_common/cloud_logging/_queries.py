@@ -32,7 +32,7 @@ class QueryTooWideError(Exception):
 
 
 class PageReader:
-    """Reads the pages of queries.
+    """Read the pages of queries.
 
     Args:
         transport: The connection to Cloud Logging.
@@ -71,8 +71,8 @@ class PageReader:
 
         Args:
             filter_: The filter; nothing is added to it.
-            newest_first: Whether to read backward.
-            may_narrow: Whether the caller can ask for less time instead.
+            newest_first: True to read backward.
+            may_narrow: True if the caller can request less time instead.
 
         Raises:
             QueryTooWideError: Cloud Logging cannot search this much time, and `may_narrow` is set.
@@ -142,7 +142,7 @@ def _refused_as_too_wide(error: TransportError) -> bool:
 
 
 class QueryReader:
-    """Reads one query once, as an `EntryReader`.
+    """Read one query once, as an `EntryReader`.
 
     Args:
         pages: Requests the pages.

@@ -108,7 +108,7 @@ class GapSchedule:
 
 
 class CloudLoggingReader:
-    """Reads one log of one project, and of one job in it, from a position.
+    """Read one log of one project, and of one job in it, from a position.
 
     Args:
         pages: Requests the pages.

@@ -124,7 +124,7 @@ class Console:
         return answer.strip() in ("y", "Y")
 
     def _has_color(self, stream: TextIO) -> bool:
-        """Return whether to send colors; see https://no-color.org."""
+        """Return True to send colors; see https://no-color.org."""
         wanted = self.may_use_color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         return wanted and _is_terminal(stream)
 

@@ -26,7 +26,7 @@ _RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 @dataclass(frozen=True)
 class InstanceMetadata:
-    """What the metadata server knows about this machine.
+    """The facts of the metadata server about this machine.
 
     Attributes:
         project: The project's id.
@@ -131,7 +131,7 @@ def metadata_value(path: str, *, timeout_seconds: float, environ: Mapping[str, s
 
 
 def _ask(host: str) -> Iterator[InstanceMetadata]:
-    """Yield the facts that are known, ever more of them; end where the server does not answer."""
+    """Yield the known facts, more of them each time; end if the server does not answer."""
     import_undisturbed(*_HTTP)
     import http.client
 

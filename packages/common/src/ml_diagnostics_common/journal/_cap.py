@@ -23,7 +23,7 @@ _IDLE_SECONDS = 24 * 3600.0
 
 
 class JournalCap:
-    """Keeps the folder `journal`, with all logs, below 10 GiB and a fifth of its disk.
+    """Keep the folder `journal`, with all logs, below 10 GiB and a fifth of its disk.
 
     It drops the oldest segments that were shipped; of a log that nothing ships, those that every reader with a saved
     position has read. Where that is not enough it is `exceeded`, and new entries are refused rather than old ones

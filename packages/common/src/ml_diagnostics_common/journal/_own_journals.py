@@ -18,7 +18,7 @@ _EXIT_SECONDS = 1.0  # For all journals together.
 
 
 class OwnJournal(Protocol):
-    """What a fork and the exit of the process need of a journal."""
+    """The methods of a journal that a fork and the exit of the process call."""
 
     @property
     def folder(self) -> Path:

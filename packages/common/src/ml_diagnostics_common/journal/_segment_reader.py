@@ -58,7 +58,7 @@ class SegmentReader:
         """True if a part of a line follows `offset`: of an unfinished write, or of a writer that was killed."""
         self._context: EntryContext | None = None
         self._skipped = skipped
-        self._size_at_end = -1  # The file's size when all that it held had been read.
+        self._size_at_end = -1  # The file's size when all of it had been read.
         self._size_not_cut = -1  # The listed size that is less than `offset` because the file grew since.
         self._last_sequence = -1
         self._returned_until = -1  # Lines of a truncated file up to this sequence number were returned before.
@@ -71,7 +71,7 @@ class SegmentReader:
         return (size > self.offset and size != self._size_at_end) or (size < self.offset and size != self._size_not_cut)
 
     def read(self, limit_bytes: int) -> list[LogEntry]:
-        """The next entries, from about `limit_bytes` bytes; empty where no whole one is there.
+        """Return the next entries, from about `limit_bytes` bytes; empty if there is no whole one.
 
         Raises:
             OSError: the file cannot be read; `offset` stands where it stood.
@@ -179,7 +179,7 @@ class SegmentReader:
         return entries
 
     def _skip_endless_line(self, descriptor: int) -> list[LogEntry]:
-        """Moves on to the next line, or to the end, in bounded memory; returns the entry that NULs were put behind."""
+        """Skip to the next line, or to the end, in bounded memory; return the entry that is followed by NULs."""
         entry = _decode_line(os.pread(descriptor, _LONGEST_LINE_BYTES, self.offset).strip(b"\n\0"))
         self._skipped["endless_line"] += 1
         self.offset += 1
@@ -191,7 +191,7 @@ class SegmentReader:
         return self._in_context([entry]) if isinstance(entry, LogEntry) else []
 
     def _decode_one_by_one(self, data: bytes, is_end: bool) -> tuple[list[LogEntry], int]:
-        """The entries among the lines, and the bytes that are done with: not a last line that may grow whole."""
+        """Return the entries among the lines, and the bytes read: not a last line that may be unfinished."""
         entries = []
         lines = data.split(b"\n")
         for number, line in enumerate(lines, 1):
@@ -210,7 +210,7 @@ class SegmentReader:
 
 
 def _decode_line(line: bytes) -> LogEntry | str:
-    """The entry, or why there is none."""
+    """Return the entry, or the reason why there is none."""
     try:
         return _decoder.decode(line)
     except _UNREADABLE:
@@ -237,7 +237,7 @@ def _decode_line(line: bytes) -> LogEntry | str:
 
 
 def _read_whole_lines(descriptor: int, offset: int, limit_bytes: int) -> tuple[bytes | None, bool]:
-    """Lines from `offset`, where one's newline stands: about `limit_bytes`, and one line at least.
+    """Return lines from `offset`, which starts with a newline: about `limit_bytes`, and at least one line.
 
     Returns:
         The bytes, None for a line without end; and whether they reach the end of the file: then the last line may be

@@ -1,4 +1,4 @@
-"""Sends a log's entries from the journal to Cloud Logging: the work of the shipper's thread, without the thread.
+"""Send a log's entries from the journal to Cloud Logging: the work of the shipper's thread, without the thread.
 
 One process at a time ships a writer's entries. A process ships its own writers, and adopts those of processes that have
 ended, or that no process has claimed for a while: the next process of a job ships what the last one left.
@@ -72,7 +72,7 @@ class _Claim:
 
 
 class Delivery:
-    """Sends the unsent entries of one log.
+    """Send the unsent entries of one log.
 
     Args:
         root: The diagnostics folder.
@@ -217,7 +217,7 @@ class Delivery:
         return sum(segment.size for segment in self._segments[writer])
 
     def _is_behind(self, writer: str) -> bool:
-        """Return whether another process, which ships this writer, has not shipped all of it."""
+        """Return True if another process ships this writer, and has not shipped all of it."""
         last = _with_current_size(self._segments[writer][-1])
         return shipped_position(self._root, self._log_id, writer) < (last.number, last.size)
 

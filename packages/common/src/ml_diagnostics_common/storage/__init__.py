@@ -84,7 +84,7 @@ class Storage(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Return whether the object exists; a folder is not an object."""
+        """Return True if the object exists; a folder is not an object."""
         ...
 
     def delete(self, path: str) -> None:

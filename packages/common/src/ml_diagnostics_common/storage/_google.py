@@ -150,7 +150,7 @@ class GoogleCloudStorage:
         return self._call("write", path, upload)
 
     def exists(self, path: str) -> bool:
-        """Return whether the object exists."""
+        """Return True if the object exists."""
         blob = self._blob(path)
         return self._call("read", path, lambda timeout, _: bool(blob.exists(timeout=timeout, retry=None)))
 

@@ -73,7 +73,7 @@ class LocalStorage:
                 return written
 
     def exists(self, path: str) -> bool:
-        """Return whether the file exists."""
+        """Return True if the file exists."""
         with _explained("read", path):
             return _generation(_absolute(path)) > 0
 
