@@ -19,7 +19,7 @@ import pytest
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Status
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import AttemptEnd, Bucket, JobReport
 
 from ..loopback.control_plane import ControlPlaneServer

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 from collections.abc import Sequence
 
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import Bucket, JobReport
 
 from .accounts import moment_ns

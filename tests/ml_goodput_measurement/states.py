@@ -10,7 +10,7 @@ from typing import Any
 from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 
 from .accounts import moment_ns
 from .histories import BASE, JOB, History, Payload

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
-from ml_goodput_measurement._record.checkpoint_logger import CheckpointLogger
-from ml_goodput_measurement._record.recorder import GoodputRecorder
 from ml_goodput_measurement.checkpoint_badput_calculator import (  # type: ignore[attr-defined]
     OPERATION_TYPE_LOCAL,
     OPERATION_TYPE_PERSISTENT,
@@ -22,6 +20,7 @@ from ml_goodput_measurement.checkpoint_badput_calculator import (  # type: ignor
     SaveCheckpointManagerVerticalStepStats,
     main,
 )
+from ml_goodput_measurement.goodput import CheckpointLogger, GoodputRecorder
 
 from .histories import BASE, JOB, orbax_save
 from .loaded_modules import loaded_by

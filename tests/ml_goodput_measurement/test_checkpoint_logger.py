@@ -17,9 +17,7 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.reader import JournalReader
-from ml_goodput_measurement._record.checkpoint_logger import CheckpointLogger
-from ml_goodput_measurement._record.recorder import GoodputRecorder
-from ml_goodput_measurement.goodput import GoodputCalculator
+from ml_goodput_measurement.goodput import CheckpointLogger, GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.partition import Bucket
 
 from .histories import BASE, MemoryLog, orbax_save

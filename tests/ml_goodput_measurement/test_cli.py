@@ -15,8 +15,7 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement import cli
 from ml_goodput_measurement._cli.report import format_text
-from ml_goodput_measurement._query.calculator import GoodputCalculator
-from ml_goodput_measurement._record.recorder import GoodputRecorder
+from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 
 from .histories import BASE
 

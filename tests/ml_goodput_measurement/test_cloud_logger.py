@@ -6,8 +6,7 @@ import datetime
 
 import pytest
 from ml_goodput_measurement import goodput
-from ml_goodput_measurement._query.calculator import GoodputCalculator
-from ml_goodput_measurement._record.recorder import GoodputRecorder
+from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 
 from .histories import JOB, History
 

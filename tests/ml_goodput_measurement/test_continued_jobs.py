@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ml_goodput_measurement._query.calculator import GoodputCalculator
-from ml_goodput_measurement._record.recorder import GoodputRecorder
+from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 
 from .accounts import calculator_of
 from .histories import History, MemoryLog

@@ -10,14 +10,14 @@ from ml_diagnostics_testing.faults import Hang, Reset, Status
 from ml_diagnostics_testing.metadata import MetadataServer
 from ml_goodput_measurement import goodput_utils
 from ml_goodput_measurement._export import gcp_metadata
-from ml_goodput_measurement._export.gcp_metadata import (
+from ml_goodput_measurement.exceptions import MetadataError
+from ml_goodput_measurement.goodput_utils import (
     get_accelerator_type,
     get_cluster_name,
     get_gcp_metadata,
     get_gcp_project_id,
     get_node_zone,
 )
-from ml_goodput_measurement.exceptions import MetadataError
 
 from ..waiting import bound_port
 

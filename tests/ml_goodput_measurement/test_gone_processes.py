@@ -16,7 +16,7 @@ import pytest
 from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement import cli
 from ml_goodput_measurement._ledger import Ledger
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import AttemptEnd, JobReport
 
 from .histories import BASE, JOB, History

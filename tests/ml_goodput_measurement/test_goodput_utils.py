@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ml_goodput_measurement import goodput_utils
-from ml_goodput_measurement._record.recorder import GoodputRecorder
+from ml_goodput_measurement.goodput import GoodputRecorder
 from ml_goodput_measurement.goodput_utils import (
     BadputType,
     GCPOptions,

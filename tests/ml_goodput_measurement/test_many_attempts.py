@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import JobReport
 
 from .histories import BASE, JOB, History

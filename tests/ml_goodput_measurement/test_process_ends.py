@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ml_goodput_measurement._cli.report import as_dict, format_text
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import AttemptEnd, Bucket, JobReport
 
 from .accounts import calculator_of

@@ -21,7 +21,7 @@ from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.reader import JournalReader
-from ml_goodput_measurement._record.recorder import GoodputRecorder
+from ml_goodput_measurement.goodput import GoodputRecorder
 
 from .loaded_modules import loaded_by
 

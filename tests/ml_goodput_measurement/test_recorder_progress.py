@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ml_diagnostics_common import progress
 from ml_diagnostics_common.progress import ProgressPage, ProgressReader
-from ml_goodput_measurement._record.recorder import ElasticGoodputRecorder
+from ml_goodput_measurement.goodput_elastic import ElasticGoodputRecorder
 
 Recorder = ElasticGoodputRecorder
 State = tuple[int, str, int | None]

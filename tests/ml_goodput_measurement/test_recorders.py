@@ -13,7 +13,7 @@ import pytest
 from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import Bucket, JobReport
 
 from .histories import BASE, JOB, History, Payload

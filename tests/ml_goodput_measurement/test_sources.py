@@ -13,7 +13,7 @@ import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
 from ml_diagnostics_common.journal import JournalCap
 from ml_goodput_measurement._ledger import recorders
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 
 from .histories import BASE, History, MemoryLog
 from .written_life import LIFE, LOG, NOW_NS, calculator, contents_of, journal_folder, record, root

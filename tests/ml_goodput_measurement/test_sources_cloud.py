@@ -13,9 +13,8 @@ from ml_diagnostics_common.log_source import Cloud
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status
-from ml_goodput_measurement._query.calculator import GoodputCalculator
-from ml_goodput_measurement._record.recorder import GoodputRecorder
 from ml_goodput_measurement.exceptions import NoGoodputError
+from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.partition import Bucket
 
 from .histories import BASE, JOB, History, MemoryLog, Payload

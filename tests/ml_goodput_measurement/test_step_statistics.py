@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_goodput_measurement._query.step_statistics import (
-    compute_ideal_step_time,
+from ml_goodput_measurement.goodput import compute_ideal_step_time, get_extra_time_from_anomalous_steps
+from ml_goodput_measurement.goodput_utils import (
+    MonitoringWindowType,
     compute_percentile,
     compute_step_deviation_from_baseline,
     get_anomalous_and_normal_step_times,
-    get_extra_time_from_anomalous_steps,
 )
-from ml_goodput_measurement.goodput_utils import MonitoringWindowType
 
 CUMULATIVE, INTERVAL = MonitoringWindowType.CUMULATIVE, MonitoringWindowType.INTERVAL
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import JobReport
 
 from .histories import BASE

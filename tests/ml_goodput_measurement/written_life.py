@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ml_diagnostics_common.journal import Journal
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import JobReport
 
 from .histories import BASE, JOB, History, Payload
