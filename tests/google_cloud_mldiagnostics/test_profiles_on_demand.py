@@ -31,7 +31,7 @@ pytest.importorskip("grpc")
 @pytest.fixture(autouse=True)
 def _prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.devices()
-    monkeypatch.setattr(on_demand, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(on_demand, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(on_demand, "_READY_SECONDS", 0.02)
 
 

@@ -86,7 +86,7 @@ def _coordinator(timeout_seconds: float) -> Callable[[str, str], str] | None:
 
 
 def _store_of_torch(timeout_seconds: float) -> Callable[[str, str], str] | None:
-    """As `_coordinator`: the store of torchrun's agent, or that of the process group. torch is not imported for it."""
+    """Return the same for torch: by the store of torchrun's agent, or of the process group. Does not import torch."""
     distributed: Any = sys.modules.get("torch.distributed")
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not hasattr(distributed, "TCPStore") or not address or not (port.isascii() and port.isdigit()):

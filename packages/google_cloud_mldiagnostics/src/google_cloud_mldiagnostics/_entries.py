@@ -35,17 +35,17 @@ __all__ = [
 
 
 def not_finite_text(number: float) -> str:
-    """What stands in JSON for a number that it has not."""
+    """Return the JSON text of a number that is not finite."""
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def json_number(number: float) -> float | str:
-    """The number as JSON has it: itself, if it is finite, else a text."""
+    """Return a number for JSON: itself, if it is finite, else a text."""
     return number if math.isfinite(number) else not_finite_text(number)
 
 
 def mean_of_finite(numbers: Sequence[float]) -> float:
-    """The mean of those that are finite; of none, the last.
+    """Return the mean of the finite numbers; the last number if none is finite.
 
     Args:
         numbers: At least one.
@@ -78,7 +78,7 @@ def process_entry(
     capture_name: str = "",
     traceback: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """One process of a run has started, goes on, or has ended.
+    """Return the payload for a process of a run that has started, goes on, or has ended.
 
     Args:
         phase: ACTIVE, COMPLETED or FAILED.

@@ -27,14 +27,14 @@ def is_imported(name: str) -> bool:
 
 
 def jax_is_initialised() -> bool:
-    """Whether the job has initialised JAX's backends; waits for a thread that does so now."""
+    """Return True if the job has initialised JAX's backends; waits for a thread that does so now."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     are_initialised = getattr(bridge, "backends_are_initialized", None)
     return bool(are_initialised()) if are_initialised is not None else False
 
 
 def torch_xla_is_initialised() -> bool:
-    """Whether the job has initialised PyTorch/XLA's runtime."""
+    """Return True if the job has initialised PyTorch/XLA's runtime."""
     bridge = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
     is_initialised = getattr(bridge, "_xla_runtime_is_initialized", None)
     return bool(is_initialised()) if is_initialised is not None else False

@@ -4,5 +4,5 @@ __version__ = "1.2.0"
 
 
 def get_version() -> str:
-    """Returns this library's version."""
+    """Return this library's version."""
     return __version__

@@ -111,7 +111,7 @@ def record_metrics(
     *,
     timestamp: Moment | None = None,
 ) -> None:
-    """Records several values. Never raises, waits for nothing, and changes nothing that it is given.
+    """Record several values. Never raises, never waits, and does not change its arguments.
 
     Args:
         metrics_data: For each value a dict with the keys metric_name and value, and where they are wanted step,
@@ -173,7 +173,7 @@ class _RecordedRun:
         self._averages = run.log.averages if run.pid == os.getpid() else Averages()
 
     def metric(self, name: str) -> _Metric:
-        """What is known of a metric by its name.
+        """Return the prepared metric of a name.
 
         Raises:
             RecordingError: No metric can have that name.
@@ -297,7 +297,7 @@ def _write(
 
 
 def _name(name: Any) -> str:
-    """A metric's name from what people give for one: also members of their own enums."""
+    """Return a metric's name; accepts members of the user's own enums."""
     if isinstance(name, enum.Enum):
         name = name.value
     if not isinstance(name, str):
@@ -344,7 +344,7 @@ def _is_secret(label: str) -> bool:
 
 
 def _timestamp(moment: Moment | None) -> str | None:
-    """A moment in ns since 1970 as digits; none, counted, where it is none."""
+    """Return a moment in ns since 1970 as digits; None, counted, if it is invalid."""
     if moment is None:
         return None
     try:
@@ -365,7 +365,7 @@ def _timestamp(moment: Moment | None) -> str | None:
 
 
 def _give_up(error: Exception, what: Any, recorded: _RecordedRun | None = None) -> None:
-    """Counts a value that was not recorded: for what it is, or for a mistake of ours."""
+    """Count a value that was not recorded because it is invalid, or because of a bug of ours."""
     try:
         if not isinstance(error, RecordingError):
             raise error

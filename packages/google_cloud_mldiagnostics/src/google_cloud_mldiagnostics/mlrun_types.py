@@ -206,7 +206,7 @@ class MLRun:
     attempt: int = 1
 
     def finish(self, status: str | RunPhase = "COMPLETED") -> None:
-        """Ends the run: what was recorded is sent, within a few seconds, and nothing more belongs to it.
+        """End the run: recorded entries are sent, within a few seconds, and later ones do not belong to it.
 
         Without it the run ends with the process. A run that has ended stays as it is.
 
@@ -236,7 +236,7 @@ class MLRun:
         self.end("FAILED" if reason else "COMPLETED", reason, raised=raised)
 
     def ends_with(self, finish: Callable[..., object]) -> None:
-        """Has `finish` called with what `end` is given."""
+        """Call `finish` with the arguments of `end`."""
         self.__dict__["_finish"] = finish  # No field of the run's: a copy ends nothing.
 
     def end(
@@ -259,5 +259,5 @@ class MLRun:
             finish(phase, reason, wait_seconds, raised)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied and pickled."""
+        """Return the state that is copied and pickled."""
         return {name: value for name, value in self.__dict__.items() if name != "_finish"}

@@ -71,7 +71,7 @@ class EntriesSent:
     why_refused: str = ""
 
     def refuse(self, reasons: Sequence[str]) -> None:
-        """Counts entries that were refused for good."""
+        """Count entries that were refused for good."""
         self.refused += len(reasons)
         self.why_refused = self.why_refused or next(iter(reasons), "")
 
@@ -193,14 +193,14 @@ def _not_written(part: list[_Encoded], error: TransportError, sent: EntriesSent)
 
 
 def home_of(run_id: str, root: Path) -> tuple[str, str]:
-    """Returns the project and the region that the job gave for its run, as far as it gave them."""
+    """Return the project and the region of the job's run, as far as they are known."""
     for _, header in _segments(run_id, root):
         return header.project, str((header.resource.get("labels") or {}).get("location", ""))
     return "", ""
 
 
 def _shipped(run_id: str, project: str, root: Path) -> dict[str, Any]:
-    """The position behind what the run's own shipper has brought to this project."""
+    """Return the position behind the entries that the run's own shipper has sent to this project."""
     writers: dict[str, dict[str, int]] = {}
     for segment, header in _segments(run_id, root):
         shipped = shipped_position(root, LOG_ID, segment.writer)
@@ -211,7 +211,7 @@ def _shipped(run_id: str, project: str, root: Path) -> dict[str, Any]:
 
 
 def _segments(run_id: str, root: Path) -> Iterator[tuple[Segment, Header]]:
-    """The files of the journal that have entries of a run."""
+    """Yield the files of the journal that have entries of a run."""
     for segment in list_segments(log_directory(root, LOG_ID)):
         header: Header | None = None
         with contextlib.suppress(OSError):  # Dropped since it was listed.
@@ -224,7 +224,7 @@ def _segments(run_id: str, root: Path) -> Iterator[tuple[Segment, Header]]:
 
 
 def profile_files(folders: Sequence[Path]) -> dict[str, Path]:
-    """Returns the files of profiles below some folders that XProf would be given, by session and name."""
+    """Return the files of profiles below some logdirs, by session and name."""
     files: dict[str, Path] = {}
     for folder in folders:
         sessions = folder.joinpath(*SESSIONS)

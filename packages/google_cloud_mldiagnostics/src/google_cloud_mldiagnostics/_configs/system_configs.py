@@ -95,7 +95,7 @@ def collect_software(
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
-    """The versions of those distributions that are installed."""
+    """Return the versions of those distributions that are installed."""
     from importlib import metadata
 
     versions = {}

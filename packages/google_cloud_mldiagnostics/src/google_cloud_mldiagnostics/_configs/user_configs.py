@@ -64,7 +64,7 @@ def as_mapping(configs: object) -> dict[str, Any]:
 
 
 def to_wire(configs: Mapping[str, Any]) -> dict[str, str]:
-    """Configs as they are sent: redacted, and no larger than MAX_TOTAL_BYTES.
+    """Return configs as they are sent: redacted, and no larger than MAX_TOTAL_BYTES.
 
     Args:
         configs: By name. Values may be anything: nested, recursive, of numpy; arrays on a device are not fetched but
@@ -97,7 +97,7 @@ def to_wire(configs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _entry(key: str, value: Any) -> tuple[str, str, bool]:
-    """Its name, its text, and whether that is not all of it."""
+    """Return its name, its text, and True if the text was cut."""
     most_bytes, most_values = MAX_CONFIG_BYTES, _MAX_VALUES
     while True:
         plain = _Plain(most_values)
@@ -183,7 +183,7 @@ class _Plain:
         return self._container(value, depth)
 
     def _array(self, value: Any, depth: int) -> Any:
-        """Numbers where they are at hand; of what is on a device, or is long, only what it is."""
+        """Return the numbers of a short array in host memory; of others only the type and shape."""
         if _is_of_numpy(value) and value.size <= _MAX_ARRAY_VALUES:
             return self.of(value.tolist(), depth)
         return f"<{type(value).__name__} shape={tuple(value.shape)} dtype={value.dtype}>"
@@ -218,7 +218,7 @@ _CUT_ITEM: Final = (TRUNCATED, TRUNCATED)
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:
-    """What an object holds by name; None if that is not what it is for."""
+    """Return an object's fields by name; None if it is not a record."""
     if isinstance(value, type):
         return None
     if isinstance(value, Mapping):

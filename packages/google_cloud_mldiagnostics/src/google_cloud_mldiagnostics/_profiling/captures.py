@@ -51,7 +51,7 @@ logger = job_logger("google_cloud_mldiagnostics.profiling")
 
 EXIT_SECONDS: Final = 30.0
 """How long the end of the process waits for profiles that are being uploaded; the rest stays on this machine."""
-_LAST_LOOKS_SECONDS: Final = 6.0
+_LAST_CHECKS_SECONDS: Final = 6.0
 _OTHER_HOSTS_SECONDS: Final = 5.0
 _MOST_REMEMBERED: Final = 1000
 
@@ -116,7 +116,7 @@ class Captures:
         return self._session_ids.setdefault(active.run.name, SessionIds(active.run.name))
 
     def has_taken(self, folder: str) -> bool:
-        """Whether a folder is of one of the last sessions that this process took itself."""
+        """Return True if a folder belongs to one of the last sessions that this process took itself."""
         return folder in self._folders
 
     def take(
@@ -265,7 +265,7 @@ class Captures:
                 timeout_seconds,
             )
         self._hurry_checks(_OTHER_HOSTS_SECONDS)
-        deliveries_of_this_process().wait(_LAST_LOOKS_SECONDS if is_delivered else 0.0)
+        deliveries_of_this_process().wait(_LAST_CHECKS_SECONDS if is_delivered else 0.0)
         return is_delivered
 
     def end_with(self, active: ActiveRun, seconds_left: Callable[[], float]) -> None:
@@ -309,7 +309,7 @@ at_fork(start_afresh)
 
 
 def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
-    """Ends the profile that still runs, and waits for uploads: for the end of the process.
+    """End the profile that still runs, and wait for uploads: for the end of the process.
 
     Args:
         timeout_seconds: How long to wait for uploads.
@@ -321,7 +321,7 @@ def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
 
 
 def end_profiles_of(active: ActiveRun, seconds_left: Callable[[], float]) -> None:
-    """Ends the profile of a run that ends, and waits a bounded time until it and others are uploaded and reported.
+    """End the profile of a run that ends, and wait a bounded time until it and others are uploaded and reported.
 
     Args:
         active: The run.

@@ -37,11 +37,11 @@ logger = job_logger("google_cloud_mldiagnostics.profiling")
 
 DEFAULT_PORT: Final = 9999
 _READY_SECONDS: Final = 0.2
-_LOOK_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 2.0
 
 
 def start_on_demand_xprof(port: int = DEFAULT_PORT) -> None:
-    """Lets others profile this process, from now until the end of the run.
+    """Let others profile this process, from now until the end of the run.
 
     Returns at once: the server starts, in a thread, as soon as the job has initialised its devices, which this does not
     do. Where the port is taken, one WARNING names the one that is used instead, which the run's readers know.
@@ -70,7 +70,7 @@ def _start(port: int) -> None:
 
 @guarded_as("stop the server for profiles on demand")
 def stop_on_demand_xprof() -> None:
-    """Ends the server, if there is one."""
+    """End the server, if there is one."""
     global _server_of_this_process
     server, _server_of_this_process = _server_of_this_process, None
     if server is not None and server.pid == os.getpid():
@@ -138,7 +138,7 @@ class _Server:
         name = xplane_name(active, index, count)
         if location is not None:
             watch = CaptureWatch(active, location, name, index, lambda: self._is_stopped)
-            deliveries_of_this_process().add(watch, is_awaited=False, delay_seconds=_LOOK_SECONDS)
+            deliveries_of_this_process().add(watch, is_awaited=False, delay_seconds=_POLL_SECONDS)
         active.profiler_port = self._port
         payload = entries.process_entry(
             "ACTIVE",
@@ -192,7 +192,7 @@ class CaptureWatch:
         was_stopped = self.is_stopped()
         for session in self._unknown_sessions():
             self._inspect(session)
-        return None if was_stopped else _LOOK_SECONDS
+        return None if was_stopped else _POLL_SECONDS
 
     def _unknown_sessions(self) -> list[Path]:
         folder = self.location.captures
@@ -271,7 +271,7 @@ def _free_port(wanted: int) -> int:
 
 
 def _listening_socket() -> socket.socket:
-    """A socket for all interfaces, as gRPC has."""
+    """Return a socket for all interfaces, as gRPC has."""
     if socket.has_dualstack_ipv6():
         probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
         probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -44,7 +44,7 @@ class SessionIds:
         self._taken: set[str] = set()
 
     def next(self, given: str | None, now: datetime.datetime) -> str:
-        """Names the next profile; takes one question to the coordinator of `jax.distributed`, where there is one.
+        """Return the next profile's id; asks the coordinator of `jax.distributed` once, if there is one.
 
         Args:
             given: The name that the user wants; the second of one name gets a number, so that nothing is overwritten.
@@ -66,7 +66,7 @@ class SessionIds:
         return agreed
 
     def skip(self, given: str | None) -> None:
-        """Counts a profile that other processes take and this one does not."""
+        """Count a profile that other processes take and this one does not."""
         if given is not None:
             self._given[given] += 1
         else:
@@ -74,7 +74,7 @@ class SessionIds:
 
 
 def checked_session_id(session_id: str | None) -> str | None:
-    """Makes a name of a folder of what the user gave; None if nothing is left of it."""
+    """Return the user's session id as a folder's name; None if no character remains."""
     if session_id is None:
         return None
     return re.sub(r"[^\w.-]+", "_", str(session_id)).lstrip(".")[:_LONGEST_ID] or None
@@ -151,7 +151,7 @@ class Session:
 
 
 def session_resource(session: Session, hosts: Sequence[str], phase: str) -> Resource:
-    """Returns a profilerSession as the control plane has it; docs/reference/wire-format.md shows the request."""
+    """Return a profilerSession as the control plane has it; docs/reference/wire-format.md shows the request."""
     times: dict[str, Any] = {"startTime": _timestamp(session.started), "sessionPhase": phase, "endTime": _NOT_ENDED}
     resource: Resource = {
         "profilerTargets": list(hosts),

@@ -72,7 +72,7 @@ class Xprof:
         return {**vars(self), "_capture": None, "_is_skipped": False, "_entered": []}
 
     def start(self, session_id: str | None = None) -> None:
-        """Starts a profile.
+        """Start a profile.
 
         Args:
             session_id: The name of its session; None is that of the constructor.
@@ -113,7 +113,7 @@ class Xprof:
             self.stop()
 
     def __call__(self, function: _Function) -> _Function:
-        """Returns the function, profiled whenever it is called; a coroutine or generator for as long as it runs."""
+        """Return the function, profiled at each call; a coroutine or generator for as long as it runs."""
 
         def profile() -> Xprof:  # Of its own: calls may overlap, and the first ends its own.
             return Xprof(self._run, self._indexes, self._session_id, self._trace_json)
@@ -184,7 +184,7 @@ class Xprof:
         return self._capture is not None
 
     def _active(self) -> ActiveRun | None:
-        """The run to profile; None in a forked child, which has none."""
+        """Return the run to profile; None in a forked child, which has none."""
         active = active_run()
         if active is None:
             raise ProfilingError("there is no run to profile: call machinelearning_run first")

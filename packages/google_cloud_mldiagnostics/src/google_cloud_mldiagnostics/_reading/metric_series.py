@@ -144,7 +144,7 @@ class Series:
         return [self._point(index) for index in range(max(0, len(self) - count), len(self))]
 
     def by_step(self) -> list[Point]:
-        """The points that have a step, by step. Of a step that was done again, after a restart, the last one."""
+        """Return the points that have a step, by step; for a step repeated after a restart, the last one."""
         last = {point.step: point for point in self.points if point.step is not None}
         return [last[step] for step in sorted(last)]
 
@@ -210,7 +210,7 @@ class MetricSeries:
                     plain[metric] = series, series.attempt_number(point.attempt)
 
     def names(self) -> list[str]:
-        """The metrics, by name."""
+        """Return the metrics, by name."""
         return sorted({series.metric for series in self._series.values()})
 
     def __iter__(self) -> Iterator[Series]:
@@ -218,7 +218,7 @@ class MetricSeries:
         return iter(sorted(self._series.values(), key=_order))
 
     def of(self, metric: str) -> list[Series]:
-        """The series of a metric, one a process that recorded it, by process."""
+        """Return the series of a metric by process, one for each process that recorded it."""
         return [series for series in self if series.metric == metric]
 
     def _series_of(self, metric: str, entry: LogEntry) -> Series:
@@ -254,7 +254,7 @@ def _point(entry: LogEntry) -> Point | None:
 
 
 def _step(step: Any) -> int | None:
-    """The step of an entry: a whole number, as float where Cloud Logging gave it back; in entries of others text."""
+    """Return the step of an entry: an integer, a float from Cloud Logging, or a text in entries of other programs."""
     try:
         number = float(step)
         return int(step) if isinstance(step, int) else int(number) if number.is_integer() else None

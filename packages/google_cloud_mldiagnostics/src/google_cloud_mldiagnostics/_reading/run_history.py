@@ -15,8 +15,10 @@ __all__ = [
     "RunHistory",
     "SessionRecord",
     "earliest",
+    "mappings",
     "natural_number",
     "number",
+    "texts",
     "time_ns",
 ]
 
@@ -85,7 +87,7 @@ class RunHistory:
     """
 
     def __init__(self) -> None:
-        """Knows nothing yet."""
+        """Start without entries."""
         self.processes: dict[ProcessKey, ProcessRecord] = {}
         self.sessions: dict[str, SessionRecord] = {}
         self._signs_ns: dict[tuple[str, int], int] = {}
@@ -187,3 +189,13 @@ def time_ns(text: object) -> int | None:
 def earliest(times_ns: Iterable[int | None]) -> int | None:
     """Return the earliest of the known times."""
     return min((moment_ns for moment_ns in times_ns if moment_ns is not None), default=None)
+
+
+def texts(mapping: object) -> dict[str, str]:
+    """Return a JSON object as texts; empty if it is none."""
+    return {str(key): str(value) for key, value in mapping.items()} if isinstance(mapping, Mapping) else {}
+
+
+def mappings(items: object) -> list[Mapping[str, Any]]:
+    """Return the objects of a JSON list; empty if it is none."""
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, (list, tuple)) else []

@@ -20,7 +20,9 @@ from google_cloud_mldiagnostics._reading.run_history import (
     ProcessKey,
     RunHistory,
     earliest,
+    mappings,
     natural_number,
+    texts,
     time_ns,
 )
 from google_cloud_mldiagnostics._reading.session_view import SessionView, view_sessions
@@ -198,7 +200,7 @@ def view_run(
     last = attempts[-1] if attempts else None
     state, reason = phase_of(resource), _reason_of(resource)
     if last is not None and last.state is not State.UNKNOWN:
-        is_behind = last.number > (natural_number(_texts(resource.get("labels")).get("attempt")) or last.number)
+        is_behind = last.number > (natural_number(texts(resource.get("labels")).get("attempt")) or last.number)
         is_open = state in (State.ACTIVE, State.UNKNOWN)
         if is_open or is_behind or (state is State.COMPLETED and last.state is State.FAILED):
             state, reason = last.state, last.reason
@@ -215,9 +217,9 @@ def view_run(
         started_ns=earliest([time_ns(resource.get("createTime")), *(attempt.started_ns for attempt in attempts)]),
         ended_ns=ended_ns if state.has_ended else None,
         last_sign_ns=max(signs_ns, default=None),
-        gcs_path=_texts(resource.get("artifacts")).get("gcsPath", ""),
+        gcs_path=texts(resource.get("artifacts")).get("gcsPath", ""),
         orchestrator=str(resource.get("orchestrator", "")),
-        labels=_texts(resource.get("labels")),
+        labels=texts(resource.get("labels")),
         configs=_configs(resource),
         attempts=attempts,
         sessions=view_sessions(history, sessions, has_ended=lambda process: _has_ended(process, attempts, state)),
@@ -237,16 +239,16 @@ class _Judge:
         """Return the attempts in the resource, and those that only processes recorded."""
         kept: dict[int, Mapping[str, Any]] = {}
         kept_processes: dict[ProcessKey, Mapping[str, Any]] = {}
-        for attempt in _mappings(resource.get("attempts")):
+        for attempt in mappings(resource.get("attempts")):
             attempt_number = natural_number(attempt.get("number")) or len(kept) + 1
             kept[attempt_number] = attempt
-            for process in _mappings(attempt.get("processes")):
+            for process in mappings(attempt.get("processes")):
                 host, pid = str(process.get("hostname", "")), natural_number(process.get("pid")) or 0
                 kept_processes[ProcessKey(host, pid, attempt_number)] = process
         by_attempt: dict[int, list[ProcessView]] = {}
         for key in {**kept_processes, **self._history.processes}:
             by_attempt.setdefault(key.attempt, []).append(self._process(key, kept_processes.get(key, {})))
-        last = max([*kept, *by_attempt, natural_number(_texts(resource.get("labels")).get("attempt")) or 0])
+        last = max([*kept, *by_attempt, natural_number(texts(resource.get("labels")).get("attempt")) or 0])
         return [
             _attempt(attempt_number, kept.get(attempt_number, {}), by_attempt.get(attempt_number, []), last)
             for attempt_number in sorted({*kept, *by_attempt})
@@ -373,7 +375,7 @@ def _notes(state: State, last: AttemptView | None, now_ns: int) -> list[str]:
 def _configs(resource: Resource) -> dict[str, dict[str, str]]:
     configs = resource.get("configs")
     known = configs if isinstance(configs, Mapping) else {}
-    return {section: _texts(known.get(f"{section}Configs")) for section in ("user", "software", "hardware")}
+    return {section: texts(known.get(f"{section}Configs")) for section in ("user", "software", "hardware")}
 
 
 def _reason_of(resource: Resource) -> str:
@@ -387,14 +389,6 @@ def _traceback(encoded: object) -> tuple[RaisedException, ...]:
     """Return the exceptions of an entry; items of another form are left out."""
     raised = [raised_from_json(item) for item in encoded] if isinstance(encoded, list) else []
     return tuple(exception for exception in raised if exception is not None)
-
-
-def _texts(mapping: object) -> dict[str, str]:
-    return {str(key): str(value) for key, value in mapping.items()} if isinstance(mapping, Mapping) else {}
-
-
-def _mappings(items: object) -> list[Mapping[str, Any]]:
-    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, (list, tuple)) else []
 
 
 def _clock(moment_ns: int) -> str:

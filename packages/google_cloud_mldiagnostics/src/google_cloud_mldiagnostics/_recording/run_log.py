@@ -49,13 +49,13 @@ class Average:
         self._last: float | None = None
 
     def add(self, value: float) -> None:
-        """Takes a value."""
+        """Add a value."""
         self.pending.append(value)
         if len(self.pending) >= FOLD_AT:
             self.fold()
 
     def as_dict(self) -> dict[str, float | int | str]:
-        """Returns mean, min, max, last, count, and how many values were not finite, where some were.
+        """Return mean, min, max, last, count, and the number of values that were not finite, if any.
 
         Values that are not finite are counted and may be the last; they spoil neither mean nor extremes.
         """
@@ -116,7 +116,7 @@ class Averages:
         return known
 
     def add(self, name: str, value: float) -> None:
-        """Takes a value of a metric: of one that has several, their mean."""
+        """Add a value of a metric, or the mean of several values."""
         self.of(name).add(value)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
@@ -139,7 +139,7 @@ class RunLogStatistics(NamedTuple):
 
 
 def namespace_fields(namespace: str, severity: str | None = None) -> str:
-    """What stands behind an entry's payload in its line: see `RunLog.write_text`."""
+    """Return the text that follows an entry's payload in its line: see `RunLog.write_text`."""
     return encode_own_fields(severity, {"namespace": namespace})
 
 
@@ -210,7 +210,7 @@ class RunLog:
         severity: str | None = None,
         timestamp_ns: int | None = None,
     ) -> None:
-        """Writes an entry.
+        """Write an entry.
 
         Args:
             namespace: What the entry is: a metric's name, or one of `entries`.
@@ -232,11 +232,11 @@ class RunLog:
         self._journal.recheck_file()
 
     def sync(self, timeout_seconds: float = 0.0) -> bool:
-        """Has the disk itself keep what was written, against a loss of power: `Journal.sync`."""
+        """Sync the journal to the disk, against a loss of power: `Journal.sync`."""
         return self._journal.sync(timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits until all that was recorded so far has arrived; what has not by then is shipped later.
+        """Wait until all entries so far have arrived; the rest is shipped later.
 
         Args:
             timeout_seconds: The longest to wait.
@@ -251,7 +251,7 @@ class RunLog:
         return self._shipper.flush(max(0.0, deadline - time.monotonic())) and is_complete
 
     def close(self, timeout_seconds: float) -> bool:
-        """As `flush`, and ends the thread that ships. What is written afterwards goes to the journal alone."""
+        """Flush, and end the thread that ships. Later entries go to the journal alone."""
         deadline = time.monotonic() + timeout_seconds
         is_complete = self._write_what_is_pending(timeout_seconds)
         if self._shipper is None:
@@ -259,7 +259,7 @@ class RunLog:
         return self._shipper.close(max(0.0, deadline - time.monotonic())) and is_complete
 
     def statistics(self) -> RunLogStatistics:
-        """What became of the entries so far."""
+        """Return the counts of entries so far."""
         shipper = self._shipper.statistics() if self._shipper is not None else None
         return RunLogStatistics(self._journal.statistics(), shipper, self.lost_values.as_dict())
 

@@ -46,7 +46,7 @@ class Numbers(NamedTuple):
 
 
 def host_numbers(value: Any) -> Numbers:
-    """The numbers of a value that is in this host's memory.
+    """Return the numbers of a value that is in this host's memory.
 
     Args:
         value: A number of Python, numpy or another library, an array of no dimension, or a list, tuple or array of
@@ -62,7 +62,7 @@ def host_numbers(value: Any) -> Numbers:
 
 
 def exact_step(step: Any) -> int:
-    """A step as an integer.
+    """Return a step as an integer.
 
     Args:
         step: Anything that `int` takes without changing it.
@@ -89,13 +89,13 @@ def exact_step(step: Any) -> int:
 
 
 def shown_type(value: object) -> str:
-    """The name of a value's type, as people import it."""
+    """Return the name of a value's type, as users import it."""
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def _items(value: Any) -> Iterable[Any]:
-    """The values in a list or an array of one dimension, one at most of each chip; else the value alone."""
+    """Return the values of a list or 1-D array, at most one for each chip; else the value alone."""
     if isinstance(value, (list, tuple)):
         check_shape(1, len(value))
         return value

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ml_diagnostics_common.entry import format_timestamp
-from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
+from ml_diagnostics_common.guard import guarded_as, warn_once
 from ml_diagnostics_common.program_end import ExitHooks, exit_deadline
 from ml_diagnostics_common.raised_exception import RaisedException
-from ml_diagnostics_common.worker import Task, Worker, start, wait_until
+from ml_diagnostics_common.worker import Task, Worker, start
 
 from google_cloud_mldiagnostics import _entries as entries
 from google_cloud_mldiagnostics._agreement import jax_processes
 from google_cloud_mldiagnostics._configs.user_configs import to_wire
+from google_cloud_mldiagnostics._profiling import end_profiles
 from google_cloud_mldiagnostics._recording import device_values
 from google_cloud_mldiagnostics._run.termination import Termination
 from google_cloud_mldiagnostics._run_state import attempts
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run, set_active_run
 from google_cloud_mldiagnostics._run_state.registration import Registration
+from google_cloud_mldiagnostics._run_state.unreported_runs import warn_folder_failed
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.mlrun_types import RunPhase
 
-__all__ = ["COLLECTED", "Lifecycle", "warn_folder_failed"]
+__all__ = ["COLLECTED", "Lifecycle"]
 
 COLLECTED: Final = ("softwareConfigs", "hardwareConfigs")
 """The sections of a run's configs that are not the user's."""
@@ -48,17 +49,6 @@ _FIRST_ENTRY_SECONDS = 1.0
 _LAST_COLLECT_SECONDS = 1.0
 _SYNC_SECONDS = 0.2
 _PROFILES_SHARE = 0.6  # Of the seconds in which a process ends: for a profile that runs.
-
-
-def warn_folder_failed(run_id: str, error: ControlPlaneError) -> None:
-    """Count, and warn once of each run, that its folder cannot be read or written."""
-    LOSSES.add(f"run.json: {type(error).__name__}")
-    warn_once(
-        ("run.json", run_id),
-        "The run %s could not be updated in its folder: %s. Its entries are in the journal.",
-        run_id,
-        error,
-    )
 
 
 class _End(NamedTuple):
@@ -388,21 +378,8 @@ class Lifecycle:
 
     def _end_profiles(self, most_seconds: float) -> None:
         """End the profile that runs, and wait for uploads; not as long if the process is about to end."""
-        if "google_cloud_mldiagnostics._profiling.uploads" not in sys.modules:
-            return  # There never was one.
-        from google_cloud_mldiagnostics._profiling.captures import end_profiles_of
-
         until = time.monotonic() + most_seconds
-
-        def seconds_left() -> float:
-            return min(until, self._profiles_until) - time.monotonic()
-
-        # Beside us: the thread that a signal has interrupted may have the lock of a profiler, or of deliveries.
-        task = start(lambda: end_profiles_of(self._active, seconds_left), "mldiagnostics-profiles")
-        if task is None:  # The interpreter ends.
-            end_profiles_of(self._active, seconds_left)
-        else:
-            wait_until(lambda: task.wait(0), lambda: seconds_left() + _GRACE_SECONDS)
+        end_profiles(self._active, lambda: min(until, self._profiles_until) - time.monotonic())
 
     def _record_end(self, end: _End) -> None:
         self._active.run.run_phase = RunPhase(end.phase)

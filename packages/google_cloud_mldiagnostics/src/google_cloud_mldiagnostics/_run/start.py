@@ -30,12 +30,13 @@ from google_cloud_mldiagnostics._identity import (
 )
 from google_cloud_mldiagnostics._recording.run_log import RunLog
 from google_cloud_mldiagnostics._run.arguments import DEFAULT_REGION, RunArguments, resource_of
-from google_cloud_mldiagnostics._run.lifecycle import Lifecycle, warn_folder_failed
+from google_cloud_mldiagnostics._run.lifecycle import Lifecycle
 from google_cloud_mldiagnostics._run_state import attempts
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics._run_state.connections import find_google, find_self_hosted
 from google_cloud_mldiagnostics._run_state.process_life import is_alive, own_mark
 from google_cloud_mldiagnostics._run_state.registration import Registration
+from google_cloud_mldiagnostics._run_state.unreported_runs import warn_folder_failed
 from google_cloud_mldiagnostics._runtimes import computes_with_pytorch
 from google_cloud_mldiagnostics._system_metrics.sampler import SystemMetrics
 from google_cloud_mldiagnostics.control_plane import Connection

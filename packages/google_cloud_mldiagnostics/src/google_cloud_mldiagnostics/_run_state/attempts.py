@@ -62,7 +62,7 @@ class Member(NamedTuple):
     started: str
 
     def is_in(self, process: Mapping[str, Any]) -> bool:
-        """Whether this is the process that an attempt has."""
+        """Return True if this is the given process of an attempt."""
         return (self.host, self.pid, self.started) == (
             process.get("hostname"),
             process.get("pid"),
@@ -71,7 +71,7 @@ class Member(NamedTuple):
 
 
 def new_run(run: Resource, member: Member, *, token: str, number: int, now: str) -> Resource:
-    """Returns a run in its first attempt on this machine."""
+    """Return a run in its first attempt on this machine."""
     return _with_attempt(run, _attempt(number, token, member, now))
 
 
@@ -214,7 +214,7 @@ def renumber(member: Member, number: int) -> Change:
 
 
 def last_attempt(run: Resource) -> dict[str, Any] | None:
-    """Returns the attempt that a run is in, or was in last."""
+    """Return a run's current or last attempt."""
     attempts = _attempts(run)
     return attempts[-1] if attempts else None
 
@@ -226,7 +226,7 @@ def _attempts(run: Resource) -> list[dict[str, Any]]:
 def _belongs(
     member: Member, token: str, attempt: Mapping[str, Any], is_alive: Callable[[Mapping[str, Any]], bool]
 ) -> bool:
-    """Whether a process is of the attempt: by the token, or because others of it live and none has its index."""
+    """Return True if a process belongs to the attempt: by its token, or as others are alive and none has its index."""
     if attempt.get("phase") in _ENDED and (not token or attempt.get("token") != token):
         return False
     namesakes = [

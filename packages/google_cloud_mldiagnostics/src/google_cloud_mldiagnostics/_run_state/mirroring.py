@@ -1,4 +1,4 @@
-"""A run of this machine as it is sent to another control plane. Pure.
+"""A run of this machine as it is sent to another control plane, and its copy there.
 
 Only fields of the API are sent. FAILED of an attempt stays, whichever process reported it; another attempt makes the
 run ACTIVE again.
@@ -6,10 +6,14 @@ run ACTIVE again.
 
 from __future__ import annotations
 
-from google_cloud_mldiagnostics.control_plane import Change, Resource
+from collections.abc import Callable
+
+from google_cloud_mldiagnostics.control_plane import Change, ControlPlane, Resource
+from google_cloud_mldiagnostics.exceptions import RunExistsError, RunNotFoundError
 
 __all__ = [
     "LOCAL_FIELDS",
+    "RunCopy",
     "as_cloud_run",
     "attempt_of",
     "failed",
@@ -73,20 +77,111 @@ def failed(attempt: int) -> Change:
 
 
 def attempt_of(run: Resource) -> int:
-    """Returns the number of the attempt that a run is in, by its labels."""
+    """Return the number of a run's attempt, by its labels."""
     text = str((run.get("labels") or {}).get("attempt", "1"))
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 1
 
 
 def numbered(run: Resource, attempt: int) -> Resource:
-    """Returns the run in the attempt that it is known to be in."""
+    """Return the run with the number of its attempt."""
     return {**run, "labels": {**(run.get("labels") or {}), "attempt": str(attempt)}}
 
 
 def failed_elsewhere(kept: Resource) -> Resource:
-    """How a folder learns that a process on another machine has failed."""
+    """Return the folder's run as failed, because a process on another machine has failed."""
     reason = "another process of the run has failed"
     attempts = kept.get("attempts") or []
     for attempt in attempts[-1:]:
         attempt |= {"phase": "FAILED", "reason": attempt.get("reason") or reason}
     return {**kept, "runPhase": "FAILED", "errorDetails": kept.get("errorDetails") or reason}
+
+
+class RunCopy:
+    """The copy of a run at a control plane, which follows the run's folder.
+
+    Args:
+        run_id: The run's id.
+        local: The runs of this machine.
+        plane: The control plane.
+        is_owner: True if this process reports the run; others report only their own failure.
+        is_shared: True if another process that continues reports it too, so that this is not another attempt.
+        on_attempt: Called with the number that the control plane gives this attempt.
+
+    Attributes:
+        attempt: The attempt's number; None until this process has registered the run.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        local: ControlPlane,
+        plane: ControlPlane,
+        *,
+        is_owner: bool,
+        is_shared: bool,
+        on_attempt: Callable[[int], object],
+    ) -> None:
+        self.attempt: int | None = None
+        self._run_id = run_id
+        self._local = local
+        self._plane = plane
+        self._is_owner = is_owner
+        self._is_shared = is_shared
+        self._on_attempt = on_attempt
+
+    def report(self, end_phase: str) -> None:
+        """Bring the copy to the state of the folder; create it, or start another attempt, if that was not done.
+
+        Args:
+            end_phase: COMPLETED or FAILED; empty if the run has not ended.
+        """
+        if not self._is_owner:
+            self.report_end(end_phase)
+            return
+        if self.attempt is None:
+            self._register()
+            return
+        try:
+            kept = self._plane.update_run(self._run_id, self._present_state(self.attempt))
+        except RunNotFoundError:  # A user has deleted it.
+            self._register()
+            return
+        if end_phase == "COMPLETED" and kept.get("runPhase") == "FAILED":
+            self._local.update_run(self._run_id, failed_elsewhere)
+
+    def report_end(self, end_phase: str) -> None:
+        """Report the end, in one request; also while another thread is in `report`."""
+        if self._is_owner:
+            self._plane.update_run(self._run_id, self._present_state(self.attempt or 1))
+        elif end_phase == "FAILED":
+            self._plane.update_run(self._run_id, failed(attempt_of(self._local.get_run(self._run_id))))
+
+    def _register(self) -> None:
+        """Create the run, or start another attempt of an existing one."""
+        run = self._local.get_run(self._run_id)
+        try:
+            number = attempt_of(self._plane.get_run(self._run_id)) + (0 if self._is_shared else 1)
+        except RunNotFoundError:
+            try:
+                self._plane.create_run(self._run_id, {**as_cloud_run(run), "runPhase": "ACTIVE"})
+                self._note_attempt(attempt_of(run))
+                if run.get("runPhase") != "ACTIVE":  # The API creates active runs; this one has ended meanwhile.
+                    self._plane.update_run(self._run_id, self._present_state(attempt_of(run)))
+                return
+            except RunExistsError:  # By another process, since we asked.
+                number = attempt_of(run)
+        # It is counted there: a machine's folder may be as new as the machine.
+        number = max(number, attempt_of(run))
+        self._plane.update_run(self._run_id, self._present_state(number))
+        self._note_attempt(number)
+
+    def _present_state(self, attempt: int) -> Change:
+        """Return the change to the folder's state at the time of the change, which may be after a conflict.
+
+        An older state would revert an end that `report_end` has sent meanwhile.
+        """
+        return lambda kept: mirrored(numbered(self._local.get_run(self._run_id), attempt))(kept)
+
+    def _note_attempt(self, number: int) -> None:
+        self.attempt = number
+        self._on_attempt(number)

@@ -30,7 +30,7 @@ def is_visible(process: Mapping[str, Any], here: Member) -> bool:
 
 
 def is_alive(process: Mapping[str, Any], here: Member, *, now_ns: int | None = None) -> bool:
-    """Whether a process of a run still runs.
+    """Return True if a process of a run still runs.
 
     Args:
         process: As the run's folder has it, and the run's `updateTime`.

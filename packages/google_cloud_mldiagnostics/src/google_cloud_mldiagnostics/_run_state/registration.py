@@ -19,23 +19,17 @@ from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.worker import Worker, start
 
-from google_cloud_mldiagnostics._run_state.mirroring import (
-    as_cloud_run,
-    attempt_of,
-    failed,
-    failed_elsewhere,
-    is_sent_to_cloud,
-    mirrored,
-    numbered,
+from google_cloud_mldiagnostics._run_state.mirroring import RunCopy, is_sent_to_cloud
+from google_cloud_mldiagnostics._run_state.unreported_runs import (
+    UnreportedRuns,
+    warn_end_not_reported,
+    warn_not_reported,
 )
-from google_cloud_mldiagnostics._run_state.unreported_runs import UnreportedRuns
-from google_cloud_mldiagnostics.control_plane import Change, Connection, DistantControlPlane, Resource
+from google_cloud_mldiagnostics.control_plane import Connection, DistantControlPlane, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneClientNotInitializedError,
     ControlPlaneError,
-    RunExistsError,
-    RunNotFoundError,
 )
 
 __all__ = ["Registration"]
@@ -43,11 +37,11 @@ __all__ = ["Registration"]
 _MOST_SESSIONS: Final = 1000
 _CONFIGS_SECONDS = 0.5
 _DEBOUNCE_SECONDS = 0.2
-_LOOK_EVERY_SECONDS = 60.0
-_LOOK_FOR_SECONDS = 600.0
+_SEARCH_EVERY_SECONDS = 60.0
+_SEARCH_FOR_SECONDS = 600.0
 _LEAST_CALL_SECONDS = 0.5
 _FIRST_ACCESS_SECONDS = 60.0
-_DEAF_SECONDS = 0.5
+_UNRESPONSIVE_SECONDS = 0.5
 
 
 class _End(NamedTuple):
@@ -106,7 +100,7 @@ class Registration:
         self._unreported: UnreportedRuns | None = None
         self._is_marked = False
         self._reports_others = False
-        self._attempt: int | None = None
+        self._copy: RunCopy | None = None
         self._is_behind = is_owner
         self._due_at = 0.0
         self._sessions: dict[str, Resource] = {}
@@ -121,7 +115,7 @@ class Registration:
 
     def start(self) -> None:
         """Start the thread."""
-        self._search_until = time.monotonic() + _LOOK_FOR_SECONDS
+        self._search_until = time.monotonic() + _SEARCH_FOR_SECONDS
         if self._connect is None or not self._worker.start():
             self._finish()
 
@@ -163,7 +157,7 @@ class Registration:
         """
         deadline = time.monotonic() + timeout_seconds
         self._put(self._note_all)
-        is_done = self._done.wait(min(_DEAF_SECONDS, timeout_seconds))
+        is_done = self._done.wait(min(_UNRESPONSIVE_SECONDS, timeout_seconds))
         is_deaf = not is_done and not self._is_ending()
         is_done = (
             is_done or (is_deaf and self._report_beside()) or self._done.wait(max(0.0, deadline - time.monotonic()))
@@ -180,7 +174,7 @@ class Registration:
     def link(self) -> str:
         """The run's page at the control plane if that has the run, else its folder."""
         connection = self._connection
-        is_there = connection is not None and self._attempt is not None
+        is_there = self._copy is not None and self._copy.attempt is not None
         return connection.plane.link(self._run_id) if connection and is_there else self._local.link(self._run_id)
 
     @property
@@ -220,7 +214,7 @@ class Registration:
 
     def _try_to_connect(self) -> bool:
         """Connect, at once and then every minute for ten; return False if there is no control plane yet."""
-        self._search_at = time.monotonic() + _LOOK_EVERY_SECONDS
+        self._search_at = time.monotonic() + _SEARCH_EVERY_SECONDS
         try:
             self._connection = None if self._connect is None else self._connect()
         except Exception as error:
@@ -233,6 +227,14 @@ class Registration:
         if self._connection is None:
             self._search_at = math.inf
             return False
+        self._copy = RunCopy(
+            self._run_id,
+            self._local,
+            self._connection.plane,
+            is_owner=self._is_owner,
+            is_shared=self._is_shared,
+            on_attempt=self._on_attempt,
+        )
         if self._is_owner and self._connection.address:
             self._unreported = UnreportedRuns(self._local, self._connection.address)
         self._on_found(self._connection)
@@ -260,7 +262,7 @@ class Registration:
 
     def _seconds_until_due(self) -> float:
         if not self._is_behind and not self._sessions:
-            return _LOOK_EVERY_SECONDS if self._end is None else self._end.deadline - time.monotonic()
+            return _SEARCH_EVERY_SECONDS if self._end is None else self._end.deadline - time.monotonic()
         return self._due_at - time.monotonic()
 
     def _note_change(self) -> None:
@@ -301,7 +303,8 @@ class Registration:
         try:
             self._allow_seconds()
             if self._is_behind:
-                self._report_run()
+                if self._copy is not None:
+                    self._copy.report(self._end.phase if self._end is not None else "")
                 self._is_behind = False
                 if self._end is not None:
                     self._unmark()
@@ -330,7 +333,13 @@ class Registration:
     def _report_other_runs(self) -> None:
         """Once this run is registered, report the ends of earlier runs of this machine, in another thread."""
         unreported = self._unreported
-        if unreported is None or self._attempt is None or self._reports_others or self._is_end_asked():
+        if (
+            unreported is None
+            or self._copy is None
+            or self._copy.attempt is None
+            or self._reports_others
+            or self._is_end_asked()
+        ):
             return
         self._reports_others = True
         plane = self._plane
@@ -357,27 +366,12 @@ class Registration:
 
     def _explain(self, error: Exception) -> None:
         self._is_explained = True
-        known = isinstance(error, ControlPlaneError)
-        warn_once(
-            ("registration", self._run_id, type(error), getattr(error, "code", None)),
-            "Run %s is recorded in %s, but could not be reported to the control plane: %s. The job continues, and "
-            "the report is repeated until the run ends. To send it later, run: mldiagnostics sync %s",
-            self._run_id,
-            self._local.link(self._run_id),
-            str(error).rstrip(".") if known else f"{type(error).__name__}: {error}",
-            self._run_id,
-        )
+        warn_not_reported(self._run_id, self._local.link(self._run_id), error)
 
     def _warn_end_not_reported(self) -> None:
-        if self._asked_end is not None and self._connection is not None and not self._is_explained:
-            warn_once(
-                ("end not reported", self._run_id),
-                "Run %s ended as %s, but the control plane may still show ACTIVE (%s).%s",
-                self._run_id,
-                self._asked_end.phase,
-                str(self.error).rstrip(".") if self.error is not None else "no answer in time",
-                f" Run: mldiagnostics sync {self._run_id}" if self._connection.address else "",
-            )
+        end, connection = self._asked_end, self._connection
+        if end is not None and connection is not None and not self._is_explained:
+            warn_end_not_reported(self._run_id, end.phase, self.error, can_sync=bool(connection.address))
 
     # --- Reports ---------------------------------------------------------------------------------
 
@@ -387,34 +381,14 @@ class Registration:
             raise ControlPlaneClientNotInitializedError("the control plane was called before it was found")
         return self._connection.plane
 
-    def _report_run(self) -> None:
-        run = self._local.get_run(self._run_id)
-        if not self._is_owner:
-            if self._end is not None and self._end.phase == "FAILED":
-                self._plane.update_run(self._run_id, failed(attempt_of(run)))
-            return
-        if self._attempt is None:
-            self._register(run)
-            return
-        try:
-            kept = self._plane.update_run(self._run_id, self._as_it_is_here(self._attempt))
-        except RunNotFoundError:  # A user has deleted it.
-            self._register(run)
-            return
-        if self._end is not None and self._end.phase == "COMPLETED" and kept.get("runPhase") == "FAILED":
-            self._local.update_run(self._run_id, failed_elsewhere)
-
     def _report_beside(self) -> bool:
         """Report the end in the thread that waits for it: ours is in a request without an answer."""
-        end = self._asked_end
-        if self._connection is None or end is None or (self._is_owner and self._attempt is None):
+        copy, end = self._copy, self._asked_end
+        if copy is None or end is None or (self._is_owner and copy.attempt is None):
             return False
         try:
             self._allow_seconds()
-            if self._is_owner:
-                self._plane.update_run(self._run_id, self._as_it_is_here(self._attempt or 1))
-            elif end.phase == "FAILED":
-                self._plane.update_run(self._run_id, failed(attempt_of(self._local.get_run(self._run_id))))
+            copy.report_end(end.phase)
         except Exception as error:
             self.error = error
             return False
@@ -422,35 +396,6 @@ class Registration:
         if self._is_owner:
             self._unmark()
         return True
-
-    def _register(self, run: Resource) -> None:
-        """Create the run, or start another attempt of an existing one."""
-        try:
-            number = attempt_of(self._plane.get_run(self._run_id)) + (0 if self._is_shared else 1)
-        except RunNotFoundError:
-            try:
-                self._plane.create_run(self._run_id, {**as_cloud_run(run), "runPhase": "ACTIVE"})
-                self._note_attempt(attempt_of(run))
-                if run.get("runPhase") != "ACTIVE":  # The API creates active runs; this one has ended meanwhile.
-                    self._plane.update_run(self._run_id, self._as_it_is_here(attempt_of(run)))
-                return
-            except RunExistsError:  # By another process, since we asked.
-                number = attempt_of(run)
-        # It is counted there: a machine's folder may be as new as the machine.
-        number = max(number, attempt_of(run))
-        self._plane.update_run(self._run_id, self._as_it_is_here(number))
-        self._note_attempt(number)
-
-    def _as_it_is_here(self, attempt: int) -> Change:
-        """Return the change to what the folder has when the change is made, which may be after a conflict.
-
-        An older state would take back what `_report_beside` has sent meanwhile: that the run has ended.
-        """
-        return lambda kept: mirrored(numbered(self._local.get_run(self._run_id), attempt))(kept)
-
-    def _note_attempt(self, number: int) -> None:
-        self._attempt = number
-        self._on_attempt(number)
 
     def _report_sessions(self) -> None:
         for session_id, session in list(self._sessions.items()):

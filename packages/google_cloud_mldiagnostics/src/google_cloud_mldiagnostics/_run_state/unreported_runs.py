@@ -15,7 +15,7 @@ from typing import Final
 
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.files import read_regular
-from ml_diagnostics_common.guard import job_logger
+from ml_diagnostics_common.guard import LOSSES, job_logger, warn_once
 
 from google_cloud_mldiagnostics._run_state.attempts import Member, last_attempt
 from google_cloud_mldiagnostics._run_state.mirroring import as_cloud_run, attempt_of, mirrored
@@ -24,7 +24,7 @@ from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
 
-__all__ = ["UnreportedRuns", "send_run"]
+__all__ = ["UnreportedRuns", "send_run", "warn_end_not_reported", "warn_folder_failed", "warn_not_reported"]
 
 logger = job_logger("google_cloud_mldiagnostics")
 
@@ -147,3 +147,43 @@ def _not_behind(run: Resource, kept: Resource) -> Resource:
         return run
     labels = {**(run.get("labels") or {}), "attempt": str(attempt_of(kept))}
     return {**run, "labels": labels, "runPhase": kept.get("runPhase")}
+
+
+# --- Warnings -----------------------------------------------------------------------------------------
+
+
+def warn_folder_failed(run_id: str, error: ControlPlaneError) -> None:
+    """Count, and warn once of each run, that its folder cannot be read or written."""
+    LOSSES.add(f"run.json: {type(error).__name__}")
+    warn_once(
+        ("run.json", run_id),
+        "The run %s could not be updated in its folder: %s. Its entries are in the journal.",
+        run_id,
+        error,
+    )
+
+
+def warn_not_reported(run_id: str, folder: str, error: Exception) -> None:
+    """Warn once of each kind of failure that a run could not be reported."""
+    known = isinstance(error, ControlPlaneError)
+    warn_once(
+        ("registration", run_id, type(error), getattr(error, "code", None)),
+        "Run %s is recorded in %s, but could not be reported to the control plane: %s. The job continues, and "
+        "the report is repeated until the run ends. To send it later, run: mldiagnostics sync %s",
+        run_id,
+        folder,
+        str(error).rstrip(".") if known else f"{type(error).__name__}: {error}",
+        run_id,
+    )
+
+
+def warn_end_not_reported(run_id: str, phase: str, error: Exception | None, *, can_sync: bool) -> None:
+    """Warn once that the end of a run may be missing at the control plane."""
+    warn_once(
+        ("end not reported", run_id),
+        "Run %s ended as %s, but the control plane may still show ACTIVE (%s).%s",
+        run_id,
+        phase,
+        str(error).rstrip(".") if error is not None else "no answer in time",
+        f" Run: mldiagnostics sync {run_id}" if can_sync else "",
+    )

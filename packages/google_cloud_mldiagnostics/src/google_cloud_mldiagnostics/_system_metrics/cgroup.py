@@ -14,7 +14,7 @@ _UNLIMITED: Final = 1 << 60
 
 
 def cpu_limit(root: Path = _ROOT, process: Path = _PROCESS) -> float | None:
-    """How many cores the container may keep busy; None where nothing limits it.
+    """Return how many cores the container may keep busy; None without a limit.
 
     Args:
         root: Where the cgroups are mounted.
@@ -31,19 +31,19 @@ def cpu_limit(root: Path = _ROOT, process: Path = _PROCESS) -> float | None:
 
 
 def memory_limit_bytes(root: Path = _ROOT, process: Path = _PROCESS) -> int | None:
-    """How much memory the container may use before a process in it is killed; None where nothing limits it."""
+    """Return how much memory the container may use before a process in it is killed; None without a limit."""
     found = _memory(root, process)
     return None if found is None else found[0]
 
 
 def memory_used_bytes(root: Path = _ROOT, process: Path = _PROCESS) -> int | None:
-    """How much of its limit is used, without the pages of files that the kernel may drop; None where there is none."""
+    """Return how much of its limit is used, without page cache that the kernel may drop; None without a limit."""
     found = _memory(root, process)
     return None if found is None else found[1]
 
 
 def _memory(root: Path, process: Path) -> tuple[int, int] | None:
-    """The narrowest limit of this process's cgroup and those above it, and what is used of that one."""
+    """Return the narrowest limit of this process's cgroup and its parents, and the use of that one."""
     narrowest: tuple[int, int] | None = None
     for folder in _folders(root, process, "memory"):
         limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
@@ -62,7 +62,7 @@ def _droppable_bytes(folder: Path) -> int:
 
 
 def _folders(root: Path, process: Path, controller: str) -> list[Path]:
-    """The folders of this process's cgroup and of those above it, in both versions, as far as they are visible.
+    """Return the folders of this process's cgroup and its parents, in both versions, as far as they are visible.
 
     In a container with a cgroup namespace, the root is the container's own.
     """

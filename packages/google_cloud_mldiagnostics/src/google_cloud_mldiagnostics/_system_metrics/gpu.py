@@ -20,7 +20,7 @@ _PERCENT_METRICS: Final = ("gpu_duty_cycle", "gpu_utilization", "gpu_tensorcore_
 
 
 def may_have_gpu(devices: Path = Path("/dev")) -> bool:
-    """Whether NVIDIA's driver, or that of Windows in WSL, is loaded; pynvml is large, and is not loaded in vain.
+    """Return True if NVIDIA's driver, or that of Windows in WSL, is loaded, so that the large pynvml is useful.
 
     Args:
         devices: Where the driver's file is.
@@ -66,7 +66,7 @@ class GpuMeter:
 
 
 def is_visible(index: int, uuid: str, visible: str | None) -> bool:
-    """Whether CUDA shows a GPU to this process.
+    """Return True if CUDA shows a GPU to this process.
 
     Args:
         index: Its index for NVML.
@@ -102,7 +102,7 @@ class _Gpu:
 
     @classmethod
     def at(cls, nvml: Any, index: int) -> _Gpu | None:
-        """The GPU of an index; None if it does not answer, or is not given to this container."""
+        """Return the GPU of an index; None if it does not answer, or is not given to this container."""
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid = nvml.nvmlDeviceGetUUID(handle)
@@ -111,20 +111,20 @@ class _Gpu:
         return cls(nvml, index, handle, uuid.decode() if isinstance(uuid, bytes) else uuid)
 
     def gpu_duty_cycle(self) -> float | None:
-        """The share of the time since the last collection in which a kernel ran; % of it."""
+        """Return the share of the time since the last collection in which a kernel ran, in %."""
         samples = self._ask(self._utilization_samples)
         return sum(samples) / len(samples) if samples else self.gpu_utilization()
 
     def gpu_utilization(self) -> float | None:
-        """The same of the last moment alone, as nvidia-smi shows it; %."""
+        """Return the present share, as nvidia-smi shows it, in %."""
         return self._ask(lambda: float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu))
 
     def gpu_tensorcore_utilization(self) -> float | None:
-        """The share of the time since the last collection in which the tensor cores worked; %, from Hopper on."""
+        """Return the share of the time since the last collection of work by the tensor cores, in %, since Hopper."""
         return self._ask(self._tensor_utilization) if self._has_gpm else None
 
     def memory(self) -> tuple[int, int] | None:
-        """Bytes used and in all."""
+        """Return the bytes used, and all bytes."""
         return self._ask(self._memory_bytes)
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer | None:

@@ -70,7 +70,7 @@ class ProcessMeter:
         self._before: tuple[float, float] | None = None
 
     def collect(self) -> list[Reading]:
-        """Its memory, and its CPU since the last time."""
+        """Return its memory, and its CPU since the last time."""
         import_undisturbed("psutil")
         import psutil
 
@@ -99,7 +99,7 @@ def _counters(psutil: Any, moment: float) -> _Counters:
 
 
 def _cpu(before: _Counters, now: _Counters, cores: int) -> list[Reading]:
-    """As `top` has it, where 100 % is one core, and as a share of all."""
+    """Return CPU utilisation as `top` has it, with 100 % for one core, and as a share of all cores."""
     total = now.cpu_seconds - before.cpu_seconds
     if total <= 0:  # Faster than the kernel counts.
         return []
@@ -141,7 +141,7 @@ def _throughput(
 
 
 def is_disk(name: str, sys: Path = _SYS) -> bool:
-    """Whether bytes of this block device are counted nowhere else: no partition, no volume upon disks, no loop.
+    """Return True if no other block device has the same bytes: not a partition, a volume upon disks or a loop.
 
     Args:
         name: As the kernel has it: nvme0n1.
@@ -158,7 +158,7 @@ def is_disk(name: str, sys: Path = _SYS) -> bool:
 
 
 def outer_networks(names: Mapping[str, Any], sys: Path = _SYS) -> list[str]:
-    """The interfaces through which bytes leave the host: of hardware, or in a container that sees none, all but lo.
+    """Return the interfaces through which bytes leave the host: hardware, or in a container without any, all but lo.
 
     Args:
         names: Of all interfaces.

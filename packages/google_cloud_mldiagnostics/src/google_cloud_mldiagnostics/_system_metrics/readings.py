@@ -42,7 +42,7 @@ Collect: TypeAlias = Callable[[], list[Reading]]
 
 
 def payload_of(reading: Reading, host: str, process_index: int) -> dict[str, Any]:
-    """The entry's payload, with the public package's keys; `mean` and what stands beside are ours.
+    """Return the entry's payload, with the public package's keys; `mean` and the fields of `beside` are ours.
 
     Args:
         reading: What was measured.

@@ -41,7 +41,7 @@ class Claims:
         _claims_of_this_process.add(self)
 
     def hold(self, what: str) -> bool:
-        """Whether it is this process that measures `what`. Where there are no locks, all do: twice is not wrong."""
+        """Return True if this process measures `what`. Without locks all processes do: twice is not wrong."""
         held = self._held.get(what)
         if held is not None and held.number() is not None:
             return True
@@ -64,13 +64,13 @@ class Claims:
         return is_ours
 
     def forget(self) -> None:
-        """In a forked child: closes its copies."""
+        """Close the copies in a forked child."""
         held, self._held = self._held, {}
         for descriptor in held.values():
             descriptor.close()
 
     def release(self) -> None:
-        """Leaves all of it to others."""
+        """Release all locks."""
         held, self._held = self._held, {}
         for descriptor in held.values():
             number = descriptor.number()
@@ -180,7 +180,7 @@ class SystemMetrics:
         return tpu.collect_tpu() if tpu.runtime_is_up() and self._claims.hold("tpu") else []
 
     def _collect(self, sources: Sequence[Collect]) -> None:
-        """One collection: all entries bear the same time."""
+        """Collect once, with the same time in all entries."""
         moment_ns = now_ns()
         readings: list[Reading] = []
         for source in sources:

@@ -85,7 +85,7 @@ def _number(text: object) -> float | None:
 
 
 def _chips_of_cores(cores: list[float | None], chips: int) -> list[float | None]:
-    """The mean over the cores of each chip: some generations have two, and libtpu reports each."""
+    """Return the mean over the cores of each chip: some generations have two, and libtpu reports each."""
     if not chips or len(cores) % chips:
         return cores
     each = len(cores) // chips

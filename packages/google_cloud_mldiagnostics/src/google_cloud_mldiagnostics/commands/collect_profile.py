@@ -36,7 +36,7 @@ _OK, _FAILED, _USAGE = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command.
+    """Run the command.
 
     Args:
         arguments: Of the command line; None takes this process's.
@@ -101,7 +101,7 @@ def _collect(
 
 
 def _rename(folder: str, address: str) -> str:
-    """Gives a host's file the name that the host calls itself, which is in it; returns what is wrong, or nothing."""
+    """Rename a host's file to the host's own name, which is in it; return the problem, or an empty text."""
     path = f"{folder}/{file_of(file_name_of(address))}"
     try:
         store = storage_for(path)
@@ -117,7 +117,7 @@ def _rename(folder: str, address: str) -> str:
 
 
 def _post(address: str, duration_ms: int, log_dir: str) -> str:
-    """Asks a host over HTTP; returns what is wrong, or nothing."""
+    """Request a profile of a host over HTTP; return the problem, or an empty text."""
     import urllib.error
     import urllib.request
 

@@ -1,21 +1,27 @@
-"""Requests to control planes: a JSON request with its JSON response, and errors of Google's control plane."""
+"""Requests to control planes: a JSON request with its response, the time of a call, and errors of Google's."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ml_diagnostics_common.authorized_requests import RESPONSE_BYTES, Session
+from ml_diagnostics_common.backoff import Backoff, Retries
 from ml_diagnostics_common.credentials import principal_of
+from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.failures import Kind, RemoteError, access_advice, excerpt
 
 from google_cloud_mldiagnostics._version import __version__
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunChangedError
 
-__all__ = ["Caller", "request_json"]
+__all__ = ["Call", "Caller", "NotYetError", "request_json"]
 
+_MOST_TRIES = 3  # Of a request that fails for a temporary reason.
+_MOST_CONFLICTS = 8
+_HURRIED_SECONDS = 0.1
 _SERVICE = "hypercomputecluster.googleapis.com"
 _ROLE = "roles/hypercomputecluster.editor (or roles/clusterdirector.editor)"  # Not all projects have the first.
 _HEADERS: Mapping[str, str] = {
@@ -61,6 +67,70 @@ def request_json(
         # A proxy's page may have status 200, too: the request may not be executed.
         raise RemoteError("UNAVAILABLE", f"no answer of the control plane: {excerpt(answer.body)}")
     return found
+
+
+class NotYetError(DiagnosticsError):
+    """An operation takes longer than a call may. It is not retried, since starting it again would not help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.__cause__ = RemoteError("DEADLINE_EXCEEDED", message, status=504)
+
+
+class Call:
+    """One call of a control plane: the time that is left for it, and the waits in it.
+
+    Args:
+        clock: Return monotonic seconds.
+        seconds: How long it may take.
+        sleep: Wait for a number of seconds; return True if the wait was cut short.
+        is_patient: True to go on, with short waits, after a wait was cut short.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], seconds: float, sleep: Callable[[float], object], *, is_patient: bool = False
+    ) -> None:
+        self._clock = clock
+        self._deadline = clock() + seconds
+        self._sleep = sleep
+        self._is_patient = is_patient
+
+    def seconds_left(self) -> float:
+        """Return the time that is left; negative after the deadline."""
+        return self._deadline - self._clock()
+
+    def shorten(self, seconds: float) -> None:
+        """Set the deadline to that time from now, unless it is earlier; from any thread."""
+        self._deadline = min(self._deadline, self._clock() + seconds)
+
+    def retries(self) -> Retries:
+        """Return the retries of one request after temporary failures."""
+        backoff = Backoff(0.5, 5.0)
+        return Retries(backoff, seconds_left=self.seconds_left, most_tries=_MOST_TRIES, sleep=self._wait)
+
+    def retries_of_conflicts(self) -> Retries:
+        """Return the retries of one change that others were faster to make."""
+        return Retries(
+            Backoff(0.1, 2.0),
+            seconds_left=self.seconds_left,
+            most_tries=_MOST_CONFLICTS + 1,
+            retry_if=lambda failure: failure.kind is Kind.CONFLICT,
+            sleep=self._wait,
+        )
+
+    def wait(self, error: Exception, seconds: float) -> None:
+        """Wait before polling again; raise the error if there is no time for it."""
+        if seconds >= self.seconds_left() or self._wait(seconds):
+            raise error
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait; return True to give up."""
+        if not self._sleep(seconds):
+            return False
+        if not self._is_patient or self.seconds_left() <= _HURRIED_SECONDS:
+            return True
+        time.sleep(_HURRIED_SECONDS)
+        return False
 
 
 @dataclass(frozen=True)

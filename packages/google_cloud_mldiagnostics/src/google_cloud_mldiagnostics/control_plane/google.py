@@ -16,9 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, Session, open_session
-from ml_diagnostics_common.backoff import Backoff, EndlessListError, PageTokens, Retries
+from ml_diagnostics_common.backoff import Backoff, EndlessListError, PageTokens
 from ml_diagnostics_common.environment import endpoint
-from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.failures import Kind, RemoteError, classify, status_error
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
@@ -30,7 +29,7 @@ from google_cloud_mldiagnostics.control_plane._google_resources import (
     quoted,
     writable,
 )
-from google_cloud_mldiagnostics.control_plane._requests import Caller, request_json
+from google_cloud_mldiagnostics.control_plane._requests import Call, Caller, NotYetError, request_json
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneError,
     MLRunConfigurationError,
@@ -48,76 +47,9 @@ _HOSTS: Mapping[str, str] = {
 }
 _CONSOLE = "https://console.cloud.google.com/cluster-director/diagnostics/details"
 _PAGE_SIZE = "1000"  # The most that the API gives; its own choice is ten.
-_MOST_TRIES = 3  # Of a request that fails for a reason that may pass.
-_MOST_CONFLICTS = 8
-_HURRIED_SECONDS = 0.1
 _PLAIN: Mapping[Kind, type[ControlPlaneError]] = {}
 _MISSING: Mapping[Kind, type[ControlPlaneError]] = {Kind.MISSING: RunNotFoundError}
 _MISSING_OR_CHANGED: Mapping[Kind, type[ControlPlaneError]] = {**_MISSING, Kind.CONFLICT: RunChangedError}
-
-
-class _NotYetError(DiagnosticsError):
-    """An operation takes longer than a call may. It is not retried, since starting it again would not help."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.__cause__ = RemoteError("DEADLINE_EXCEEDED", message, status=504)
-
-
-class _Call:
-    """One call of a control plane: the time that is left for it, and the waits in it.
-
-    Args:
-        clock: Return monotonic seconds.
-        seconds: How long it may take.
-        sleep: Wait for a number of seconds; return True if the wait was cut short.
-        is_patient: True to go on, with short waits, after a wait was cut short.
-    """
-
-    def __init__(
-        self, clock: Callable[[], float], seconds: float, sleep: Callable[[float], object], *, is_patient: bool = False
-    ) -> None:
-        self._clock = clock
-        self._deadline = clock() + seconds
-        self._sleep = sleep
-        self._is_patient = is_patient
-
-    def seconds_left(self) -> float:
-        """Return the time that is left; negative after the deadline."""
-        return self._deadline - self._clock()
-
-    def shorten(self, seconds: float) -> None:
-        """Set the deadline to that time from now, unless it is earlier; from any thread."""
-        self._deadline = min(self._deadline, self._clock() + seconds)
-
-    def retries(self) -> Retries:
-        """Return the retries of one request after temporary failures."""
-        backoff = Backoff(0.5, 5.0)
-        return Retries(backoff, seconds_left=self.seconds_left, most_tries=_MOST_TRIES, sleep=self._wait)
-
-    def retries_of_conflicts(self) -> Retries:
-        """Return the retries of one change that others were faster to make."""
-        return Retries(
-            Backoff(0.1, 2.0),
-            seconds_left=self.seconds_left,
-            most_tries=_MOST_CONFLICTS + 1,
-            retry_if=lambda failure: failure.kind is Kind.CONFLICT,
-            sleep=self._wait,
-        )
-
-    def wait(self, error: Exception, seconds: float) -> None:
-        """Wait before polling again; raise the error if there is no time for it."""
-        if seconds >= self.seconds_left() or self._wait(seconds):
-            raise error
-
-    def _wait(self, seconds: float) -> bool:
-        """Wait; return True to give up."""
-        if not self._sleep(seconds):
-            return False
-        if not self._is_patient or self.seconds_left() <= _HURRIED_SECONDS:
-            return True
-        time.sleep(_HURRIED_SECONDS)
-        return False
 
 
 class GoogleControlPlane:
@@ -180,7 +112,7 @@ class GoogleControlPlane:
         self._session: Session | None = None
         self._session_lock = threading.Lock()
         self._hurried = threading.Event()
-        self._creation: _Call | None = None
+        self._creation: Call | None = None
 
     def get_run(self, run_id: str) -> Resource:
         """See `ControlPlane.get_run`.
@@ -201,9 +133,7 @@ class GoogleControlPlane:
             RunExistsError: A run with this id exists.
             ControlPlaneError: The request was refused, or not answered.
         """
-        call = self._creation = _Call(
-            self._clock, self.call_seconds, self._sleep or self._hurried.wait, is_patient=True
-        )
+        call = self._creation = Call(self._clock, self.call_seconds, self._sleep or self._hurried.wait, is_patient=True)
         retries = call.retries()
         body = {**writable(run), "name": run_id}
         body.pop("etag", None)
@@ -334,14 +264,14 @@ class GoogleControlPlane:
     def _run_path(self, run_id: str) -> str:
         return f"{self._runs}/{quote(run_id, safe='')}"
 
-    def _start_call(self) -> _Call:
-        return _Call(self._clock, self.call_seconds, self._sleep or self._hurried.wait)
+    def _start_call(self) -> Call:
+        return Call(self._clock, self.call_seconds, self._sleep or self._hurried.wait)
 
     def _send(
         self,
         method: str,
         path: str,
-        call: _Call,
+        call: Call,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         most_bytes: int = RESPONSE_BYTES,
@@ -358,7 +288,7 @@ class GoogleControlPlane:
         )
 
     def _get(
-        self, path: str, call: _Call, query: Mapping[str, str] | None = None, most_bytes: int = RESPONSE_BYTES
+        self, path: str, call: Call, query: Mapping[str, str] | None = None, most_bytes: int = RESPONSE_BYTES
     ) -> Resource:
         return call.retries()(lambda: self._send("GET", path, call, query, most_bytes=most_bytes))
 
@@ -380,7 +310,7 @@ class GoogleControlPlane:
                 return
             asked = {**asked, "pageToken": token}
 
-    def _done(self, answer: Resource, call: _Call, path: str) -> Resource:
+    def _done(self, answer: Resource, call: Call, path: str) -> Resource:
         """Wait for an operation, and return its result.
 
         Args:
@@ -390,14 +320,14 @@ class GoogleControlPlane:
 
         Raises:
             RemoteError: The operation failed.
-            _NotYetError: It took too long.
+            NotYetError: It took too long.
         """
         if "/operations/" not in str(answer.get("name", "")):
             return answer  # The resource itself.
         name, delay_seconds = str(answer["name"]), 0.0
         while not answer.get("done"):
             if delay_seconds:
-                call.wait(_NotYetError(f"{name} is not done yet"), delay_seconds)
+                call.wait(NotYetError(f"{name} is not done yet"), delay_seconds)
             delay_seconds = min(5.0, 2 * delay_seconds or 0.1)
             answer = self._get(quote(name), call)
         failed, response = answer.get("error"), answer.get("response")
@@ -405,7 +335,7 @@ class GoogleControlPlane:
             raise status_error(failed.get("code"), str(failed.get("message", "")), failed.get("details"))
         return response if isinstance(response, dict) else self._get(path, call)
 
-    def _appeared(self, path: str, call: _Call, conflict: RemoteError) -> Resource:
+    def _appeared(self, path: str, call: Call, conflict: RemoteError) -> Resource:
         """Return a resource that exists according to a conflict: while it is being created, it is not visible yet."""
         backoff = Backoff(0.1, 5.0)
         while True:
@@ -414,13 +344,13 @@ class GoogleControlPlane:
             except RemoteError as error:
                 if error.kind is not Kind.MISSING:
                     raise
-            call.wait(_NotYetError(f"{conflict.message}, but it is not visible yet"), backoff.failed())
+            call.wait(NotYetError(f"{conflict.message}, but it is not visible yet"), backoff.failed())
 
     @contextlib.contextmanager
     def _explained(self, doing: str, kinds: Mapping[Kind, type[ControlPlaneError]] = _PLAIN) -> Iterator[None]:
         """Raise failures as errors that name the principal, the resource and what to do."""
         try:
             yield
-        except (RemoteError, _NotYetError) as error:
+        except (RemoteError, NotYetError) as error:
             failure = classify(error)
             raise self._caller.error(failure, doing, kinds.get(failure.kind, ControlPlaneError)) from error
