@@ -302,7 +302,8 @@ class _Judge:
         if self._use_companion(key, view):
             return
         if kept and self._is_gone(kept):
-            gone = f"no events since {_clock(view.last_sign_ns)} (process gone)"
+            last_event = format_timestamp(view.last_sign_ns)[:19].replace("T", " ")  # As in goodput's report.
+            gone = f"no events since {last_event}Z (process gone)"
             view.state, view.is_gone = State.FAILED, True
             view.reason = f"{view.reason}; {gone}" if view.reason else gone
         elif key in self._history.processes and self._now_ns - view.last_sign_ns > SILENT_SECONDS * _SECOND_NS:
@@ -389,11 +390,6 @@ def _traceback(encoded: object) -> tuple[RaisedException, ...]:
     """Return the exceptions of an entry; items of another form are left out."""
     raised = [raised_from_json(item) for item in encoded] if isinstance(encoded, list) else []
     return tuple(exception for exception in raised if exception is not None)
-
-
-def _clock(moment_ns: int) -> str:
-    """Return a time to the second, as in goodput's report: 2026-11-21 05:36:43Z."""
-    return f"{format_timestamp(moment_ns)[:19].replace('T', ' ')}Z"
 
 
 def _ago(duration_ns: int) -> str:
