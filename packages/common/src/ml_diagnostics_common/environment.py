@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import warn_once
@@ -32,6 +33,7 @@ __all__ = [
     "on_google_hardware",
     "orchestrator",
     "secure_endpoint",
+    "universe_domain",
 ]
 
 _PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
@@ -383,6 +385,12 @@ def secure_endpoint(service: str, environ: Mapping[str, str] = os.environ) -> st
             "machine; set it to an https URL"
         )
     return url
+
+
+def universe_domain(credentials: Any) -> str:
+    """Return the domain of Google's services: `GOOGLE_CLOUD_UNIVERSE_DOMAIN`, or the credentials' own."""
+    found = os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or getattr(credentials, "universe_domain", None)
+    return found or "googleapis.com"
 
 
 def logging_over_grpc(environ: Mapping[str, str] = os.environ) -> bool:

@@ -14,7 +14,8 @@ from ml_diagnostics_common._version import __version__
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, open_session
 from ml_diagnostics_common.cloud_logging._decoding import UNREADABLE, PageDecoder
 from ml_diagnostics_common.cloud_logging._transport import Page, TransportError, entry_error
-from ml_diagnostics_common.credentials import CloudEnvironment, universe_domain
+from ml_diagnostics_common.credentials import CloudEnvironment
+from ml_diagnostics_common.environment import universe_domain
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.failures import Kind, RemoteError, excerpt
 

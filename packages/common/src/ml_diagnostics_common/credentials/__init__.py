@@ -28,7 +28,6 @@ __all__ = [
     "gcloud_directory",
     "known_project",
     "principal_of",
-    "universe_domain",
 ]
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -89,12 +88,6 @@ def find_cloud(
             _what_is_missing(searched_for_credentials, searched_for_project)
         )
     return CloudEnvironment(named.id, found.credentials, found.principal, named.source)
-
-
-def universe_domain(credentials: Any) -> str:
-    """Return the domain of Google's services: `GOOGLE_CLOUD_UNIVERSE_DOMAIN`, or the credentials' own."""
-    found = os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or getattr(credentials, "universe_domain", None)
-    return found or "googleapis.com"
 
 
 def _what_is_missing(searched_for_credentials: list[str], searched_for_project: list[str]) -> str:
