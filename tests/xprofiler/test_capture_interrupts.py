@@ -92,8 +92,8 @@ def test_before_a_capture_nothing_is_started(
     kubernetes_server.add_pod("pod-1", ports={9012: job.port})
     kubernetes_server.faults.always(Hang(), on=stage)
     arguments = ["-o", "gke", "-n", "pod-1", "-l", str(tmp_path), "-d", _LONG_MS]
-    is_there = lambda: [one for one in kubernetes_server.requests if one.operation == stage]  # noqa: E731
-    exit_code, errors = interrupted(arguments, is_there, kubernetes_server.environment())
+    has_file = lambda: [one for one in kubernetes_server.requests if one.operation == stage]  # noqa: E731
+    exit_code, errors = interrupted(arguments, has_file, kubernetes_server.environment())
     assert exit_code == 130
     assert "Traceback" not in errors
     assert not job.profiles

@@ -313,7 +313,7 @@ def test_of_many_hosts_few_files_are_in_memory_at_once(access: _FromHere | None,
 
 def test_a_file_without_events_is_there_and_no_success() -> None:
     outcome = Outcome.of(Target("host", "host", 1), summary_of(message((1, message((2, "/host:CPU"))))))
-    assert (outcome.status, outcome.is_there, outcome.is_captured) == ("no events", True, False)
+    assert (outcome.status, outcome.has_file, outcome.is_captured) == ("no events", True, False)
     assert "nothing ran meanwhile" in outcome.problem
 
 

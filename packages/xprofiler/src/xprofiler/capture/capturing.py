@@ -47,13 +47,13 @@ class _HostClock:
         name: The host's name.
         programs: Runs the request.
         process: The process that requests the time.
-        asked: When it was started, in seconds since 1970 by this machine's clock.
+        requested_at: When it was started, in seconds since 1970 by this machine's clock.
     """
 
     name: str
     programs: Programs
     process: Process
-    asked: float
+    requested_at: float
 
     def ahead_seconds(self) -> float:
         """Return how far the host's clock may be ahead at most; 0 if the clocks may agree, or if there is no answer."""
@@ -63,7 +63,7 @@ class _HostClock:
             output = b""
         finally:
             self.programs.end(self.process)
-        return ahead_seconds(output, self.asked, time.time())
+        return ahead_seconds(output, self.requested_at, time.time())
 
 
 def _read_host_clock(targets: Sequence[Target], programs: Programs) -> _HostClock | None:
@@ -77,21 +77,21 @@ def _read_host_clock(targets: Sequence[Target], programs: Programs) -> _HostCloc
     if len(targets) < 2 or not accesses:
         return None
     name, access = accesses[0]
-    asked = time.time()
+    requested_at = time.time()
     try:
         process = programs.start(access.execute(["date", "+%s"]), stderr=subprocess.DEVNULL)
     except CommandError:
         return None  # Opening the tunnel will fail too, and report the reason.
-    return _HostClock(name, programs, process, asked)
+    return _HostClock(name, programs, process, requested_at)
 
 
-def ahead_seconds(output: bytes, asked: float, answered: float) -> float:
+def ahead_seconds(output: bytes, requested_at: float, answered_at: float) -> float:
     """Return how far a clock is ahead, from the output of `date +%s` and the interval in which it ran.
 
     Args:
         output: The command's output, in whole seconds.
-        asked: The earliest time at which it can have run, by this machine's clock.
-        answered: The latest.
+        requested_at: The earliest time at which it can have run, by this machine's clock.
+        answered_at: The latest.
 
     Returns:
         The largest possible lead; 0 if the clocks may agree.
@@ -100,7 +100,7 @@ def ahead_seconds(output: bytes, asked: float, answered: float) -> float:
     if not parts or not parts[-1].isdigit():
         return 0.0
     second = int(parts[-1])
-    least, most = second - answered, second + 1 - asked
+    least, most = second - answered_at, second + 1 - requested_at
     return most if least > 0 or most < 0 else 0.0
 
 
@@ -169,7 +169,7 @@ class Capture:
         with tempfile.TemporaryDirectory(prefix="xprofiler-") as local_folder, Programs(self.console) as programs:
             clock = _read_host_clock(targets, programs)
             with open_tunnels(targets, programs, self.console) as tunnels:
-                asked = [
+                opened = [
                     _OpenTarget(
                         target,
                         tunnel.address,
@@ -179,7 +179,7 @@ class Capture:
                     if not tunnel.problem
                 ]
                 collector = Collector(self.session, self.storage, programs)
-                captured = replace(self, service=self._on_time(clock))._capture(asked, collector, remote_folder)
+                captured = replace(self, service=self._on_time(clock))._capture(opened, collector, remote_folder)
         return [
             captured.get(target.name, Outcome.of(target, problem=tunnel.problem))
             for target, tunnel in zip(targets, tunnels, strict=True)
@@ -201,43 +201,43 @@ class Capture:
         self.console.notify(f"The clock of {clock.name} is {how} this machine's; hosts start by theirs.")
         return replace(self.service, ahead_seconds=ahead)
 
-    def _capture(self, asked: Sequence[_OpenTarget], collector: Collector, remote_folder: str) -> dict[str, Outcome]:
+    def _capture(self, opened: Sequence[_OpenTarget], collector: Collector, remote_folder: str) -> dict[str, Outcome]:
         """Capture all targets, and once more those without a profile.
 
         Args:
-            asked: The targets.
+            opened: The targets.
             collector: Checks and fetches their files.
             remote_folder: The folder of this capture on machines that we can run programs on; removed at the end.
 
         Returns:
             Outcomes by the targets' names.
         """
-        staged = _staged(asked, 0)
+        staged = _staged(opened, 0)
         try:
-            first = self._round(asked, 0, collector)
-            again = self._retryable([one for one in asked if not first.outcomes[one.target.name].is_captured], first)
+            first = self._round(opened, 0, collector)
+            again = self._retryable([one for one in opened if not first.outcomes[one.target.name].is_captured], first)
             staged += _staged(again, 1)
             second = self._round(again, 1, collector, first.late)
         except BaseException:
             for target in dict.fromkeys(staged):
                 self.console.notify(f"{remote_folder} on {target.name} may remain.", is_progress=False)
             raise
-        self._remember(asked, first, second)
+        self._remember(opened, first, second)
         for problem in collector.clean_up([(target, remote_folder) for target in dict.fromkeys(staged)]):
             self.console.notify(problem, is_progress=False)
         return collector.without_partial_files({**first.outcomes, **second.outcomes})
 
-    def _remember(self, asked: Sequence[_OpenTarget], first: _Round, second: _Round) -> None:
+    def _remember(self, opened: Sequence[_OpenTarget], first: _Round, second: _Round) -> None:
         """Record which targets wrote to the bucket, and which could only be captured through this machine."""
         if self.bucket_access is None:
             return
-        tried = [one.target.name for one in asked if one.destinations[0].is_final and not one.destinations[1].is_final]
-        wrote = {name: first.outcomes[name].is_there for name in tried}
+        tried = [one.target.name for one in opened if one.destinations[0].is_final and not one.destinations[1].is_final]
+        wrote = {name: first.outcomes[name].has_file for name in tried}
         self.bucket_access.remember(
             {
                 name: wrote[name]
                 for name in tried
-                if wrote[name] or (name in second.outcomes and second.outcomes[name].is_there)
+                if wrote[name] or (name in second.outcomes and second.outcomes[name].has_file)
             }
         )
 
@@ -253,34 +253,34 @@ class Capture:
         return todo
 
     def _round(
-        self, asked: Sequence[_OpenTarget], number: int, collector: Collector, late: Collection[str] = ()
+        self, opened: Sequence[_OpenTarget], number: int, collector: Collector, late: Collection[str] = ()
     ) -> _Round:
-        """Capture all at once, and check their files: a target may have written its file, and lost its answer."""
-        if not asked:
+        """Capture all at once, and check their files: one may have been written although the answer did not arrive."""
+        if not opened:
             return _Round({}, frozenset())
-        results = self._results(asked, number, late)
+        results = self._results(opened, number, late)
         outcomes = {}
         for one, found in zip(
-            asked, collector.collect([(o.target, o.destinations[number]) for o in asked]), strict=True
+            opened, collector.collect([(o.target, o.destinations[number]) for o in opened]), strict=True
         ):
             result = results[one.target.name]
-            if not found.is_there and not result.is_captured:
+            if not found.has_file and not result.is_captured:
                 advice = f"; {_CLOCK}" if result.failure is Kind.TIMEOUT or one.target.name in late else ""
                 found = Outcome.of(one.target, problem=f"{result.problem}{advice}")
             outcomes[one.target.name] = found
         return _Round(outcomes, frozenset(name for name, result in results.items() if result.failure is Kind.TIMEOUT))
 
-    def _results(self, asked: Sequence[_OpenTarget], number: int, late: Collection[str]) -> dict[str, CaptureResult]:
+    def _results(self, opened: Sequence[_OpenTarget], number: int, late: Collection[str]) -> dict[str, CaptureResult]:
         """Return the answers by target name; targets that were late start immediately.
 
         A host with a clock that is behind waits for the start time of its first request and is busy until then: retry.
         """
-        results = self._ask(asked, number, late)
+        results = self._request(opened, number, late)
         deadline = time.monotonic() + self.busy_seconds
         is_reported = False
         while time.monotonic() < deadline:
             busy = [
-                one for one in asked if one.target.name in late and results[one.target.name].failure is Kind.CONFLICT
+                one for one in opened if one.target.name in late and results[one.target.name].failure is Kind.CONFLICT
             ]
             if not busy:
                 break
@@ -289,30 +289,30 @@ class Capture:
                 self.console.notify(f"{names}: busy with the profile that was requested first; {_CLOCK}. Waiting.")
                 is_reported = True
             time.sleep(_POLL_SECONDS)
-            results |= self._ask(busy, number, late)
+            results |= self._request(busy, number, late)
         return results
 
-    def _ask(self, asked: Sequence[_OpenTarget], number: int, late: Collection[str]) -> dict[str, CaptureResult]:
-        results = self._service(asked, number).capture(
-            [one.address for one in asked],
-            [one.destinations[number].root for one in asked],
+    def _request(self, opened: Sequence[_OpenTarget], number: int, late: Collection[str]) -> dict[str, CaptureResult]:
+        results = self._service(opened, number).capture(
+            [one.address for one in opened],
+            [one.destinations[number].root for one in opened],
             self.session.name,
             self.duration_ms,
-            host_names=[one.target.file_name for one in asked],
-            at_once=[one.target.name in late for one in asked] if late else None,
+            host_names=[one.target.file_name for one in opened],
+            at_once=[one.target.name in late for one in opened] if late else None,
         )
-        return {one.target.name: result for one, result in zip(asked, results, strict=True)}
+        return {one.target.name: result for one, result in zip(opened, results, strict=True)}
 
-    def _service(self, asked: Sequence[_OpenTarget], number: int) -> ProfilerService:
+    def _service(self, opened: Sequence[_OpenTarget], number: int) -> ProfilerService:
         """Return the service, with a shorter timeout if a second destination remains.
 
         A job that does not reach the bucket retries for minutes: JAX does so when its connections are refused.
         """
-        has_another = number == 0 and any(one.destinations[0] != one.destinations[1] for one in asked)
+        has_another = number == 0 and any(one.destinations[0] != one.destinations[1] for one in opened)
         seconds = min(self.service.extra_seconds, self.direct_extra_seconds)
         return replace(self.service, extra_seconds=seconds) if has_another else self.service
 
 
-def _staged(asked: Sequence[_OpenTarget], number: int) -> list[Target]:
+def _staged(opened: Sequence[_OpenTarget], number: int) -> list[Target]:
     """Return the targets that write into a folder of a machine that we can run programs on."""
-    return [one.target for one in asked if one.target.access and not one.destinations[number].is_final]
+    return [one.target for one in opened if one.target.access and not one.destinations[number].is_final]

@@ -64,7 +64,7 @@ class Collector:
         Returns:
             The outcomes; a problem mentions the removal.
         """
-        failed = [outcome for outcome in outcomes.values() if outcome.file_name and not outcome.is_there]
+        failed = [outcome for outcome in outcomes.values() if outcome.file_name and not outcome.has_file]
         removed = in_parallel(self._remove_partial, failed)
         cleared = {
             outcome.name: replace(outcome, problem=f"{outcome.problem} (removed)")

@@ -33,7 +33,7 @@ class Outcome:
         problem: Why the profile is missing or has no events; empty on success.
         size_bytes: The size of its file.
         start_ns: The start of its profile in nanoseconds since 1970; 0 if not recorded.
-        is_there: True if its complete file is in the session.
+        has_file: True if its complete file is in the session.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Outcome:
     problem: str = ""
     size_bytes: int = 0
     start_ns: int = 0
-    is_there: bool = False
+    has_file: bool = False
 
     @classmethod
     def of(cls, target: Target, xplane: Xplane | None = None, problem: str = "") -> Outcome:
@@ -67,7 +67,7 @@ class Outcome:
     @property
     def status(self) -> str:
         """The status for tables: "captured", "no events" or "failed"."""
-        return "captured" if self.is_captured else "no events" if self.is_there else "failed"
+        return "captured" if self.is_captured else "no events" if self.has_file else "failed"
 
 
 def report(outcomes: Sequence[Outcome], session: Session, saved_to: str, style: str, console: Console) -> None:
@@ -116,7 +116,7 @@ def _table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _cells(outcome: Outcome, first_ns: int) -> tuple[str, str, str, str]:
-    if not outcome.is_there:
+    if not outcome.has_file:
         return outcome.name, outcome.status, "", ""
     start = f"+{format_duration((outcome.start_ns - first_ns) / 1e9)}" if outcome.start_ns else ""
     return outcome.name, outcome.status, format_bytes(outcome.size_bytes), start
@@ -127,7 +127,7 @@ def _record(outcome: Outcome, session: Session) -> dict[str, object]:
         "host": outcome.name,
         "status": outcome.status,
         "problem": outcome.problem or None,
-        "path": session.path_of(outcome.file_name) if outcome.is_there else None,
-        "size_bytes": outcome.size_bytes if outcome.is_there else None,
+        "path": session.path_of(outcome.file_name) if outcome.has_file else None,
+        "size_bytes": outcome.size_bytes if outcome.has_file else None,
         "start_ns": outcome.start_ns or None,
     }

@@ -36,7 +36,7 @@ __all__ = ["GoogleApi", "log_requests"]
 _T = TypeVar("_T")
 _MOST_TRIES: Final = 5
 _CALL_SECONDS: Final = 60.0  # No retries after this time.
-_LOGGER: Final = "urllib3.connectionpool"  # A line an answer: http://host "GET /path HTTP/1.1" 200 123
+_LOGGER: Final = "urllib3.connectionpool"  # A line for each answer: http://host "GET /path HTTP/1.1" 200 123
 _SECRET: Final = re.compile(r"(?<=upload_id=)[^&\s\"]+")  # It authorizes continuing the upload.
 
 

@@ -137,10 +137,10 @@ class ViewersOnCompute:
 
     def find(self, sought: Sought) -> list[Viewer]:
         """See `Viewers.find`; `sought` has no filters, which are gcloud's."""
-        asked = [_OURS]
+        filters = [_OURS]
         if sought.names and not sought.log_directories:
-            asked.append(" OR ".join(f'(name = "{checked_name(name, "VM")}")' for name in sought.names))
-        return sought.among(map(as_viewer, self._list(sought.zones, " AND ".join(asked))))
+            filters.append(" OR ".join(f'(name = "{checked_name(name, "VM")}")' for name in sought.names))
+        return sought.among(map(as_viewer, self._list(sought.zones, " AND ".join(filters))))
 
     def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
         """See `Viewers.delete`."""
@@ -157,11 +157,11 @@ class ViewersOnCompute:
         Raises:
             NotFoundError: The zone does not exist.
         """
-        asked = {"project": self._api.project, "filter": filter_, "maxResults": _PAGE_SIZE}
+        parameters = {"project": self._api.project, "filter": filter_, "maxResults": _PAGE_SIZE}
         wanted = {checked_name(zone, "zone") for zone in zones}
         instances = self._api.compute.instances()
         if len(wanted) == 1:
-            request = instances.list(zone=min(wanted), fields=f"nextPageToken,items({_FIELDS})", **asked)
+            request = instances.list(zone=min(wanted), fields=f"nextPageToken,items({_FIELDS})", **parameters)
             try:
                 for page in self._api.pages(request, instances.list_next, _LISTING):
                     yield from page.get("items", ())
@@ -169,7 +169,7 @@ class ViewersOnCompute:
                 raise self._without_zones(wanted) from error
             return
         fields = f"nextPageToken,items/*/instances({_FIELDS}),items/*/warning/code"
-        request = instances.aggregatedList(fields=fields, returnPartialSuccess=True, **asked)
+        request = instances.aggregatedList(fields=fields, returnPartialSuccess=True, **parameters)
         unseen = set(wanted)
         for page in self._api.pages(request, instances.aggregatedList_next, _LISTING):
             for scope, part in page.get("items", {}).items():

@@ -85,9 +85,9 @@ def with_links(viewers: Sequence[Viewer], storage: Storage) -> list[Viewer]:
         viewers: The viewer VMs.
         storage: The storage that holds their status.
     """
-    asked = [viewer for viewer in viewers if viewer.status == "RUNNING" and not viewer.url][:_MOST_READS]
-    answers = in_parallel(lambda viewer: read_status(viewer, storage), asked)
-    statuses = {(viewer.zone, viewer.name): answer for viewer, answer in zip(asked, answers, strict=True)}
+    unlinked = [viewer for viewer in viewers if viewer.status == "RUNNING" and not viewer.url][:_MOST_READS]
+    answers = in_parallel(lambda viewer: read_status(viewer, storage), unlinked)
+    statuses = {(viewer.zone, viewer.name): answer for viewer, answer in zip(unlinked, answers, strict=True)}
     return [_with(viewer, statuses.get((viewer.zone, viewer.name))) for viewer in viewers]
 
 

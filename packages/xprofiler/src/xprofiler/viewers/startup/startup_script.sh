@@ -1,6 +1,7 @@
 #!/bin/bash
-# Hosts XProf on 127.0.0.1:6006 of this VM, for ssh tunnels and for the agent of the proxy. What differs from VM to VM
-# is read from the metadata server. Every step, and how it ended, is told in startup_output.json in the log directory.
+# Host XProf on 127.0.0.1:6006 of this VM, for ssh tunnels and for the agent of the proxy. The parameters of the VM are
+# read from the metadata server. The current step and the result are written to startup_output.json in the log
+# directory.
 set -euo pipefail
 umask 022
 
@@ -10,13 +11,14 @@ readonly home=${XPROFILER_HOME:-/opt/xprofiler} port=${XPROFILER_PORT:-6006}
 started=$(date +%s) launched=0 attempts=0 backend='' step='' object='' note=''
 
 get() { curl -sSf --retry 3 --max-time 60 "$@"; }
-authorized() { get -H @<(echo "Authorization: Bearer $(token)") "$@"; } # In no argv: others would read it there.
+# The token is not an argument, which other users of the VM could read.
+authorized() { get -H @<(echo "Authorization: Bearer $(token)") "$@"; }
 about() { get -H 'Metadata-Flavor: Google' "$metadata/$1"; }
 token() { about service-accounts/default/token | field access_token; }
 field() { python3 -c 'import functools as f, json, sys
 print(f.reduce(lambda found, key: found[int(key) if key == "0" else key], sys.argv[1:], json.load(sys.stdin)))' "$@"; }
 
-tell() { # state, error
+report() { # state, error
   [[ $object ]] || return 0
   python3 -c 'import json, sys
 pairs = zip(sys.argv[1::2], sys.argv[2::2])
@@ -26,26 +28,30 @@ print(json.dumps({key: int(value) if value.isdigit() else value for key, value i
     authorized -o /dev/null --data-binary @- "$object" ||
     echo "cannot write to $logs: this VM's service account needs roles/storage.objectUser" >&3
 }
-at() { step=$1 && echo "xprofiler: $step" >&3 && tell starting; }
+at() { step=$1 && echo "xprofiler: $step" >&3 && report starting; }
 finish() {
   local code=$?
   trap - EXIT
   cat startup.log >&3 || true
-  if ((code)); then tell failed "exit code $code: $(tail -n 5 startup.log | cut -c -300)"; else tell ready "$note"; fi
+  if ((code)); then
+    report failed "exit code $code: $(tail -n 5 startup.log | cut -c -300)"
+  else
+    report ready "$note"
+  fi
   exit "$code"
 }
 proxy_of() { # region
   get "$storage/storage/v1/b/dl-platform-public-configs/o/proxy-agent-config.json?alt=media" |
     field agent-docker-containers latest proxy-urls "$1" 0
 }
-register() { # proxy. It answers with the id under which it knows this VM.
+register() { # proxy. Print the id of this VM in the proxy.
   local identity
   identity=$(about "service-accounts/default/identity?format=full&audience=$1/request-endpoint") || return
   authorized -d '' -H @<(echo "X-Inverting-Proxy-VM-ID: $identity") "$1/request-endpoint" | field backendID
 }
 add() { DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -yq install --no-install-recommends "$@"; }
-# From the proxy to XProf, for as long as the VM lives; done when the agent has run for a second. It is that of the tag
-# by which the configuration knows its proxies: a digest is not published, and an old agent may not suit the proxy.
+# Start the agent, which forwards the proxy's requests to XProf; succeed once it has run for a second. The image has the
+# tag that Google's configuration uses: no digest is published, and an old agent may not work with the proxy.
 forward() { # proxy, id
   add docker.io && { docker rm -f xprofiler-agent || true; } && docker run -d --name xprofiler-agent --restart=always \
     --net=host -e "PROXY=$1/" -e "BACKEND=$2" -e HOSTNAME=127.0.0.1 -e "PORT=$port" \
@@ -63,7 +69,7 @@ zone=$(about zone) key=$(about name)/startup_output.json
 key=$(python3 -c 'import sys, urllib.parse as u; print(u.quote(sys.argv[1], safe=""))' "$key")
 object="$storage/upload/storage/v1/b/${path%%/*}/o?uploadType=media&name=$key"
 
-at 'registering with the proxy' # Without it, ssh still works.
+at 'registering with the proxy' # If this fails, ssh still works.
 region=${zone##*/} region=${region%-*}
 if proxy=$(proxy_of "$region") && id=$(register "$proxy"); then backend=$id; else note='no proxy'; fi
 at 'installing Python'
@@ -73,7 +79,7 @@ if [[ $backend ]]; then forward "$proxy" "$backend" & fi
 at 'installing XProf'
 python3 -m venv venv
 venv/bin/pip install -q "xprof==$(about attributes/tensorboard-plugin-profile)"
-at 'starting XProf' # Its own command would listen on every interface. systemd would expand a $ in arguments.
+at 'starting XProf' # XProf's own command listens on every interface. systemd would expand a $ in arguments.
 systemd-run --unit=xprofiler --property=DynamicUser=yes --property=Restart=always \
   --setenv="LOGS=$logs" --setenv="PORT=$port" -- "$home/venv/bin/python" -c 'import os
 from xprof import server
@@ -89,12 +95,13 @@ until curl -sf -o /dev/null --max-time 5 "http://127.0.0.1:$port/"; do
   sleep 0.5
 done
 launched=$(date +%s) step=serving
-if [[ $backend ]]; then # No link before it leads here; and for the tunnel nobody waits long for the link.
+# Publish the link once it works, but report ready after 30 s at the latest, since an ssh tunnel needs no link.
+if [[ $backend ]]; then
   agent=$! id=$backend backend=''
-  for ((looks = 0; looks < 60; looks++)); do
+  for ((polls = 0; polls < 60; polls++)); do
     kill -0 "$agent" 2>/dev/null || break
     sleep 0.5
   done
-  if ((looks == 60)); then tell ready 'the agent of the proxy is still being installed'; fi
+  if ((polls == 60)); then report ready 'the agent of the proxy is still being installed'; fi
   if wait "$agent"; then backend=$id; else note='the agent of the proxy did not start'; fi
 fi
