@@ -1,4 +1,4 @@
-"""What tests of captures share: the command, run in this process, and its files."""
+"""Helpers for tests of captures: the command, run in this process, and its files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Ran(NamedTuple):
 
 
 class SlowTunnel:
-    """A port that leads to another one; every byte is under way for some time, in either direction."""
+    """A port that forwards to another one, with a delay in both directions."""
 
     def __init__(self, port: int, seconds: float) -> None:
         self._to = port
@@ -108,7 +108,7 @@ def records(ran: Ran) -> list[dict[str, Any]]:
 
 
 def files_below(folder: Path) -> list[str]:
-    """The files below a folder, with their paths from there."""
+    """Return the files below a folder by their relative paths."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -125,7 +125,7 @@ print(json.dumps({"tasks": tables["task_count"], "device": tables["device_type"]
 
 
 def opened_by_xprof(paths: Sequence[Path], scratch: Path) -> dict[str, Any]:
-    """What XProf's own converters see in the files of a session; they write beside them, so they get copies."""
+    """Return the results of XProf's own converters for copies of a session's files, since they write beside them."""
     pytest.importorskip("xprof")
     scratch.mkdir()
     copies = [str(shutil.copy(path, scratch)) for path in paths]

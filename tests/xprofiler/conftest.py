@@ -1,4 +1,4 @@
-"""What tests of the command share: a Google Cloud on loopback, and the command in this process."""
+"""Fixtures for tests of the command: a Google Cloud on loopback, and the command in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[..., Ended]
 
 @pytest.fixture
 def cloud(compute_server: ComputeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ComputeServer:
-    """A Compute and a Cloud Storage; gcloud, its settings and all clients of this test are led there."""
+    """A Compute and a Cloud Storage; gcloud, its settings and all clients of this test are redirected to them."""
     settings = tmp_path / "gcloud"
     settings.mkdir()
     for name, value in {**compute_server.environment(), "CLOUDSDK_CONFIG": str(settings)}.items():
@@ -31,7 +31,7 @@ def cloud(compute_server: ComputeServer, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command in this process: `run("list", "-z", zone)`, or with what is typed as `answers`."""
+    """Run the command in this process: `run("list", "-z", zone)`; `answers` is the input of the user."""
 
     def run_once(*arguments: str, answers: str = "") -> Ended:
         monkeypatch.setattr("sys.stdin", io.StringIO(answers))

@@ -34,7 +34,7 @@ def tpu_session(logs: Path, session: str = SESSION) -> Path:
 
 
 def cpu_session(logs: Path, *hosts: str) -> Path:
-    """A real JAX program on the CPU, profiled; its file by the names of these hosts. Returns the session's folder."""
+    """Profile a real JAX program on the CPU, copy its file for each host, and return the session's folder."""
     ended = subprocess.run(
         [sys.executable, "-c", _TRAINER, str(logs)],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},

@@ -164,7 +164,7 @@ def test_a_tpu_may_be_called_as_in_the_readme_too(machines: Machines) -> None:
 def test_a_host_that_refuses_ssh_and_one_that_forwards_no_port_keep_no_other_from_its_profile(
     capture: Command, machines: Machines
 ) -> None:
-    """The one is named; to the other a relay there leads; and a third cannot write to the bucket."""
+    """One refuses ssh and is reported, one is reached by a relay, and a third cannot write to the bucket."""
     for name in ("vm-1", "vm-2", "vm-3"):
         machines.add_vm(name)
     machines.servers["vm-1"].faults.always(Status(403), on="login")

@@ -51,7 +51,7 @@ def bucket(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def jobs(cluster: KubernetesServer) -> Iterator[list[ProfilerServiceServer]]:
-    """The jobs of three pods, each at port 9012 of its own."""
+    """Jobs in three pods, each with its own port 9012."""
     servers = [ProfilerServiceServer() for _ in _PODS]
     for name, server in zip(_PODS, servers, strict=True):
         cluster.add_pod(name, containers=("main", "side"), ports={9012: server.port})

@@ -278,7 +278,7 @@ class _FromHere:
 
 
 class _Storage(LocalStorage):
-    """Counts how many files are being written at once."""
+    """A storage that counts concurrent writes of files."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

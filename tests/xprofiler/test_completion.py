@@ -1,4 +1,4 @@
-"""The completion scripts, in real shells where there are any."""
+"""The completion scripts, in the shells that are installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture
 def completed(run: Run, tmp_path: Path):  # type: ignore[no-untyped-def]
-    """What bash offers for the last of the words."""
+    """Return the completions of bash for the last word."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")
@@ -56,7 +56,7 @@ def test_bash_completes_what_a_flag_takes(completed) -> None:  # type: ignore[no
     assert completed("list", "--format", "json", "--zo") == ["--zones"]
 
 
-def test_bash_leaves_files_to_itself(completed) -> None:  # type: ignore[no-untyped-def]
+def test_bash_completes_files_without_the_script(completed) -> None:  # type: ignore[no-untyped-def]
     assert completed("serve", "-l", "./lo") == []
     assert completed("summary", "logs/") == []
 

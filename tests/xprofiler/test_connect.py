@@ -34,7 +34,7 @@ CONNECT = ("connect", "-z", ZONE, "-l", LOGS)
 
 
 class Machine:
-    """A viewer VM that can be logged in to, and its XProf."""
+    """A viewer VM that accepts ssh, and its XProf."""
 
     def __init__(self, cloud: ViewerCloud, folder: Path) -> None:
         self.cloud = cloud
@@ -75,7 +75,7 @@ def _texts(addresses: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def key_folder() -> Iterator[Path]:
-    """A home with a key of gcloud's, which takes a second to make."""
+    """A home with gcloud's ssh key, which takes a second to create."""
     with tempfile.TemporaryDirectory(prefix="home-") as folder:
         yield Path(folder)
 

@@ -1,4 +1,4 @@
-"""What gcloud is asked: names are proven, values stay values, and what runs on a VM arrives word by word."""
+"""Command lines of gcloud: names are checked, values cannot become flags, programs on a VM receive exact arguments."""
 
 from __future__ import annotations
 

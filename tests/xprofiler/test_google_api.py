@@ -50,7 +50,7 @@ def zone_of(api: GoogleApi, zone: str = ZONE) -> dict[str, Any]:
 
 
 def configured(folder: Path, text: str, name: str = "default") -> dict[str, str]:
-    """A folder of gcloud's with one configuration; the variable that names it."""
+    """Write a folder of gcloud with one configuration, and return the variable that names it."""
     (folder / "configurations").mkdir(parents=True, exist_ok=True)
     (folder / "configurations" / f"config_{name}").write_text(text)
     return {"CLOUDSDK_CONFIG": str(folder)}

@@ -82,7 +82,7 @@ _PRINT = ("printf", "%s\\0")
 
 
 def read_as_program(argv: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """The arguments as a program parses them: flags, others, and those after `--`."""
+    """Parse arguments as a program does: return flags, positional arguments, and those after `--`."""
     flags: dict[str, str] = {}
     words: list[str] = []
     rest = list(argv[1:])
@@ -99,7 +99,7 @@ def read_as_program(argv: Sequence[str]) -> tuple[dict[str, str], list[str], lis
 
 
 def received(*argvs: Sequence[str]) -> list[str]:
-    """What a program that is started with these arguments gets."""
+    """Return the arguments that a program receives when it is started with these."""
     with Programs(Console()) as programs:
         # Without any argument printf prints once all the same.
         return arguments_in(programs.run([*_PRINT, *itertools.chain.from_iterable(argvs), "end"]).output)[:-1]

@@ -35,7 +35,7 @@ def names(output: str) -> list[str]:
 
 
 def asked(server: ComputeServer) -> list[dict[str, str]]:
-    """The queries of the lists that were asked for."""
+    """Return the queries of the list requests."""
     return [
         {name: values[0] for name, values in parse_qs(urlsplit(record.path).query).items()}
         for record in server.requests_for("list")

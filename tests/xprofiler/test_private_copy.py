@@ -1,4 +1,4 @@
-"""Copies of objects for XProf, and what has changed since."""
+"""Copies of objects for XProf, and changes of their originals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of this machine: started by argv, printed, and ended with all that they started."""
+"""Programs of this machine: started by argv, printed, and ended with all their children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A person at a terminal is asked what the README shows, and what they type is done: through tmux, as they would."""
+"""The prompts of the README in a real terminal, which tmux provides, and the effects of the answers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Terminal:
         self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "200", "-y", "60", shlex.join(shell), env=environment)
 
     def types(self, text: str) -> None:
-        """Types a line."""
+        """Type a line."""
         self._tmux("send-keys", "-l", text)
         self._tmux("send-keys", "Enter")
 
     def shows(self, text: str, times: int = 1) -> str:
-        """Waits until the screen shows a text so many times, and returns all of it."""
+        """Wait until the screen shows a text `times` times, and return the screen."""
         end = time.monotonic() + _WAIT_SECONDS
         while (screen := self._tmux("capture-pane", "-p", "-J")).count(text) < times:
             assert time.monotonic() < end, f"{text!r} is not there:\n{screen}"

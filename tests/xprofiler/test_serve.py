@@ -54,7 +54,7 @@ class _Serving:
         return json.loads(self.read(path))
 
     def end(self, number: int = signal.SIGINT) -> tuple[int, str]:
-        """Sends a signal; returns the exit code and what stood on standard error."""
+        """Send a signal, and return the exit code and standard error."""
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=_PATIENCE_SECONDS)
         return self.process.returncode, errors
@@ -66,7 +66,7 @@ class _Serving:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where `serve` keeps its copies."""
+    """Return the folder in which `serve` keeps its copies."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))

@@ -1,4 +1,4 @@
-"""The startup script of a viewer VM: every step and every end is reported, and only loopback ports are open."""
+"""The startup script of a viewer VM: each step and each result is reported, and only loopback ports are open."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HEALTHY = (
 
 @pytest.fixture
 def vm(tmp_path: Path) -> Iterator[PlayedVm]:
-    """A VM on which XProf is a stand-in that answers."""
+    """A VM on which a stand-in for XProf answers."""
     python = tmp_path / "viewer-python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{_HEALTHY}"\n')
     python.chmod(0o755)
@@ -191,7 +191,7 @@ def _plain(answer: object) -> bytes:
 
 
 def _addresses_of(pid: int) -> set[tuple[str, int]]:
-    """Where a process listens, as /proc/net/tcp has it."""
+    """Return the addresses at which a process listens, in the form of /proc/net/tcp."""
     sockets = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
     found = set()
     for table in ("tcp", "tcp6"):

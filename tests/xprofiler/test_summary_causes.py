@@ -307,7 +307,7 @@ def test_a_device_profile_has_the_numbers_of_its_program_and_what_the_host_did_w
 
 
 def typed_first(logs: Path) -> str:
-    """The first line of a device's summary, which may have XProf's conclusion below it."""
+    """Return the first line of a device's summary, without XProf's conclusion below it."""
     return typed("summary", str(logs)).output.splitlines()[0]
 
 

@@ -1,4 +1,4 @@
-"""The summary page is whole without the internet, shows the summary, and never interprets names as markup."""
+"""The summary page is complete without the internet, shows the summary, and never interprets names as markup."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _VOID = ("meta", "link", "br", "rect", "line")
 
 
 class _Page(html.parser.HTMLParser):
-    """Sees that elements are closed in their order, and keeps what was found."""
+    """Check that elements are closed in their order, and collect them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

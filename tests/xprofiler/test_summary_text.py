@@ -1,4 +1,4 @@
-"""What `xprofiler summary` prints, letter by letter, at 80 and at 200 columns; others' words rule no terminal."""
+"""Exact output of `xprofiler summary`, at 80 and at 200 columns; names from a profile cannot control the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terminals of 80 and of 200 columns: help fits into either, and what is read by eye and by scripts is the same."""
+"""Terminals of 80 and of 200 columns: help fits into both, and all other output is equal."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Host         Status    Size    Start
 
 
 def at_both_widths(*arguments: str) -> Ended:
-    """The output of the command, which is the same at both widths."""
+    """Return the output of the command, which must be equal at both widths."""
     narrow, wide = (without_creation(typed(*arguments, columns=width)) for width in WIDTHS)
     assert narrow == wide
     return wide
 
 
 def without_creation(ended: Ended) -> Ended:
-    """The same without the lines that are redrawn for each viewer."""
+    """Return it without the lines that are redrawn for each viewer."""
     return ended._replace(output=re.sub("(?<=xprofiler_creation=)[0-9a-f]{32}", "ID", ended.output))
 
 

@@ -1,4 +1,4 @@
-"""The making of a viewer VM by a clock of ours: how soon it returns, how long it waits, what it sees meanwhile."""
+"""The setup of a viewer VM with a simulated clock: when it returns, how long it waits, and what it notices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Viewers on GKE: the real kubectl against a loopback cluster, and the program that makes the proxy know them."""
+"""Viewers on GKE: the real kubectl against a loopback cluster, and the program that registers them with the proxy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Cluster:
         return Running(arguments, self.environment())
 
     def objects(self) -> list[str]:
-        """What viewers consist of."""
+        """Return the resources that viewers consist of."""
         return [found["metadata"]["name"] for kind in KINDS for found in self.server.objects(kind, "xprofiler")]
 
     def add_viewer(self, name: str, logs: str = LOGS, url: str = "", zone: str = ZONE) -> None:
@@ -79,13 +79,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 def _answer(cluster: Cluster, ready: int = 1) -> None:
-    """Plays the pods: they are ready, or not any more."""
+    """Simulate the pods: they become ready, or stop being ready."""
     for found in cluster.server.objects("deployments", "xprofiler"):
         cluster.server.put("deployments", {**found, "status": {"readyReplicas": ready}}, "xprofiler")
 
 
 def _announce(cluster: Cluster, url: str = "4f1e-dot-us-central1.example") -> None:
-    """Plays the init container: the link is there."""
+    """Simulate the init container, which publishes the link."""
     (service,) = [
         found
         for found in cluster.server.objects("services", "xprofiler")

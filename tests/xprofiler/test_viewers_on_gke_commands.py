@@ -30,7 +30,7 @@ def _here(kubernetes_server: KubernetesServer, monkeypatch: pytest.MonkeyPatch) 
 
 
 def add_viewer(server: KubernetesServer, name: str, *, logs: str, zone: str = ZONE, link: str = "") -> None:
-    """Adds the two services of a viewer, as `create --gke` does."""
+    """Add the two services of a viewer, as `create --gke` does."""
     labels = {"instance": name, "zone": zone}
     annotations = {"xprofiler_log_directory": logs, **({"proxy-url": link} if link else {})}
     for suffix, role in (("agent-service", "xprofiler-proxy-service"), ("service", "xprofiler-tb")):

@@ -58,30 +58,30 @@ class ViewerCloud:
         self.compute.storage.write(BUCKET, f"run/{name}/startup_output.json", json.dumps(status).encode())
 
     def add_viewer(self, name: str, **fields: Any) -> dict[str, Any]:
-        """Keeps a viewer that is there already."""
+        """Add an existing viewer."""
         defaults = {"labels": {"xprofiler_version": "1-0-0"}, "metadata": {"xprofiler_log_directory": LOGS}}
         return self.compute.add_instance(name, ZONE, **{**defaults, **fields})
 
     def names(self) -> list[str]:
-        """The VMs that there are."""
+        """Return the existing VMs."""
         return [instance["name"] for instance in self.compute.instances()]
 
     def is_settled(self) -> bool:
-        """Whether nothing that was asked for is still under way."""
+        """True if no requested operation is still running."""
         url = f"{self.compute.url}/compute/v1/projects/test-project/zones/{ZONE}/operations"
         with urllib.request.urlopen(url, timeout=10) as answer:
             return all(operation["status"] == "DONE" for operation in json.load(answer).get("items", ()))
 
     def environment(self, **more: str) -> dict[str, str]:
-        """What the command runs in."""
+        """Return the environment of the command."""
         return {**self._environment, "HOME": str(self.home), **more}
 
     def start(self, *arguments: str, **environment: str) -> Running:
-        """Starts `xprofiler`."""
+        """Start `xprofiler`."""
         return Running(arguments, self.environment(**environment))
 
     def run(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs `xprofiler` to its end."""
+        """Run `xprofiler` to its end."""
         return subprocess.run(
             [sys.executable, "-m", "xprofiler", *arguments],
             env=self.environment(**environment),
@@ -92,13 +92,13 @@ class ViewerCloud:
         )
 
     def wait_for(self, operation: str, *, storage: bool = False) -> None:
-        """Waits until the server was asked for something."""
+        """Wait until the server has received a request."""
         server = self.compute.storage if storage else self.compute
         wait_until(lambda: any(request.operation == operation for request in server.requests))
 
 
 class Running:
-    """The command, while it runs."""
+    """The running command."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -130,11 +130,11 @@ class Running:
         assert text in self.errors
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Does as Ctrl-C."""
+        """Interrupt it, as Ctrl-C does."""
         self.process.send_signal(number)
 
     def end(self) -> int:
-        """Waits for its end; returns its exit code."""
+        """Wait for its end, and return its exit code."""
         try:
             code = self.process.wait(30)
         finally:

@@ -1,4 +1,4 @@
-"""A viewer VM played on this machine: the startup script in a folder, among stand-ins for what only a VM has."""
+"""A simulated viewer VM: the startup script runs in a folder, with stand-ins for the programs and services of a VM."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ else exec "$REAL_PYTHON" "$@"; fi
 
 
 class ProxyServer(http.server.ThreadingHTTPServer):
-    """The proxy of a region: gives whoever proves to be a VM an id."""
+    """The proxy of a region: issues an id to a client that proves to be a VM."""
 
     def __init__(self) -> None:
         self.registered: list[dict[str, str]] = []
@@ -157,7 +157,7 @@ class PlayedVm:
         )
 
     def boot(self, port: int) -> subprocess.CompletedProcess[str]:
-        """Runs the startup script to its end."""
+        """Run the startup script to its end."""
         process = self.start(port)
         output, _ = process.communicate(timeout=30)
         return subprocess.CompletedProcess(process.args, process.returncode, output)
@@ -166,12 +166,12 @@ class PlayedVm:
         (self.folder / f"fails-{name}").touch()
 
     def calls(self) -> list[str]:
-        """How the stand-ins were called."""
+        """Return the calls of the stand-ins."""
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
 
     def status(self) -> dict[str, Any]:
-        """The status that lies in the log directory."""
+        """Return the status in the log directory."""
         status: dict[str, Any] = json.loads(self.storage.read(BUCKET, self.key))
         return status
 

@@ -12,7 +12,7 @@ ZONE = "us-central1-a"
 def add_viewer(
     server: ComputeServer, name: str, zone: str = ZONE, *, logs: str = "", link: str = "", **fields: Any
 ) -> None:
-    """Adds a viewer.
+    """Add a viewer.
 
     Args:
         server: Where.

@@ -84,7 +84,7 @@ class _Plane:
 
 @dataclass(frozen=True)
 class Operation:
-    """What runs once in every step.
+    """Operations that run once in each step.
 
     Attributes:
         name: As HLO calls it.
