@@ -42,7 +42,7 @@ def test_after_a_week_it_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"gs://a": 1}', '{"gs://a": {"h": 1}}', "\udcff", "[" * 500_000])
-def test_a_damaged_file_is_as_none(tmp_path: Path, content: str) -> None:
+def test_a_damaged_file_is_ignored(tmp_path: Path, content: str) -> None:
     file = tmp_path / "f"
     file.write_bytes(content.encode("utf-8", "surrogateescape"))
     access = BucketAccess("gs://a", file)
@@ -51,7 +51,7 @@ def test_a_damaged_file_is_as_none(tmp_path: Path, content: str) -> None:
     assert not BucketAccess("gs://a", file).can_write("h")
 
 
-def test_where_nothing_can_be_kept_a_capture_goes_on(tmp_path: Path) -> None:
+def test_a_capture_works_without_a_writable_state_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     access = BucketAccess("gs://a", tmp_path / "file" / "below")
     access.remember({"h": False})

@@ -48,7 +48,7 @@ def asked(job: ProfilerServiceServer) -> int:
 
 
 @pytest.mark.parametrize("writes", ["empty", "half", "nothing"])
-def test_a_host_without_a_file_is_asked_again_and_then_named(
+def test_a_host_without_a_file_is_captured_again_and_then_reported(
     jobs: list[ProfilerServiceServer], tmp_path: Path, writes: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs[1].writes = writes  # type: ignore[assignment]
@@ -69,7 +69,7 @@ def test_a_host_that_fails_once_is_captured_the_second_time(jobs: list[ProfilerS
     assert outcomes[2].start_ns - outcomes[0].start_ns > _MS * 1e6
 
 
-def test_a_file_counts_even_where_its_answer_got_lost(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
+def test_a_file_counts_even_if_its_answer_was_dropped(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
     jobs[0].faults.script([Status(503, after_apply=True)])
     outcomes = capture(jobs, tmp_path)
     assert all(outcome.is_captured for outcome in outcomes)
@@ -86,7 +86,7 @@ def test_a_host_that_never_answers_is_given_up(jobs: list[ProfilerServiceServer]
     assert "DEADLINE_EXCEEDED" in outcomes[0].problem
 
 
-def test_a_host_that_dies_in_mid_capture_is_named(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
+def test_a_host_that_dies_during_the_capture_is_reported(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
     jobs[1].dies_after_seconds = _MS / 2000
     outcomes = capture(jobs, tmp_path)
     assert [outcome.is_captured for outcome in outcomes] == [True, False, True]
@@ -99,9 +99,7 @@ def test_a_host_that_is_slow_to_start_is_waited_for(jobs: list[ProfilerServiceSe
     assert asked(jobs[1]) == 1
 
 
-def test_a_host_that_is_being_profiled_is_asked_again_afterwards(
-    jobs: list[ProfilerServiceServer], tmp_path: Path
-) -> None:
+def test_a_busy_host_is_captured_afterwards(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
     others = threading.Thread(
         target=_SERVICE.capture, args=([jobs[0].address], str(tmp_path / "other"), "session", _MS)
     )

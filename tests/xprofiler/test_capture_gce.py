@@ -154,16 +154,14 @@ def test_the_line_of_the_readme_does_what_it_shows(
     assert machines.compute.storage.names("test-bucket") == names
 
 
-def test_a_tpu_may_be_called_as_in_the_readme_too(machines: Machines) -> None:
+def test_the_name_of_a_tpu_may_have_underscores(machines: Machines) -> None:
     machines.compute.add_tpu("vm_name1", _ZONE, workers=2)
     found = find_machines(["vm_name1"], _ZONE, 9012, GoogleApi(GcloudSettings.load(), Console()), may_be_tpus=True)
     assert [target.name for target in found.targets] == ["vm_name1-w0", "vm_name1-w1"]
 
 
 @needs_gcloud
-def test_a_host_that_refuses_ssh_and_one_that_forwards_no_port_keep_no_other_from_its_profile(
-    capture: Command, machines: Machines
-) -> None:
+def test_hosts_without_ssh_or_forwarded_ports_do_not_stop_other_captures(capture: Command, machines: Machines) -> None:
     """One refuses ssh and is reported, one is reached by a relay, and a third cannot write to the bucket."""
     for name in ("vm-1", "vm-2", "vm-3"):
         machines.add_vm(name)
@@ -192,7 +190,7 @@ def test_a_host_that_refuses_ssh_and_one_that_forwards_no_port_keep_no_other_fro
 
 
 @needs_gcloud
-def test_what_goes_on_to_gcloud_goes_to_every_ssh_and_a_vm_inside_is_reached_through_iap(
+def test_flags_for_gcloud_apply_to_each_ssh_and_internal_vms_are_reached_through_iap(
     capture: Command, machines: Machines
 ) -> None:
     machines.add_vm("vm-1", networkInterfaces=[{}])
@@ -263,7 +261,7 @@ def test_a_refused_search_for_hosts_is_reported_and_nothing_is_started(
     assert "find the VM vm-1" in ran.err
 
 
-def test_a_failed_search_for_a_host_keeps_no_other_from_its_profile(machines: Machines) -> None:
+def test_a_failed_search_for_a_host_does_not_stop_other_captures(machines: Machines) -> None:
     for name in ("vm-1", "vm-2"):
         machines.compute.add_instance(name, _ZONE)
     machines.compute.faults.script([Status(501)], on="get")
@@ -295,6 +293,6 @@ def test_the_zone_is_gclouds_where_none_is_given(
 
 
 @pytest.mark.parametrize("name", ["-n; reboot", "VM", "vm 1", "$(reboot)", "vm-1/..", "", "vm\n1"])
-def test_what_cannot_be_the_name_of_a_host_is_refused(capture: Command, machines: Machines, name: str) -> None:
+def test_an_invalid_name_of_a_host_is_refused(capture: Command, machines: Machines, name: str) -> None:
     assert capture("-z", _ZONE, "-l", "gs://test-bucket/run", f"-n={name}").exit_code == 2
     assert not machines.compute.requests

@@ -87,7 +87,7 @@ def test_all_pods_start_together_and_write_to_the_bucket_themselves(
 
 
 @pytest.mark.parametrize("ahead", [-90, 90])
-def test_with_a_wrong_clock_here_the_pods_start_together_by_theirs(
+def test_with_a_wrong_local_clock_the_pods_start_together_by_theirs(
     capture: Command, cluster: KubernetesServer, tmp_path: Path, ahead: int
 ) -> None:
     """Otherwise late clocks are waited for in vain, and fast ones start at the request."""
@@ -120,7 +120,7 @@ def test_pods_without_a_readable_clock_are_still_captured(
     assert "The clock of" not in ran.err
 
 
-def test_where_pods_cannot_write_to_the_bucket_their_files_are_brought_there(
+def test_files_of_pods_without_access_to_the_bucket_are_copied_there(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], bucket: CloudStorageServer
 ) -> None:
     for job in jobs[:2]:
@@ -136,7 +136,7 @@ def test_where_pods_cannot_write_to_the_bucket_their_files_are_brought_there(
     assert not commands_in(cluster, "pod_3")
 
 
-def test_a_real_job_that_cannot_reach_the_bucket_is_captured_all_the_same(
+def test_a_real_job_that_cannot_reach_the_bucket_is_captured(
     cluster: KubernetesServer,
     bucket: CloudStorageServer,
     tmp_path: Path,
@@ -160,7 +160,7 @@ def test_a_real_job_that_cannot_reach_the_bucket_is_captured_all_the_same(
     assert opened_by_xprof([copy], tmp_path / "copies")["tasks"].startswith("1 ")
 
 
-def test_to_a_folder_of_this_machine_pods_can_be_captured_without_any_bucket(
+def test_pods_can_be_captured_to_a_local_folder_without_a_bucket(
     capture: Command, cluster: KubernetesServer, tmp_path: Path
 ) -> None:
     pytest.importorskip("jax")
@@ -175,7 +175,7 @@ def test_to_a_folder_of_this_machine_pods_can_be_captured_without_any_bucket(
     assert opened_by_xprof(paths, tmp_path / "copies")["tasks"].startswith("2 ")
 
 
-def test_where_no_port_may_be_forwarded_a_relay_in_the_pod_leads_to_it(
+def test_a_relay_in_the_pod_is_used_if_no_port_can_be_forwarded(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     cluster.denied.add("create pods/portforward")
@@ -200,7 +200,7 @@ def test_a_closed_port_in_the_pod_is_reported(
     assert [line.split()[1] for line in ran.out.splitlines()[-2:]] == ["failed", "captured"]
 
 
-def test_a_pod_that_dies_in_mid_capture_is_named_and_keeps_no_other_from_its_profile(
+def test_a_pod_that_dies_during_the_capture_is_reported_and_the_others_are_captured(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     cluster.pod("pod_1").dies_after_seconds = 0.6
@@ -210,7 +210,7 @@ def test_a_pod_that_dies_in_mid_capture_is_named_and_keeps_no_other_from_its_pro
     assert [line.split()[1] for line in ran.out.splitlines()[-3:]] == ["failed", "captured", "captured"]
 
 
-def test_pods_that_are_not_there_are_named_and_the_others_captured(
+def test_missing_pods_are_reported_and_the_others_are_captured(
     capture: Command, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     ran = capture("-o", "gke", "-l", tmp_path, "-n", "none", "pod_2", "-d", _MS)
@@ -229,7 +229,7 @@ def test_without_a_pod_nothing_is_started(capture: Command, jobs: list[ProfilerS
     assert not (tmp_path / "logs").exists()
 
 
-def test_the_namespace_the_context_and_the_container_are_the_callers(
+def test_the_callers_namespace_context_and_container_are_used(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     cluster.add_pod("pod-9", namespace="team", containers=("main", "trainer"), ports={9012: jobs[0].port})

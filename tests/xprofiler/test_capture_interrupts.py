@@ -73,7 +73,7 @@ def test_during_a_capture_it_reports_existing_files(job: ProfilerServiceServer, 
 
 @needs_kubectl
 @pytest.mark.parametrize("number", _ENDINGS)
-def test_in_mid_capture_of_a_pod_its_tunnel_ends(
+def test_during_a_capture_of_a_pod_its_tunnel_ends(
     job: ProfilerServiceServer, kubernetes_server: KubernetesServer, tmp_path: Path, number: int
 ) -> None:
     kubernetes_server.add_pod("pod-1", ports={9012: job.port})

@@ -62,7 +62,7 @@ def test_all_hosts_start_together_and_are_in_one_session_that_xprof_opens(
     assert files_below(session) == sorted(path.name for path in paths)
 
 
-def test_it_speaks_in_the_words_of_the_readme(capture: Command, ports: list[int], tmp_path: Path) -> None:
+def test_messages_are_those_of_the_readme(capture: Command, ports: list[int], tmp_path: Path) -> None:
     host = f"localhost:{ports[0]}"
     ran = capture("-o", "local", "-n", host, "-l", tmp_path / "logs", "-d", _MS)
     assert ran.exit_code == 0
@@ -85,7 +85,7 @@ def test_a_log_directory_that_ends_in_tensorboard_gets_no_second_one(
     assert files_below(tmp_path / "runs") == [f"a/tensorboard/plugins/profile/{ran.session}/{name}"]
 
 
-def test_the_home_of_a_user_that_is_not_there_is_a_folder_of_that_name(
+def test_the_home_of_an_unknown_user_is_a_folder_of_that_name(
     capture: Command, ports: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,14 +94,16 @@ def test_the_home_of_a_user_that_is_not_there_is_a_folder_of_that_name(
     assert files_below(tmp_path / "~no-such-user/x/tensorboard")
 
 
-def test_the_port_of_an_address_wins_over_the_option(capture: Command, ports: list[int], tmp_path: Path) -> None:
+def test_the_port_of_an_address_takes_precedence_over_the_option(
+    capture: Command, ports: list[int], tmp_path: Path
+) -> None:
     ran = capture("-o", "local", "-n", "localhost", f"127.0.0.1:{ports[1]}", "-p", ports[0], "-l", tmp_path, "-d", _MS)
     assert ran.exit_code == 0, ran.err
     names = [f"127.0.0.1_{ports[1]}.xplane.pb", f"localhost_{ports[0]}.xplane.pb"]
     assert [Path(file).name for file in files_below(tmp_path / "tensorboard")] == names
 
 
-def test_a_host_with_a_closed_port_is_named_and_keeps_no_other_from_its_profile(
+def test_a_host_with_a_closed_port_is_reported_and_the_others_are_captured(
     capture: Command, ports: list[int], tmp_path: Path
 ) -> None:
     with bound_port() as closed:
@@ -114,7 +116,7 @@ def test_a_host_with_a_closed_port_is_named_and_keeps_no_other_from_its_profile(
     assert len(files_below(tmp_path / "tensorboard")) == 1
 
 
-def test_where_nothing_was_captured_no_session_is_left(capture: Command, tmp_path: Path) -> None:
+def test_without_a_profile_the_session_is_removed(capture: Command, tmp_path: Path) -> None:
     with bound_port() as closed:
         ran = capture("-o", "local", "-n", f"127.0.0.1:{closed}", "-l", tmp_path, "-d", _MS)
     assert ran.exit_code == 1
@@ -141,7 +143,7 @@ def test_the_file_for_a_bucket_passes_through_this_machine(
     assert opened_by_xprof([copy], tmp_path / "copies")["tasks"].startswith("1 ")
 
 
-def test_a_job_that_cannot_reach_the_bucket_does_not_hold_a_capture_up(tmp_path: Path) -> None:
+def test_a_job_that_cannot_reach_the_bucket_does_not_delay_a_capture(tmp_path: Path) -> None:
     """JAX can write to gs:// by itself. Where its connections are refused it tries again for minutes."""
     from ml_diagnostics_common.profiler_service import ProfilerService
 
@@ -168,7 +170,7 @@ def test_a_job_that_cannot_reach_the_bucket_does_not_hold_a_capture_up(tmp_path:
         (("-n", "localhost:1", "--durations", "5"), "did you mean --duration"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_asked(
+def test_invalid_arguments_are_refused_before_any_request(
     capture: Command, tmp_path: Path, arguments: tuple[str, ...], problem: str
 ) -> None:
     ran = capture("-o", "local", "-l", tmp_path, *arguments)

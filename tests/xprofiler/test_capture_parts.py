@@ -40,14 +40,14 @@ def bucket(cloud_storage_server: CloudStorageServer) -> GoogleCloudStorage:
 # --- Sessions -----------------------------------------------------------------------------------------
 
 
-def test_a_session_bears_the_local_time_and_a_number_where_that_is_taken() -> None:
+def test_a_session_has_the_local_time_and_a_number_if_that_is_in_use() -> None:
     assert unused_name(_MOMENT, lambda name: False) == _NAME
     taken = {_NAME, f"{_NAME}_2"}
     assert unused_name(_MOMENT, taken.__contains__) == f"{_NAME}_3"
 
 
 @pytest.mark.parametrize("store", ["local", "bucket"])
-def test_captures_of_one_second_get_sessions_of_their_own(
+def test_captures_in_the_same_second_get_different_sessions(
     store: str, tmp_path: Path, cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
 ) -> None:
     root, storage = (str(tmp_path), LocalStorage()) if store == "local" else ("gs://bucket/run", bucket)
@@ -102,7 +102,7 @@ def test_a_user_with_read_access_can_capture_since_the_jobs_write(
         assert session == Session("gs://bucket/run", _NAME)
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(CommandError, match="choose another log directory"),
@@ -130,7 +130,7 @@ def test_addresses_are_hosts_with_a_port_or_without(host: str, address: str) -> 
     assert (target.name, target.address) == (host, address)
 
 
-def test_a_host_that_is_named_twice_is_asked_once() -> None:
+def test_a_host_that_is_given_twice_is_captured_once() -> None:
     assert len(addresses(["a:1", "a:1", "b:1"], 9012).targets) == 2
 
 
@@ -155,7 +155,7 @@ def test_a_vm_called_as_a_worker_of_a_slice_is_not_captured_with_it() -> None:
 
 
 @pytest.mark.parametrize("host", ["", ":1", "a:", "a:0", "a:65536", "a b:1", "a/b:1", "-a;b:1", "a:1\n", "::1"])
-def test_what_cannot_be_an_address_is_refused(host: str) -> None:
+def test_an_invalid_address_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match="is not an address"):
         addresses([host], 9012)
 
@@ -184,7 +184,7 @@ class _FakeAccess:
         ("/logs", "", True, ("/staging/profile", "/staging/profile")),
     ],
 )
-def test_a_host_writes_where_it_can_and_where_its_file_can_be_had(
+def test_a_host_writes_to_a_destination_that_can_be_read(
     root: str, address: str, has_access: bool, expected: tuple[str, str]
 ) -> None:
     target = Target("host", "host", 9012, address, _FakeAccess() if has_access else None)
@@ -205,7 +205,7 @@ def test_a_host_writes_where_it_can_and_where_its_file_can_be_had(
         (b"no date\n", 0),
     ],
 )
-def test_a_clock_that_may_be_right_is_taken_to_be(answer: bytes, ahead: float) -> None:
+def test_a_clock_that_may_be_right_is_not_corrected(answer: bytes, ahead: float) -> None:
     assert ahead_seconds(answer, 1000.5, 1002.5) == ahead
 
 
@@ -237,7 +237,7 @@ def test_a_profile_is_summarised_by_its_relevant_parts(
 
 
 @pytest.mark.parametrize("page", [1, 7, 4096])
-def test_parts_read_as_the_whole_does(tmp_path: Path, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_equal_to_the_whole(tmp_path: Path, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xprofiler.capture.collecting._PAGE_BYTES", page)
     data = bytes(range(256)) * 2
     (tmp_path / "file").write_bytes(data)
@@ -248,7 +248,7 @@ def test_parts_read_as_the_whole_does(tmp_path: Path, page: int, monkeypatch: py
         assert parts[start:end] == data[start:end]
 
 
-def test_there_are_no_parts_of_what_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_object_has_no_parts(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError):
         Parts(LocalStorage(), str(tmp_path / "none"))
 
@@ -311,7 +311,7 @@ def test_of_many_hosts_few_files_are_in_memory_at_once(access: _FromHere | None,
     assert storage.read(f"{tmp_path}/there/{_NAME}/h3.xplane.pb") == data
 
 
-def test_a_file_without_events_is_there_and_no_success() -> None:
+def test_a_file_without_events_is_kept_but_is_not_a_success() -> None:
     outcome = Outcome.of(Target("host", "host", 1), summary_of(message((1, message((2, "/host:CPU"))))))
     assert (outcome.status, outcome.has_file, outcome.is_captured) == ("no events", True, False)
     assert "nothing ran meanwhile" in outcome.problem
@@ -329,7 +329,7 @@ def _outcomes() -> list[Outcome]:
     ]
 
 
-def test_the_words_are_those_of_the_readme_and_the_table_has_a_row_for_each_host(
+def test_messages_are_those_of_the_readme_and_the_table_has_a_row_for_each_host(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tensorboard = "gs://b/r/tensorboard"

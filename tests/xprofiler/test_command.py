@@ -111,7 +111,7 @@ def test_the_nearest_flag_is_named(run: Run, arguments: list[str], meant: str) -
 @pytest.mark.parametrize(
     "arguments", [["completion", "bash", "--project=p"], ["completion", "bash", "--", "--limit=1"]]
 )
-def test_a_command_that_asks_no_gcloud_takes_no_flags_for_it(run: Run, arguments: list[str]) -> None:
+def test_a_command_without_gcloud_accepts_no_flags_for_it(run: Run, arguments: list[str]) -> None:
     ended = run(*arguments)
     assert (ended.code, ended.output) == (2, "")
 
@@ -176,7 +176,7 @@ def test_a_usage_error_prints_the_usage_and_no_data(run: Run, cloud: ComputeServ
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals to send")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_to_be_ended_is_130_without_a_traceback(cloud: ComputeServer, name: str) -> None:
+def test_a_signal_exits_with_130_without_a_traceback(cloud: ComputeServer, name: str) -> None:
     cloud.faults.always(Hang(), on="list")
     with subprocess.Popen([sys.executable, "-m", "xprofiler", "list"], stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: cloud.requests, running=process)
@@ -197,7 +197,7 @@ def test_a_closed_pipe_is_not_a_failure(cloud: ComputeServer) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGHUP to send")
-def test_one_that_a_closed_terminal_shall_not_end_goes_on(cloud: ComputeServer) -> None:
+def test_a_command_that_ignores_hangups_continues(cloud: ComputeServer) -> None:
     ignoring = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
     program = f"{ignoring}; from xprofiler.cli import main; sys.exit(main())"
     cloud.faults.script([Delay(1.0)], on="list")
@@ -218,7 +218,7 @@ def test_a_closed_standard_error_is_a_failure(cloud: ComputeServer, arguments: s
     assert [vm["name"] for vm in cloud.instances()] == ["xprof-a"]
 
 
-def test_names_that_the_terminal_has_no_letters_for_are_escaped(cloud: ComputeServer) -> None:
+def test_names_that_the_terminal_cannot_encode_are_escaped(cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a", logs="gs://bucket/\u65e5\u672c")
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
     argv = [sys.executable, "-m", "xprofiler", "list"]
@@ -246,7 +246,7 @@ def test_nothing_warns(cloud: ComputeServer) -> None:
         ("capture", "-o", "local", "-l", "logs", "-n", "localhost:1", "-p", "٣"),
     ],
 )
-def test_a_number_that_cannot_be_is_refused_in_a_sentence(
+def test_an_invalid_number_is_refused_with_a_message(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

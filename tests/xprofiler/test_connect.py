@@ -126,7 +126,7 @@ def test_it_connects_prints_the_address_and_disconnects(machine: Machine) -> Non
     assert machine.cloud.run(*CONNECT, "-d", **machine.environment()).returncode == 3
 
 
-def test_another_port_where_it_is_taken(machine: Machine) -> None:
+def test_another_port_is_used_if_it_is_in_use(machine: Machine) -> None:
     machine.add()
     with bound_port(listening=True) as taken:
         ended = machine.cloud.run(*CONNECT, "-p", str(taken), **machine.environment())
@@ -170,7 +170,7 @@ def test_a_host_that_refuses_ssh_is_reported(machine: Machine) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("mode", [(), ("--foreground",)])
-def test_to_be_ended_while_ssh_logs_in_leaves_no_ssh(machine: Machine, number: int, mode: tuple[str, ...]) -> None:
+def test_no_ssh_remains_if_it_is_ended_during_the_login(machine: Machine, number: int, mode: tuple[str, ...]) -> None:
     machine.add()
     machine.ssh.faults.always(Hang(), on="login")
     running = machine.cloud.start(*CONNECT, *mode, "-p", str(machine.port), **machine.environment())
@@ -189,7 +189,7 @@ def test_a_tunnel_at_another_port_than_requested_is_reported(machine: Machine) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_in_the_foreground_it_holds_until_it_is_ended(machine: Machine, number: int) -> None:
+def test_in_the_foreground_it_runs_until_it_is_ended(machine: Machine, number: int) -> None:
     machine.add()
     running = machine.cloud.start(*CONNECT, "--foreground", "-p", str(machine.port), **machine.environment())
     running.wait_for("Press Ctrl-C")
@@ -207,7 +207,7 @@ def test_other_flags_go_to_gcloud(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(("-p", "0"), 2), (("--host-port", "x"), 2), (("-m", "telnet"), 2)])
-def test_what_is_not_understood_is_refused(machine: Machine, arguments: tuple[str, ...], code: int) -> None:
+def test_unknown_arguments_are_refused(machine: Machine, arguments: tuple[str, ...], code: int) -> None:
     assert machine.cloud.run(*CONNECT, *arguments).returncode == code
 
 
@@ -262,7 +262,7 @@ def test_a_foreign_link_is_not_used_as_a_folder_of_sockets(tmp_path: Path) -> No
         private_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
-def test_one_that_may_ask_at_the_terminal_is_ended_with_its_ssh(machine: Machine) -> None:
+def test_a_command_that_may_prompt_is_ended_with_its_ssh(machine: Machine) -> None:
     machine.add()
     ours, theirs = os.openpty()
     argv = [sys.executable, "-m", "xprofiler", *CONNECT, "--foreground", "-p", str(machine.port)]

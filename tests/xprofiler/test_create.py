@@ -78,7 +78,7 @@ def test_the_default_is_a_machine_with_memory_and_a_ttl_is_kept_by_compute(cloud
 # --- Another one for the same log directory ---
 
 
-def test_another_one_is_made_only_after_a_yes(cloud: ViewerCloud) -> None:
+def test_another_one_is_created_only_after_a_yes(cloud: ViewerCloud) -> None:
     cloud.add_viewer("xprof-old")
     declined = cloud.run(*CREATE, stdin="n\n")
     assert declined.returncode == 1
@@ -93,7 +93,7 @@ def test_another_one_is_made_only_after_a_yes(cloud: ViewerCloud) -> None:
     assert len(cloud.names()) == 2
 
 
-def test_quiet_asks_nothing_and_skip_makes_none(cloud: ViewerCloud) -> None:
+def test_quiet_prompts_nothing_and_skip_creates_none(cloud: ViewerCloud) -> None:
     cloud.add_viewer("xprof-old")
     skipped = cloud.run(*CREATE, "--skip-creation-if-exists")
     assert (skipped.returncode, cloud.names()) == (0, ["xprof-old"])
@@ -209,7 +209,7 @@ def test_the_log_of_a_failed_start_is_shown_before_the_vm_is_deleted(cloud: View
     assert cloud.names() == []
 
 
-def test_a_vm_is_kept_where_that_is_asked_for(cloud: ViewerCloud) -> None:
+def test_a_vm_is_kept_on_request(cloud: ViewerCloud) -> None:
     cloud.statuses = [FAILED]
     ended = cloud.run(*CREATE, "--auto-delete-on-failure-off")
     assert ended.returncode == 1
@@ -231,13 +231,13 @@ def test_a_vm_that_cannot_be_deleted_is_named(cloud: ViewerCloud) -> None:
 
 
 @pytest.mark.parametrize("fault", [Status(503, after_apply=True), Reset(after_apply=True), Status(429), Status(503)])
-def test_an_answer_that_is_lost_makes_no_second_vm(cloud: ViewerCloud, fault: Status | Reset) -> None:
+def test_a_dropped_answer_does_not_create_a_second_vm(cloud: ViewerCloud, fault: Status | Reset) -> None:
     cloud.compute.faults.script([fault], on="insert")
     assert cloud.run(*CREATE).returncode == 0
     assert len(cloud.names()) == 1
 
 
-def test_anothers_vm_of_the_same_name_is_never_deleted(cloud: ViewerCloud) -> None:
+def test_a_foreign_vm_of_the_same_name_is_never_deleted(cloud: ViewerCloud) -> None:
     cloud.add_viewer("mine", metadata={"xprofiler_log_directory": "gs://test-bucket/other"})
     cloud.compute.faults.script([Status(404)], on="get")  # It appears between the check and the request.
     ended = cloud.run(*CREATE, "-n", "mine")
@@ -246,7 +246,7 @@ def test_anothers_vm_of_the_same_name_is_never_deleted(cloud: ViewerCloud) -> No
     assert cloud.names() == ["mine"]
 
 
-def test_a_label_that_cannot_be_set_costs_no_viewer(cloud: ViewerCloud) -> None:
+def test_a_label_that_cannot_be_set_does_not_fail_the_creation(cloud: ViewerCloud) -> None:
     cloud.compute.faults.always(Status(403), on="set_labels")
     ended = cloud.run(*CREATE)
     assert ended.returncode == 0
@@ -314,7 +314,7 @@ def test_gcloud_creates_the_vm_in_the_project_of_the_search(cloud: ViewerCloud) 
 
 
 @pytest.mark.parametrize("flag", ["--project=other", "--zone=us-east5-a", "--async"])
-def test_a_flag_that_would_leave_the_vm_to_itself_is_refused_before(cloud: ViewerCloud, flag: str) -> None:
+def test_a_flag_that_would_create_an_unmanaged_vm_is_refused_before(cloud: ViewerCloud, flag: str) -> None:
     ended = cloud.run(*CREATE, "--", "--no-address", flag)
     assert ended.returncode == 2
     assert f"{flag.partition('=')[0]} cannot be passed to gcloud" in ended.stderr
@@ -322,7 +322,7 @@ def test_a_flag_that_would_leave_the_vm_to_itself_is_refused_before(cloud: Viewe
 
 
 @needs_gcloud
-def test_anothers_vm_that_gcloud_finds_of_that_name_is_never_deleted(cloud: ViewerCloud) -> None:
+def test_a_foreign_vm_that_gcloud_finds_is_never_deleted(cloud: ViewerCloud) -> None:
     cloud.add_viewer("mine", metadata={"xprofiler_log_directory": "gs://test-bucket/other"})
     cloud.compute.faults.script([Status(404)], on="get")  # It appears between the check and the request.
     ended = cloud.run(*CREATE, "-n", "mine", "--no-address")
@@ -333,7 +333,7 @@ def test_anothers_vm_that_gcloud_finds_of_that_name_is_never_deleted(cloud: View
 
 
 @needs_gcloud
-def test_a_flag_that_gcloud_refuses_makes_nothing(cloud: ViewerCloud) -> None:
+def test_a_flag_that_gcloud_refuses_creates_nothing(cloud: ViewerCloud) -> None:
     ended = cloud.run(*CREATE, "--no-such-flag-of-gcloud")
     assert ended.returncode == 1
     assert "--no-such-flag-of-gcloud" in ended.stderr

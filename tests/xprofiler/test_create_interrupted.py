@@ -39,7 +39,7 @@ def _interrupted(running: Running, number: int = signal.SIGINT) -> str:
 
 
 @pytest.mark.parametrize("operation", ["zone", "machine_type", "get", "list"])
-def test_while_it_is_proven_that_the_vm_can_be(cloud: ViewerCloud, operation: str) -> None:
+def test_while_the_preconditions_are_checked(cloud: ViewerCloud, operation: str) -> None:
     cloud.compute.faults.always(Hang(), on=operation)
     running = cloud.start(*CREATE)
     cloud.wait_for(operation)
@@ -55,7 +55,7 @@ def test_while_the_bucket_is_checked(cloud: ViewerCloud) -> None:
     assert cloud.names() == []
 
 
-def test_while_it_asks(cloud: ViewerCloud) -> None:
+def test_while_it_prompts(cloud: ViewerCloud) -> None:
     cloud.add_viewer("xprof-old")
     running = cloud.start(*CREATE)
     running.wait_for("(y/n)")
@@ -63,7 +63,7 @@ def test_while_it_asks(cloud: ViewerCloud) -> None:
     assert cloud.names() == ["xprof-old"]
 
 
-def test_while_compute_has_made_the_vm_and_not_answered_yet(cloud: ViewerCloud) -> None:
+def test_while_the_answer_to_the_creation_is_pending(cloud: ViewerCloud) -> None:
     cloud.compute.faults.always(Hang(after_apply=True), on="insert")
     running = cloud.start(*CREATE)
     wait_until(lambda: len(cloud.names()) == 1)
@@ -71,7 +71,7 @@ def test_while_compute_has_made_the_vm_and_not_answered_yet(cloud: ViewerCloud) 
     assert cloud.names() == []
 
 
-def test_while_the_request_is_under_way_and_the_vm_appears_only_later(cloud: ViewerCloud) -> None:
+def test_while_the_vm_appears_after_the_request(cloud: ViewerCloud) -> None:
     cloud.compute.faults.always(Delay(0.7), on="insert")
     running = cloud.start(*CREATE)
     cloud.wait_for("insert")
@@ -82,7 +82,7 @@ def test_while_the_request_is_under_way_and_the_vm_appears_only_later(cloud: Vie
     assert cloud.names() == []
 
 
-def test_while_the_vm_is_being_made(cloud: ViewerCloud) -> None:
+def test_while_the_vm_is_being_created(cloud: ViewerCloud) -> None:
     cloud.compute.operation_seconds = 1.0
     running = cloud.start(*CREATE)
     cloud.wait_for("wait")
@@ -118,7 +118,7 @@ def test_while_its_status_is_read(cloud: ViewerCloud) -> None:
 
 
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
-def test_while_gcloud_makes_the_vm(cloud: ViewerCloud) -> None:
+def test_while_gcloud_creates_the_vm(cloud: ViewerCloud) -> None:
     cloud.compute.operation_seconds = 2.0
     running = cloud.start(*CREATE, "--no-address")
     cloud.wait_for("insert")

@@ -57,7 +57,7 @@ def test_by_name_as_in_the_readme(run: Run, cloud: ComputeServer) -> None:
     assert left(cloud) == []
 
 
-def test_each_is_asked_for_and_only_those_confirmed_are_deleted(run: Run, cloud: ComputeServer) -> None:
+def test_each_is_confirmed_and_only_confirmed_ones_are_deleted(run: Run, cloud: ComputeServer) -> None:
     for name in ("xprof-a", "xprof-b", "xprof-c", "xprof-d"):
         add_viewer(cloud, name, logs="gs://bucket/run")
     ended = run("delete", "-z", ZONE, "-l", "gs://bucket/run", answers="n\ny\nyes\ny\n")
@@ -98,7 +98,7 @@ def test_with_a_closed_output_nothing_is_deleted(cloud: ComputeServer) -> None:
     assert ended.stderr == "xprofiler: nothing was deleted: the reader of the list has exited\n"
 
 
-def test_quiet_asks_nothing(run: Run, cloud: ComputeServer) -> None:
+def test_quiet_does_not_prompt(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, VM)
     ended = run("delete", "-q", "-z", ZONE, "-n", VM)
     assert (ended.code, left(cloud), ended.errors) == (0, [], f"Will delete VM `{VM}`\n")
@@ -115,7 +115,7 @@ def test_other_zones_other_logs_and_other_vms_are_left_alone(run: Run, cloud: Co
     assert "trainer" in left(cloud)
 
 
-def test_nothing_named_is_not_everything(run: Run, cloud: ComputeServer) -> None:
+def test_without_names_nothing_is_deleted(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, VM)
     ended = run("delete", "-q", "-z", ZONE)
     assert ended.code == 2
@@ -123,9 +123,7 @@ def test_nothing_named_is_not_everything(run: Run, cloud: ComputeServer) -> None
     assert left(cloud) == [VM]
 
 
-def test_the_zone_is_gclouds_where_none_is_named(
-    run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_zone_is_gclouds(run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     add_viewer(cloud, VM)
     ended = run("delete", "-q", "-n", VM)
     assert (ended.code, left(cloud)) == (2, [VM])
@@ -135,11 +133,11 @@ def test_the_zone_is_gclouds_where_none_is_named(
     assert left(cloud) == []
 
 
-def test_nothing_found_is_not_found(run: Run) -> None:
+def test_no_match_is_not_found(run: Run) -> None:
     assert run("delete", "-z", ZONE, "-n", "xprof-z") == (3, "", "No VM(s) to delete.\n")
 
 
-def test_what_is_missing_is_named_and_the_rest_deleted(run: Run, cloud: ComputeServer) -> None:
+def test_missing_ones_are_reported_and_the_others_are_deleted(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     ended = run("delete", "-q", "-z", ZONE, "-n", "xprof-a", "xprof-y", "xprof-z", "-l", "gs://bucket/none")
     assert (ended.code, left(cloud)) == (3, [])
@@ -158,7 +156,7 @@ def test_a_dry_run_prints_what_gcloud_would_do_and_does_nothing(run: Run, cloud:
 
 
 @needs_gcloud
-def test_what_a_dry_run_prints_does_the_same(run: Run, cloud: ComputeServer) -> None:
+def test_the_commands_of_a_dry_run_have_the_same_effect(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     add_viewer(cloud, "xprof-b")
     command = run("delete", "--dry-run", "-z", ZONE, "-n", "xprof-b").output.splitlines()[-1]
@@ -204,7 +202,7 @@ def test_no_file_of_flags_leads_to_another_zone(run: Run, cloud: ComputeServer, 
 
 
 @pytest.mark.timing
-def test_ten_are_deleted_side_by_side(run: Run, cloud: ComputeServer) -> None:
+def test_ten_are_deleted_in_parallel(run: Run, cloud: ComputeServer) -> None:
     for number in range(10):
         add_viewer(cloud, f"xprof-{number}", logs="gs://bucket/run")
     cloud.operation_seconds = 1.0
@@ -215,7 +213,7 @@ def test_ten_are_deleted_side_by_side(run: Run, cloud: ComputeServer) -> None:
     assert max(times) - min(times) < cloud.operation_seconds
 
 
-def test_of_several_the_one_that_fails_is_named_and_the_others_go(run: Run, cloud: ComputeServer) -> None:
+def test_a_failed_deletion_is_reported_and_the_others_are_deleted(run: Run, cloud: ComputeServer) -> None:
     for name in ("xprof-a", "xprof-b", "xprof-c"):
         add_viewer(cloud, name)
     cloud.fail_operations("RESOURCE_IN_USE", "it is being used", on="delete")
@@ -245,7 +243,7 @@ def test_a_missing_permission_to_delete_names_the_role(run: Run, cloud: ComputeS
     assert "grant anonymous the role roles/compute.instanceAdmin.v1" in ended.errors
 
 
-def test_what_another_has_deleted_meanwhile_is_as_it_should_be(run: Run, cloud: ComputeServer) -> None:
+def test_a_concurrently_deleted_vm_is_not_a_failure(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, VM)
     cloud.faults.script([Status(404)], on="delete")
     assert run("delete", "-q", "-z", ZONE, "-n", VM).code == 0
@@ -290,7 +288,7 @@ def interrupted(
     return subprocess.CompletedProcess(argv, process.returncode, output, errors)
 
 
-def test_ctrl_c_while_it_asks_deletes_nothing(cloud: ComputeServer) -> None:
+def test_ctrl_c_at_the_prompt_deletes_nothing(cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     add_viewer(cloud, "xprof-b")
     ended = interrupted("delete", "-z", ZONE, "-n", "xprof-a", "xprof-b", answers="y\n", cloud=cloud, after="list")

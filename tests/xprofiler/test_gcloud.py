@@ -30,7 +30,7 @@ def test_a_command_of_ssh_has_all_that_gcloud_needs() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--project=other", "--zone=us-east5-a", "--worker=all", "--command=id"])
-def test_no_flag_leads_ssh_elsewhere(flag: str) -> None:
+def test_no_flag_selects_another_machine_for_ssh(flag: str) -> None:
     with pytest.raises(UsageError, match=f"{flag.partition('=')[0]} cannot be passed to gcloud"):
         ssh(TARGET, extra=["--quiet", flag])
 
@@ -50,7 +50,7 @@ def test_inside_of_google_ssh_goes_through_the_helper() -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_google_cloud_could_not_have_named_is_refused(name: str) -> None:
+def test_names_that_are_not_valid_in_google_cloud_are_refused(name: str) -> None:
     for target in (SshTarget(name, "us-central1-a"), SshTarget("vm-1", name), SshTarget(f"{name}@vm-1", "z")):
         if target.name == "a_b" or (name in ("A", "a_b", "1a", "a-", "a" * 64) and "@" in target.name):
             continue  # A host in the search, or a user, may have such a name.
@@ -61,7 +61,7 @@ def test_what_google_cloud_could_not_have_named_is_refused(name: str) -> None:
 
 
 @given(st.lists(_TEXT, min_size=1, max_size=5))
-def test_a_program_arrives_word_by_word(program: list[str]) -> None:
+def test_a_program_receives_exactly_its_arguments(program: list[str]) -> None:
     (command,) = [word for word in ssh(TARGET, program=program) if word.startswith("--command=")]
     assert shlex.split(command.removeprefix("--command=")) == program
 
@@ -114,7 +114,7 @@ needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud
 
 
 @needs_gcloud
-def test_the_real_gcloud_hands_options_and_program_to_ssh_as_they_are(
+def test_the_real_gcloud_passes_options_and_program_to_ssh_unchanged(
     compute_server: ComputeServer, tmp_path: Path
 ) -> None:
     if shutil.which("ssh-keygen") is None:

@@ -69,7 +69,7 @@ def test_the_configuration_applies_if_no_variable_is_set(tmp_path: Path) -> None
     assert settings.environ["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"] == "True"
 
 
-def test_variables_win(tmp_path: Path) -> None:
+def test_variables_take_precedence_over_the_configuration(tmp_path: Path) -> None:
     environ = configured(tmp_path, "[core]\nproject = p1\n[compute]\nzone = z1\n")
     settings = GcloudSettings.load({**environ, "CLOUDSDK_CORE_PROJECT": "p2", "CLOUDSDK_COMPUTE_ZONE": "z2"})
     assert (settings.project, settings.zone) == ("p2", "z2")
@@ -87,7 +87,7 @@ def test_the_active_configuration_is_read(tmp_path: Path, by: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no section", "[core\nproject=p", "\udcff", "[core]\nproject = %(x)s"])
-def test_a_broken_configuration_is_none(tmp_path: Path, text: str) -> None:
+def test_an_invalid_configuration_is_ignored(tmp_path: Path, text: str) -> None:
     environ = configured(tmp_path, "")
     (tmp_path / "configurations" / "config_default").write_bytes(text.encode(errors="surrogateescape"))
     assert GcloudSettings.load(environ).project in ("", "%(x)s")
@@ -163,7 +163,9 @@ def test_application_default_credentials_are_first(
     assert not calls.exists()
 
 
-def test_without_them_gclouds_login_is_used_and_asked_once(unknown: ComputeServer, gcloud: Gcloud, run: Run) -> None:
+def test_without_them_gclouds_login_is_used_and_requested_once(
+    unknown: ComputeServer, gcloud: Gcloud, run: Run
+) -> None:
     unknown.accepted_tokens = {"of-gcloud"}
     calls = gcloud(credential("of-gcloud"))
     for number in range(501):
@@ -175,7 +177,7 @@ def test_without_them_gclouds_login_is_used_and_asked_once(unknown: ComputeServe
     assert "of-gcloud" not in ended.errors
 
 
-def test_gclouds_login_reads_and_writes_buckets_too(unknown: ComputeServer, gcloud: Gcloud) -> None:
+def test_gclouds_login_reads_and_writes_buckets(unknown: ComputeServer, gcloud: Gcloud) -> None:
     gcloud(credential("of-gcloud"))
     api = GoogleApi(GcloudSettings.load(), Console())
     api.storage.write("gs://test-bucket/a", b"1")
@@ -234,7 +236,7 @@ def test_what_storage_refuses_has_the_same_exit_codes(
     assert exit_code_of(raised.value) == code
 
 
-def test_a_token_that_has_run_out_is_asked_for_again(unknown: ComputeServer, gcloud: Gcloud) -> None:
+def test_an_expired_token_is_requested_again(unknown: ComputeServer, gcloud: Gcloud) -> None:
     unknown.accepted_tokens = {"first", "second"}
     calls = gcloud(credential("first", "2000-01-01T00:00:00Z"))
     api = GoogleApi(GcloudSettings.load(), Console())
@@ -319,7 +321,7 @@ def test_gclouds_login_without_a_project_is_not_exchanged_for_the_machines(
     assert "no Google Cloud project is set" in ended.errors
 
 
-def test_the_project_of_a_key_will_do(
+def test_the_project_of_a_key_suffices(
     unknown: ComputeServer, oauth_server: OAuthServer, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("cryptography")
@@ -343,14 +345,14 @@ def test_requests_name_our_package(cloud: ComputeServer, api: GoogleApi, monkeyp
     assert agents == [f"xprofiler/{__version__} (gzip)"]
 
 
-def test_what_does_not_pass_is_given_up(cloud: ComputeServer, api: GoogleApi) -> None:
+def test_a_permanent_failure_is_given_up(cloud: ComputeServer, api: GoogleApi) -> None:
     cloud.faults.always(Status(503))
     with pytest.raises(CommandError, match=r"a scripted fault \(HTTP 503\); try again"):
         zone_of(api)
     assert 2 < len(cloud.requests) < 10
 
 
-def test_waits_grow_and_keep_to_what_the_server_asks(cloud: ComputeServer) -> None:
+def test_waits_grow_and_respect_retry_after(cloud: ComputeServer) -> None:
     waits: list[float] = []
     api = GoogleApi(GcloudSettings.load(), Console(), sleep=waits.append)
     cloud.faults.script([Status(503), Status(503), Status(429, retry_after=7)])
@@ -358,7 +360,7 @@ def test_waits_grow_and_keep_to_what_the_server_asks(cloud: ComputeServer) -> No
     assert waits[0] < 0.3 < 7 <= waits[2]
 
 
-def test_a_server_that_asks_for_too_long_a_wait_is_given_up(cloud: ComputeServer, api: GoogleApi) -> None:
+def test_a_retry_after_beyond_the_deadline_is_given_up(cloud: ComputeServer, api: GoogleApi) -> None:
     cloud.faults.always(Status(429, retry_after=3600))
     with pytest.raises(CommandError, match="request quota"):
         zone_of(api)
@@ -366,7 +368,7 @@ def test_a_server_that_asks_for_too_long_a_wait_is_given_up(cloud: ComputeServer
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409])
-def test_what_is_refused_is_not_asked_again(cloud: ComputeServer, api: GoogleApi, status: int) -> None:
+def test_a_refused_request_is_not_repeated(cloud: ComputeServer, api: GoogleApi, status: int) -> None:
     cloud.faults.always(Status(status))
     kinds = {
         400: CommandError,
@@ -409,7 +411,7 @@ def test_a_server_that_is_silent_is_not_waited_for(cloud: ComputeServer) -> None
     assert len(cloud.requests) == 1
 
 
-def test_a_request_that_may_take_long_has_its_time_on_a_connection_that_is_open(cloud: ComputeServer) -> None:
+def test_a_long_request_gets_its_timeout_on_an_open_connection(cloud: ComputeServer) -> None:
     api = GoogleApi(GcloudSettings.load(), Console(), request_seconds=0.3)
     zone_of(api)
     cloud.faults.script([Delay(0.8)])
@@ -550,7 +552,7 @@ def test_messages_name_no_url_with_a_query(cloud: ComputeServer, api: GoogleApi)
     assert not re.search(r"https?://127", str(raised.value))
 
 
-def test_threads_that_ask_first_together_find_one_login(api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_one_login_at_the_first_use(api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
 
     def find_login(settings: GcloudSettings, console: Console) -> CloudEnvironment:

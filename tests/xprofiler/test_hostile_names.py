@@ -198,7 +198,7 @@ def test_gcloud_is_started_with_exactly_the_given_names(names: list[str]) -> Non
 
 @given(st.lists(_ANY, min_size=20, max_size=20))
 @settings(_QUICK, max_examples=500)
-def test_a_log_directory_and_an_address_are_taken_to_the_letter_or_refused(names: list[str]) -> None:
+def test_a_log_directory_and_an_address_are_used_exactly_or_refused(names: list[str]) -> None:
     for name in names:
         for text in (name, f"gs://bucket/{name}", f"gs://{name}/run"):
             try:
@@ -217,7 +217,7 @@ def test_a_log_directory_and_an_address_are_taken_to_the_letter_or_refused(names
 
 
 @pytest.mark.parametrize("argument", ["a\0b", "\ud800"])
-def test_what_no_program_can_be_given_is_refused(argument: str) -> None:
+def test_arguments_that_no_program_can_receive_are_refused(argument: str) -> None:
     with Programs(Console()) as programs, pytest.raises(CommandError, match="cannot start"):
         programs.run(["printf", argument])
 
@@ -285,7 +285,7 @@ def test_a_namespace_and_a_container_of_any_name_are_reached_or_refused(
 
 @given(_ANY.filter(lambda name: "/" not in name and name not in ("", ".", "..")))
 @settings(_REAL, max_examples=50)
-def test_a_file_of_any_name_is_brought_from_a_pod(
+def test_a_file_of_any_name_is_fetched_from_a_pod(
     cluster: KubernetesServer, tmp_path_factory: pytest.TempPathFactory, name: str
 ) -> None:
     """50 paths."""
@@ -303,7 +303,7 @@ def test_a_file_of_any_name_is_brought_from_a_pod(
 
 @given(st.lists(_ANY, min_size=20, max_size=20))
 @settings(_REAL, max_examples=5)
-def test_a_program_in_a_pod_gets_its_arguments_to_the_letter(cluster: KubernetesServer, names: list[str]) -> None:
+def test_a_program_in_a_pod_receives_exactly_its_arguments(cluster: KubernetesServer, names: list[str]) -> None:
     with Programs(Console(), {**os.environ, **cluster.environment()}) as programs:
         ended = programs.run(PodAccess(kubectl.Cluster(), "pod-1").execute([*_PRINT, *names]))
     assert ended.exit_code == 0, ended.complaint
@@ -326,7 +326,7 @@ def test_a_context_is_found_whatever_it_is_called(cluster: KubernetesServer, con
 @pytest.mark.parametrize(
     "run", ["r';touch pwned;echo '", "$(touch pwned) `touch pwned`", '--help "; touch pwned #', "%2e%2e"]
 )
-def test_a_log_directory_reaches_the_job_to_the_letter(
+def test_the_job_receives_exactly_the_log_directory(
     cluster: KubernetesServer,
     cloud_storage_server: CloudStorageServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -414,7 +414,7 @@ def test_vms_and_zones_of_all_names_are_searched_for_or_refused(
 
 @given(st.lists(_ANY, min_size=10, max_size=10))
 @settings(_REAL, max_examples=1)
-def test_a_program_on_a_vm_gets_its_arguments_to_the_letter(
+def test_a_program_on_a_vm_receives_exactly_its_arguments(
     machine: tuple[Path, dict[str, str]], names: list[str]
 ) -> None:
     folder, environment = machine

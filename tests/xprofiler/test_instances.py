@@ -86,7 +86,7 @@ def test_labels_are_added_and_none_is_lost(cloud: ComputeServer, instances: Inst
     }
 
 
-def test_what_is_not_there_is_not_found(cloud: ComputeServer, instances: Instances) -> None:
+def test_a_missing_vm_is_not_found(cloud: ComputeServer, instances: Instances) -> None:
     for ask in (
         lambda: instances.get(ZONE, "xprof-z"),
         lambda: instances.delete(ZONE, "xprof-z"),
@@ -106,7 +106,7 @@ def test_zones_and_machine_types_are_known(instances: Instances) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "../zones", "a/b", "A", "-a", "a-", "a" * 64, 'a"', "a b", "a\n"])
-def test_names_that_cannot_be_any_are_not_sent(cloud: ComputeServer, instances: Instances, bad: str) -> None:
+def test_invalid_names_are_not_sent(cloud: ComputeServer, instances: Instances, bad: str) -> None:
     for ask in (
         lambda: instances.get(bad, "xprof-a"),
         lambda: instances.get(ZONE, bad),

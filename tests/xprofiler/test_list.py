@@ -72,7 +72,7 @@ def test_without_viewers_there_is_a_head_which_is_not_a_failure(run: Run, cloud:
     assert run("list") == (0, HEAD, "")
 
 
-def test_what_starts_has_no_link_that_leads_nowhere(run: Run, cloud: ComputeServer) -> None:
+def test_a_starting_viewer_has_no_link(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     add_viewer(cloud, "xprof-b", status="STAGING")
     add_viewer(cloud, "xprof-c", status="TERMINATED")
@@ -105,7 +105,7 @@ def test_a_viewer_without_a_link_is_shown_with_its_status(run: Run, cloud: Compu
     assert cloud.requests_for("setLabels") == []
 
 
-def test_of_many_without_a_link_few_are_asked_and_side_by_side(run: Run, cloud: ComputeServer) -> None:
+def test_statuses_of_few_viewers_are_read_in_parallel(run: Run, cloud: ComputeServer) -> None:
     for number in range(80):
         add_viewer(cloud, f"xprof-{number:02d}", logs="gs://test-bucket/run")
     cloud.storage.faults.always(Delay(0.5))
@@ -115,7 +115,9 @@ def test_of_many_without_a_link_few_are_asked_and_side_by_side(run: Run, cloud: 
     assert max(times[:20]) - min(times[:20]) < 0.5
 
 
-def test_a_storage_that_does_not_answer_costs_a_list_seconds_and_the_links_only(run: Run, cloud: ComputeServer) -> None:
+def test_a_storage_without_an_answer_delays_a_list_by_seconds_and_drops_only_links(
+    run: Run, cloud: ComputeServer
+) -> None:
     add_viewer(cloud, "xprof-a", logs="gs://test-bucket/run")
     cloud.storage.faults.always(Hang())
     started = time.monotonic()
@@ -168,7 +170,7 @@ def test_no_viewers_are_an_empty_list_in_every_format(run: Run) -> None:
     assert run("list", "--format=csv").output == "log_directory,url,name,zone,status\n"
 
 
-def test_what_others_have_written_does_not_rule_the_terminal(run: Run, cloud: ComputeServer) -> None:
+def test_foreign_text_cannot_control_the_terminal(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a", logs="gs://b/\x1b[2J\nfaked-row\u202e")
     for style in ("table", "json", "yaml", "csv"):
         output = run("list", f"--format={style}").output
@@ -179,7 +181,7 @@ def test_what_others_have_written_does_not_rule_the_terminal(run: Run, cloud: Co
 # --- What it asks for ----------------------------------------------------------------------------------
 
 
-def test_all_zones_are_one_request_that_names_what_it_wants(run: Run, cloud: ComputeServer) -> None:
+def test_all_zones_are_one_request_with_its_fields(run: Run, cloud: ComputeServer) -> None:
     for number, zone in enumerate(("us-central1-a", "us-east5-a", "europe-west4-b")):
         add_viewer(cloud, f"xprof-{number}", zone)
         cloud.add_instance(f"other-{number}", zone)
@@ -192,7 +194,7 @@ def test_all_zones_are_one_request_that_names_what_it_wants(run: Run, cloud: Com
     ]
 
 
-def test_one_zone_is_asked_alone(run: Run, cloud: ComputeServer) -> None:
+def test_one_zone_is_requested_alone(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     add_viewer(cloud, "xprof-b", "us-east5-a")
     assert names(run("list", "-z", "us-east5-a").output) == ["xprof-b"]
@@ -305,7 +307,7 @@ def test_flags_of_gcloud_are_its(run: Run, cloud: ComputeServer) -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"), [("--zonse", "--zones"), ("--zone=us-east5-a", "--zones"), ("--fromat=json", "--format")]
 )
-def test_a_slip_of_the_pen_is_refused(run: Run, cloud: ComputeServer, typed: str, meant: str) -> None:
+def test_a_misspelled_flag_is_refused(run: Run, cloud: ComputeServer, typed: str, meant: str) -> None:
     ended = run("list", typed)
     assert ended.code == 2
     assert f"did you mean {meant}?" in ended.errors
@@ -401,14 +403,14 @@ def test_no_project_is_one_clear_sentence(run: Run, cloud: ComputeServer, monkey
 
 
 @pytest.mark.parametrize("fault", [Status(429), Status(503), Status(500), Reset()], ids=repr)
-def test_what_may_pass_is_asked_again(run: Run, cloud: ComputeServer, fault: Status | Reset) -> None:
+def test_a_temporary_failure_is_retried(run: Run, cloud: ComputeServer, fault: Status | Reset) -> None:
     add_viewer(cloud, "xprof-a")
     cloud.faults.script([fault, None], on="list")
     assert names(run("list").output) == ["xprof-a"]
     assert len(cloud.requests) == 2
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again(run: Run, cloud: ComputeServer) -> None:
+def test_a_truncated_answer_is_requested_again(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     cloud.faults.script([Truncate(30)], on="list")
     assert names(run("list").output) == ["xprof-a"]

@@ -22,7 +22,7 @@ from xprofiler.viewers.viewer import label_value, log_directory_of, viewer_url
         ("gs://my.bucket.example/r\u00fcn 1,2", "my.bucket.example", "r\u00fcn 1,2"),
     ],
 )
-def test_paths_of_the_readme_are_taken(text: str, bucket: str, key: str) -> None:
+def test_paths_of_the_readme_are_accepted(text: str, bucket: str, key: str) -> None:
     directory = LogDirectory.parse(text)
     assert (directory.bucket, directory.key) == (bucket, key)
     assert directory.path == text.rstrip("/") == str(directory)
@@ -55,14 +55,14 @@ def test_paths_of_the_readme_are_taken(text: str, bucket: str, key: str) -> None
         "gs://" + "b" * 223,
     ],
 )
-def test_what_no_storage_can_have_is_refused(text: str) -> None:
+def test_a_path_that_storage_does_not_accept_is_refused(text: str) -> None:
     for may_be_local in (False, True):
         if text == "" or "gs" in text.lower() or "s3" in text or not may_be_local:
             with pytest.raises(UsageError, match="log directory"):
                 LogDirectory.parse(text, may_be_local=may_be_local)
 
 
-def test_a_folder_of_this_machine_is_taken_where_it_makes_sense() -> None:
+def test_a_local_folder_is_accepted_if_allowed() -> None:
     directory = LogDirectory.parse("./logs/", may_be_local=True)
     assert (directory.path, directory.bucket, directory.is_in_cloud) == ("./logs", "", False)
     assert directory.capture_root == "./logs/tensorboard/plugins/profile"
@@ -82,7 +82,7 @@ def test_captures_are_written_where_tensorboard_reads() -> None:
     assert LogDirectory.parse("gs://b/my-tensorboard").tensorboard == "gs://b/my-tensorboard/tensorboard"
 
 
-def test_what_the_readme_advises_against_is_taken_with_a_note() -> None:
+def test_a_path_against_the_readmes_advice_is_accepted_with_a_note() -> None:
     long = "gs://my-bucket/main_directory/subdirectory-a/subdirectory-b/subdirectory-c"
     assert "is longer than 64 characters" in (LogDirectory.parse(long).note or "")
     assert "has upper case" in (LogDirectory.parse("gs://b/Run").note or "")
@@ -91,7 +91,7 @@ def test_what_the_readme_advises_against_is_taken_with_a_note() -> None:
 
 
 @given(st.text())
-def test_any_text_is_taken_as_it_is_or_refused(text: str) -> None:
+def test_any_text_is_accepted_unchanged_or_refused(text: str) -> None:
     try:
         directory = LogDirectory.parse(f"gs://{text}")
     except UsageError:
@@ -109,7 +109,7 @@ def test_the_label_of_old_releases_is_read_back(path: str) -> None:
     assert log_directory_of(vm) == f"gs://{path}"
 
 
-def test_metadata_win_over_the_label_and_allow_any_text() -> None:
+def test_metadata_take_precedence_over_the_label_and_allow_any_text() -> None:
     vm = {
         "labels": {"xprofiler_log_directory": "old"},
         "metadata": {"items": [{"key": "a"}, {"key": "xprofiler_log_directory", "value": 'gs://b/with,comma"/'}]},

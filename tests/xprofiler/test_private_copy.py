@@ -51,7 +51,7 @@ def test_a_deleted_object_is_reported(bucket: CloudStorageServer, tmp_path: Path
         copy.add(profile)
 
 
-def test_a_file_that_is_cut_short_is_put_where_xprof_does_not_find_it(tmp_path: Path) -> None:
+def test_a_truncated_file_is_hidden_from_xprof(tmp_path: Path) -> None:
     folder = tmp_path / "logs" / "plugins" / "profile" / "s"
     folder.mkdir(parents=True)
     whole = xspace("a", 1, 100)

@@ -28,7 +28,7 @@ def _console() -> Console:
     return Console(is_verbose=True, err=io.StringIO())
 
 
-def test_what_a_program_reads_writes_and_ends_with() -> None:
+def test_input_output_and_exit_code_of_a_program_are_passed() -> None:
     with Programs(_console()) as programs:
         ended = programs.run(["sh", "-c", "cat; echo no >&2; exit 3"], stdin=b"\x00yes")
     assert ended == (3, b"\x00yes", b"no\n")
@@ -44,7 +44,7 @@ def test_large_output_goes_to_a_file(tmp_path: Path) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20), max_size=5))
-def test_arguments_arrive_as_they_are(arguments: list[str]) -> None:
+def test_arguments_are_passed_unchanged(arguments: list[str]) -> None:
     import json
 
     with Programs(Console(err=io.StringIO())) as programs:
@@ -62,7 +62,7 @@ def test_every_program_is_printed_in_shell_syntax() -> None:
 
 
 @pytest.mark.parametrize(("name", "todo"), [("gcloud", "cloud.google.com/sdk"), ("no-such", "install it")])
-def test_a_program_that_is_missing_is_named_with_what_to_install(
+def test_a_missing_program_is_reported_with_an_install_hint(
     name: str, todo: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -73,7 +73,7 @@ def test_a_program_that_is_missing_is_named_with_what_to_install(
         programs.run([name])
 
 
-def test_what_cannot_be_an_argument_is_refused() -> None:
+def test_an_invalid_argument_is_refused() -> None:
     with Programs(_console()) as programs, pytest.raises(CommandError, match="cannot start echo"):
         programs.run(["echo", "a\0b"])
 
@@ -85,7 +85,7 @@ def test_a_program_that_takes_too_long_ends_with_its_children(tmp_path: Path) ->
     _assert_ended(tmp_path)
 
 
-def test_what_runs_at_the_end_of_the_block_ends_with_its_children(tmp_path: Path) -> None:
+def test_programs_that_run_at_the_end_of_the_block_end_with_their_children(tmp_path: Path) -> None:
     with Programs(_console()) as programs:
         process = programs.start(_with_child(tmp_path))
         wait_until((tmp_path / "child").exists)
@@ -93,7 +93,7 @@ def test_what_runs_at_the_end_of_the_block_ends_with_its_children(tmp_path: Path
     _assert_ended(tmp_path)
 
 
-def test_a_program_that_does_not_want_to_end_is_killed(tmp_path: Path) -> None:
+def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     with Programs(_console()) as programs:
         programs.start(["sh", "-c", f"trap '' TERM; {_shell_of_child(tmp_path)}"])
         wait_until((tmp_path / "child").exists)
@@ -114,7 +114,7 @@ def test_nothing_is_started_after_the_end() -> None:
         programs.run(["true"])
 
 
-def test_an_interrupt_ends_what_runs(tmp_path: Path) -> None:
+def test_an_interrupt_ends_running_programs(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(
         "from ml_diagnostics_common.command.console import Console\nfrom xprofiler.gcloud.processes import Programs\n"
@@ -135,7 +135,7 @@ def test_output_without_a_terminal_is_forwarded_at_the_end() -> None:
     assert sorted(console.err.getvalue().split()) == ["err", "out"]
 
 
-def test_what_a_program_leaves_in_the_background_stays(tmp_path: Path) -> None:
+def test_background_processes_of_a_finished_program_keep_running(tmp_path: Path) -> None:
     with Programs(Console(err=io.StringIO())) as programs:
         programs.run_at_terminal(["sh", "-c", f"(sleep 0.3; touch {shlex.quote(str(tmp_path / 'late'))}) &"])
     wait_until((tmp_path / "late").exists)

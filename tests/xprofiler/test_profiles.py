@@ -33,14 +33,14 @@ def _names(path: str | Path) -> list[str]:
     return [profile.name for profile in find_profiles(str(path))]
 
 
-def test_what_capture_and_what_a_program_wrote_are_both_found_the_newest_first(tmp_path: Path) -> None:
+def test_profiles_of_captures_and_of_programs_are_found_the_newest_first(tmp_path: Path) -> None:
     _capture(tmp_path / "tensorboard", _OLD, "a", "b")
     _capture(tmp_path, _NEW, "a")
     assert _names(tmp_path) == [_NEW, f"tensorboard/{_OLD}"]
     assert sorted(find_profiles(str(tmp_path))[1].xplanes) == ["a", "b"]
 
 
-def test_any_folder_on_the_way_to_a_profile_leads_to_it(tmp_path: Path) -> None:
+def test_any_parent_folder_of_a_profile_finds_it(tmp_path: Path) -> None:
     folder = _capture(tmp_path / "run" / "tensorboard", _OLD, "a")
     assert _names(tmp_path) == [f"run/tensorboard/{_OLD}"]
     for path in (folder, folder.parent, folder.parent.parent, folder / "a.xplane.pb", f"{folder}/"):
@@ -68,7 +68,7 @@ def test_other_files_than_profiles_are_skipped(tmp_path: Path) -> None:
     assert list(profile.xplanes) == ["a"]
 
 
-def test_names_that_lead_out_of_their_folder_or_rule_a_terminal_are_passed_over() -> None:
+def test_names_with_parent_folders_or_control_characters_are_skipped() -> None:
     root = "gs://bucket/logs"
     evil = [
         f"{root}/../plugins/profile/s/h.xplane.pb",
@@ -135,7 +135,7 @@ def test_an_unreadable_folder_is_reported(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_a_copy_is_xprofs_to_write_beside_and_follows_what_changes(tmp_path: Path) -> None:
+def test_xprof_may_write_beside_a_copy_and_changes_are_copied(tmp_path: Path) -> None:
     folder = _capture(tmp_path / "logs", _OLD, "a")
     copy = PrivateCopy(tmp_path / "copy")
     files = copy.add(find_profile(str(tmp_path / "logs")))
@@ -150,7 +150,7 @@ def test_a_copy_is_xprofs_to_write_beside_and_follows_what_changes(tmp_path: Pat
     assert sorted(file.name for file in folder.iterdir()) == ["a.xplane.pb", "b.xplane.pb"]
 
 
-def test_a_copy_of_objects_is_whole(
+def test_a_copy_of_objects_is_complete(
     cloud_storage_server: CloudStorageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in cloud_storage_server.environment().items():
@@ -167,7 +167,7 @@ def test_a_copy_of_objects_is_whole(
 
 @pytest.mark.timing
 @pytest.mark.parametrize("fault", [Hang(), Status(502), Reset()], ids=repr)
-def test_a_store_that_does_not_answer_well_is_given_up(
+def test_a_storage_with_invalid_answers_is_given_up(
     cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch, fault: Hang | Status | Reset
 ) -> None:
     for name, value in cloud_storage_server.environment().items():

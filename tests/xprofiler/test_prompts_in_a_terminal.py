@@ -102,7 +102,7 @@ def test_delete_that_is_interrupted_at_its_question_deletes_nothing(terminal: Te
     assert names(compute) == ["xprof-one", "xprof-two"]
 
 
-def test_create_shows_the_vm_that_there_is_and_makes_none_for_a_no(terminal: Terminal, compute: ComputeServer) -> None:
+def test_create_shows_the_existing_vm_and_creates_none_for_a_no(terminal: Terminal, compute: ComputeServer) -> None:
     terminal.types(f"{COMMAND} create -z us-central1-a -l {PATH}; echo exit $?")
     question = "Do you want to continue to create another instance with the same log directory? (y/n)"
     screen = terminal.shows(question)

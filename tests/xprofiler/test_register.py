@@ -64,7 +64,7 @@ def test_the_short_flags_of_the_public_command_are_taken(run: Run, control_plane
 
 
 @pytest.mark.parametrize("fault", [Status(503, after_apply=True), Reset(after_apply=True), Status(503), Status(429)])
-def test_an_answer_that_is_lost_creates_no_second_run(
+def test_a_dropped_answer_does_not_create_a_second_run(
     run: Run, control_plane: ControlPlaneServer, fault: Status | Reset
 ) -> None:
     control_plane.faults.script([fault], on="create")
@@ -100,7 +100,7 @@ def test_a_missing_permission_to_create_runs_names_the_role(run: Run, control_pl
         ("--log-directory", "/tmp/logs"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_asked(
+def test_invalid_arguments_are_refused_before_any_request(
     run: Run, control_plane: ControlPlaneServer, flag: str, value: str
 ) -> None:
     arguments = list(_ARGUMENTS)

@@ -193,7 +193,7 @@ def test_names_of_any_letters_are_served(tmp_path: Path, temporary: Path) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_on_a_signal_and_leaves_nothing(number: int, tmp_path: Path, temporary: Path) -> None:
+def test_it_ends_on_a_signal_and_removes_its_files(number: int, tmp_path: Path, temporary: Path) -> None:
     tpu_session(tmp_path / "logs")
     with _serving(tmp_path / "logs") as serving:
         serving.read("/")
@@ -239,7 +239,7 @@ def test_a_server_that_dies_is_an_error_with_its_exit_code(tmp_path: Path, tempo
     assert list(temporary.iterdir()) == []
 
 
-def test_if_the_port_is_taken_the_next_is_used_and_printed(tmp_path: Path, temporary: Path) -> None:
+def test_if_the_port_is_in_use_the_next_is_used_and_printed(tmp_path: Path, temporary: Path) -> None:
     with bound_port(listening=True) as port, _serving(tmp_path, "--port", str(port)) as serving:
         used = int(serving.url.rpartition(":")[2])
         assert used > port
@@ -313,7 +313,7 @@ def test_a_browser_shows_a_real_profile_in_xprof_and_in_our_page(tmp_path: Path)
         wait_until(lambda: "Trace Viewer" in shown(trace))
 
 
-def test_a_profile_that_is_cut_short_spoils_no_other_host_of_its_session(tmp_path: Path, temporary: Path) -> None:
+def test_a_truncated_profile_does_not_affect_other_hosts_of_its_session(tmp_path: Path, temporary: Path) -> None:
     folder = tpu_session(tmp_path / "logs")
     whole = (folder / "host-a.xplane.pb").read_bytes()
     (folder / "cut.xplane.pb").write_bytes(whole[: len(whole) // 2])

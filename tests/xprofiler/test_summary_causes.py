@@ -182,7 +182,7 @@ def test_steps_carry_the_numbers_that_the_program_gave_them_and_all_are_there(jo
         assert step["parts_us"]["Annotated regions"] > step["duration_us"] / 2
 
 
-def test_no_conclusion_of_xprof_stands_where_it_measured_nothing(jobs: Path) -> None:
+def test_no_conclusion_of_xprof_is_shown_without_its_measurements(jobs: Path) -> None:
     found = _json(jobs / "loading")
     assert found["input"] == {"conclusion": "", "waiting_percent": None, "parts_us": {}}
     assert sorted(found["tools"]) == ["graph_viewer", "memory_viewer", "overview_page", "trace_viewer@"]
@@ -242,7 +242,7 @@ def test_hosts_that_differ_a_little_are_not_called_slow() -> None:
     assert (slow.host, slow.ratio) == ("b", pytest.approx(280 / 95))
 
 
-def test_where_hosts_wait_for_each_other_the_one_that_computes_less_is_the_slow_one() -> None:
+def test_if_hosts_wait_for_each_other_the_slow_one_computes_less() -> None:
     def time_of(load_ns: int) -> HostTime:
         spent = {Label(ActivityKind.COMPUTATION): 100 - load_ns, Label(ActivityKind.ANNOTATION, "load_batch"): load_ns}
         return HostTime([HostStep(0, 0, 100)], 100, spent)

@@ -123,7 +123,7 @@ def test_the_page_loads_from_its_own_server_only() -> None:
     assert not re.search(r"@import|url\(", page)
 
 
-def test_nobodys_words_are_markup() -> None:
+def test_text_is_never_markup() -> None:
     page, parsed = _page(_summary(_EVIL), _EVIL)
     assert "script" not in parsed.tags
     assert "img" not in parsed.tags
@@ -133,7 +133,7 @@ def test_nobodys_words_are_markup() -> None:
 
 
 @given(st.text(), st.text())
-def test_any_text_is_text(text: str, attribute: str) -> None:
+def test_any_text_is_escaped(text: str, attribute: str) -> None:
     made = element("p", text, title=attribute)
     assert made.count("<") == made.count(">") == 2
     assert joined(made, Markup("<br>")) == f"{made}<br>"
@@ -248,7 +248,7 @@ def test_a_name_that_is_not_this_machines_is_refused(
         ("/summary.json", "session=no", "404"),
     ],
 )
-def test_what_writes_or_reads_elsewhere_is_closed(
+def test_requests_that_write_or_read_elsewhere_are_refused(
     application: Application, xprof_asked: list[str], path: str, query: str, status: str
 ) -> None:
     assert _asked(application, path, query)[0].startswith(status)

@@ -70,7 +70,7 @@ def test_it_returns_within_two_seconds_of_the_first_healthy_answer(cloud: Viewer
     assert ready_at <= scene.now <= ready_at + 2.0
 
 
-def test_the_labels_cost_it_no_wait(cloud: ViewerCloud) -> None:
+def test_it_does_not_wait_for_the_labels(cloud: ViewerCloud) -> None:
     scene = Scene(cloud)
     scene.events = [(5.0, lambda: (cloud.set_status("xprof-1", READY), _slow_operations(cloud)))]
     scene.make()
@@ -107,7 +107,7 @@ def test_a_vm_that_stops_is_not_waited_for(cloud: ViewerCloud) -> None:
     assert scene.now < 30.0
 
 
-def test_a_network_that_is_lost_for_a_while_is_waited_for(cloud: ViewerCloud) -> None:
+def test_a_network_that_recovers_is_waited_for(cloud: ViewerCloud) -> None:
     scene = Scene(cloud)
     faults = cloud.compute.storage.faults
     scene.events = [
@@ -119,7 +119,7 @@ def test_a_network_that_is_lost_for_a_while_is_waited_for(cloud: ViewerCloud) ->
     assert scene.now <= 62.0
 
 
-def test_a_network_that_is_lost_for_good_ends_it_and_what_may_remain_is_known(cloud: ViewerCloud) -> None:
+def test_without_a_network_it_ends_and_reports_what_may_remain(cloud: ViewerCloud) -> None:
     scene = Scene(cloud)
     scene.events = [
         (10.0, lambda: (cloud.compute.storage.faults.always(Reset()), cloud.compute.faults.always(Reset())))
@@ -183,7 +183,7 @@ def test_a_vm_that_is_not_ready_to_be_deleted_is_deleted_later(cloud: ViewerClou
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90m", 5400), ("8h", 28800), ("2d", 172800), ("3600s", 3600), ("60", 60)]
 )
-def test_durations_are_read(text: str, seconds: int) -> None:
+def test_durations_are_parsed(text: str, seconds: int) -> None:
     assert seconds_of(text) == seconds
 
 

@@ -137,7 +137,7 @@ def test_zones_are_distinguished(cluster: Cluster) -> None:
 
 
 @needs_kubectl
-def test_another_one_is_made_only_after_a_yes(cluster: Cluster) -> None:
+def test_another_one_is_created_only_after_a_yes(cluster: Cluster) -> None:
     cluster.add_viewer("one")
     declined = cluster.run(*CREATE, stdin="n\n")
     assert declined.returncode == 1
@@ -158,7 +158,7 @@ def test_an_interrupt_leaves_nothing_behind(cluster: Cluster, number: int) -> No
 
 
 @needs_kubectl
-def test_a_viewer_that_the_proxy_never_knows_is_deleted(cluster: Cluster) -> None:
+def test_a_viewer_that_is_never_registered_with_the_proxy_is_deleted(cluster: Cluster) -> None:
     ended = cluster.run(*CREATE, "--timeout", "0.3")
     assert ended.returncode == 5
     assert "Timed out to wait XProfiler start after 0.3 seconds." in ended.stderr
@@ -272,13 +272,13 @@ def _as_the_kubelet_reads(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["", "A", "a" * 50, "a b", "-a", "a-", "a,b", "a)"])
-def test_a_name_that_kubernetes_cannot_have_is_refused(name: str) -> None:
+def test_a_name_that_is_not_valid_in_kubernetes_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a valid name of a viewer"):
         manifest(name, ZONE, LogDirectory.parse(LOGS), "id", SETTINGS)
 
 
 @pytest.mark.parametrize("port", ["0", "70000", "x", "-1", ""])
-def test_a_port_that_cannot_be_is_refused(port: str) -> None:
+def test_an_invalid_port_is_refused(port: str) -> None:
     with pytest.raises(UsageError, match="--pod-port"):
         manifest("one", ZONE, LogDirectory.parse(LOGS), "id", {**SETTINGS, "pod-port": port})
 
@@ -287,7 +287,7 @@ def test_a_port_that_cannot_be_is_refused(port: str) -> None:
 
 
 @needs_kubectl
-def test_the_init_container_registers_annotates_and_leaves_what_the_agent_needs(
+def test_the_init_container_registers_annotates_and_writes_the_agents_parameters(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     cluster.add_viewer("one")
@@ -339,7 +339,7 @@ def test_a_ttl_is_for_vms() -> None:
     assert "--ttl" in ended.stderr
 
 
-def test_what_is_run_in_pods_and_on_vms_is_in_the_package() -> None:
+def test_programs_for_pods_and_vms_are_in_the_package() -> None:
     folder = STARTUP_SCRIPT.parent
     for name in ("startup_script.sh", "gke_manifest.yaml", "gke_agent.py", "gke_viewer.py"):
         assert (folder / name).is_file()

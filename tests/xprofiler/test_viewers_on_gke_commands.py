@@ -59,7 +59,9 @@ def test_viewers_of_a_cluster_are_listed(run: Run, kubernetes_server: Kubernetes
     assert [line.split()[2] for line in table[2:]] == ["xprofiler-a"]
 
 
-def test_what_matches_nothing_is_nothing_and_not_everything(run: Run, kubernetes_server: KubernetesServer) -> None:
+def test_a_search_without_matches_finds_nothing_rather_than_everything(
+    run: Run, kubernetes_server: KubernetesServer
+) -> None:
     add_viewer(kubernetes_server, "xprofiler-a", logs="gs://bucket/run")
     for path in ("gs://bucket/none", "gs://bucket", "gs://bucket/run/longer"):
         assert len(run("list", "--gke", "-l", path).output.splitlines()) == 2
@@ -106,7 +108,7 @@ def test_other_objects_are_kept_whatever_their_labels(run: Run, kubernetes_serve
     assert len(kubernetes_server.objects("pods", NAMESPACE)) == 1
 
 
-def test_rights_on_what_viewers_are_made_of_are_enough(run: Run, kubernetes_server: KubernetesServer) -> None:
+def test_permissions_on_the_resources_of_viewers_suffice(run: Run, kubernetes_server: KubernetesServer) -> None:
     add_viewer(kubernetes_server, "one", logs="gs://bucket/run")
     others = ("pods", "jobs", "replicasets", "statefulsets")
     kubernetes_server.denied = {f"{verb} {kind}" for verb in ("list", "delete", "deletecollection") for kind in others}
@@ -121,7 +123,7 @@ exit 1
 """
 
 
-def test_viewers_are_deleted_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_viewers_are_deleted_in_parallel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "met").mkdir()
     kubectl = tmp_path / "bin" / "kubectl"
