@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = sorted(path for path in (ROOT / "packages").iterdir() if (path / "src").is_dir())
 EXPLANATION = ROOT / "docs" / "explanation"
 
 
@@ -17,3 +22,26 @@ def test_the_picture_is_drawn_from_its_source(tmp_path: Path) -> None:
     assert (tmp_path / "architecture.svg").read_text(encoding="utf-8") == (EXPLANATION / "architecture.svg").read_text(
         encoding="utf-8"
     )
+
+
+def modules_in(page: str) -> Iterator[str]:
+    """Yield the names in the column `modules` of a page's tables."""
+    column = None
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if "modules" in cells:
+            column = cells.index("modules")
+        elif not line.startswith("|"):
+            column = None
+        elif column is not None:
+            yield from re.findall(r"`([\w/]+)`", cells[column])
+
+
+@pytest.mark.parametrize("package", [path.name for path in PACKAGES])
+def test_the_page_of_a_package_names_its_modules_and_no_others(package: str) -> None:
+    (source,) = (path for path in (ROOT / "packages" / package / "src").iterdir() if (path / "__init__.py").exists())
+    names = set(modules_in((ROOT / "packages" / package / "ARCHITECTURE.md").read_text(encoding="utf-8")))
+    missing = {name for name in names if not (source / name).is_dir() and not (source / f"{name}.py").is_file()}
+    assert missing == set()
+    modules = {path.stem for path in source.glob("*.py")} | {path.parent.name for path in source.glob("*/__init__.py")}
+    assert modules - {name.split("/")[0] for name in names} <= {"__init__", "__main__", "_version"}
