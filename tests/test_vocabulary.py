@@ -79,7 +79,7 @@ LIMITS: dict[str, int | None] = {
     "packages/ml_goodput_measurement": None,
     "packages/testing": None,
     "packages/xprofiler": None,
-    "docs": 18,
+    "docs": None,
     "tests": None,
     "benchmarks examples": None,
 }
