@@ -126,7 +126,7 @@ def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """The main job: train, profile, kill, resume, and say where the time went and what the run did."""
+    """Run the main job: train, profile, kill, resume, and report where the time went and what the run did."""
     install(session, "demo", "common", "google_cloud_mldiagnostics", "ml_goodput_measurement", "xprofiler")
     session.run("python", "examples/demo.py", *session.posargs, env=ON_CPU)
 

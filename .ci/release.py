@@ -1,6 +1,6 @@
 """Prepare and check releases: a package's version, changelog and tag.
 
-notes PACKAGE     print what the release of the open version will say
+notes PACKAGE     print the notes of the open version
 prepare PACKAGE   move the fragments to the changelog, and date its open version
 open PACKAGE V    start version V: in _version.py and on top of the changelog
 check TAG         print the package that a tag releases; fail if the tree does not have that version, released
@@ -25,7 +25,7 @@ HEADING = re.compile(rf"^## \[(?P<version>{VERSION.pattern})\] - (?P<date>unrele
 
 
 class ReleaseError(Exception):
-    """A release cannot be made; the message says what to do."""
+    """A release cannot be made; the message names the remedy."""
 
 
 def dated(text: str, tag: str, date: str) -> str:
