@@ -112,6 +112,12 @@ def test_the_code_of_an_api_is_more_precise_than_the_status() -> None:
     assert failure.shown_status == "HTTP 409, ABORTED"
 
 
+@pytest.mark.parametrize(("status", "kind"), [(400, Kind.INVALID), (412, Kind.CONFLICT)])
+def test_a_failed_precondition_is_a_conflict_only_with_its_own_status(status: int, kind: Kind) -> None:
+    failure = response_error(status, b'{"error": {"message": "no", "status": "FAILED_PRECONDITION"}}')
+    assert (failure.code, failure.kind, failure.is_temporary) == ("FAILED_PRECONDITION", kind, False)
+
+
 def test_the_delay_may_be_in_the_details() -> None:
     body = b'{"error": {"message": "no", "details": [{"reason": "X"}, {"retryDelay": "3.5s"}]}}'
     failure = response_error(429, body)

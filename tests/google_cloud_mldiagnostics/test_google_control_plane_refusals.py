@@ -45,6 +45,25 @@ def test_an_api_that_is_not_enabled_is_named(google: GoogleControlPlane, server:
         google.get_run("train-1")
 
 
+def test_a_permanent_refusal_of_a_write_is_not_a_conflict(
+    google: GoogleControlPlane, server: ControlPlaneServer, time: Time
+) -> None:
+    server.put_run("train-1", RUN)
+    server.is_billed = False
+    for call, requests in (
+        (lambda: google.create_run("train-2", RUN), ["create"]),
+        (lambda: google.update_run("train-1", in_phase("FAILED")), ["get", "update"]),
+        (lambda: google.put_session("train-1", "s", session("host-0")), ["session"]),
+    ):
+        server.requests.clear()
+        with pytest.raises(ControlPlaneError, match="Billing is not enabled") as raised:
+            call()
+        assert type(raised.value) is ControlPlaneError
+        assert (raised.value.code, raised.value.is_temporary) == (400, False)
+        assert asked(server) == requests
+    assert not time.slept
+
+
 @pytest.mark.parametrize("page", [b"<html>Log in</html>", b"[]", b'"done"', b"\xff\xfe", b"[" * 100_000])
 def test_the_page_of_a_proxy_is_not_an_answer(time: Time, page: bytes) -> None:
     class Proxy(LoopbackServer):

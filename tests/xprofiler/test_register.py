@@ -80,6 +80,13 @@ def test_without_a_profile_no_run_is_created(run: Run, control_plane: ControlPla
     assert control_plane.runs() == []
 
 
+def test_a_permanent_refusal_to_create_a_run_is_reported(run: Run, control_plane: ControlPlaneServer) -> None:
+    control_plane.is_billed = False
+    ended = run(*_ARGUMENTS)
+    assert ended.code == 1
+    assert "Billing is not enabled" in ended.errors
+
+
 def test_a_missing_permission_to_create_runs_names_the_role(run: Run, control_plane: ControlPlaneServer) -> None:
     control_plane.is_permitted = False
     ended = run(*_ARGUMENTS)

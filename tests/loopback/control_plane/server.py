@@ -41,6 +41,7 @@ class ControlPlaneServer(LoopbackServer):
 
     Attributes:
         is_enabled: True if the API is enabled in the project; otherwise requests get 403 with SERVICE_DISABLED.
+        is_billed: True if the project has a billing account; otherwise writes get 400 with FAILED_PRECONDITION.
         is_permitted: True if the caller has the permission; otherwise requests get 403 with IAM_PERMISSION_DENIED.
         accepted_tokens: The valid access tokens, for example the `tokens` of an `OAuthServer`; other requests get
             401. None accepts requests without a token.
@@ -56,6 +57,7 @@ class ControlPlaneServer(LoopbackServer):
         self.project = project
         self.location = location
         self.is_enabled = True
+        self.is_billed = True
         self.is_permitted = True
         self.accepted_tokens: set[str] | None = None
         self._store = RunStore()
@@ -168,6 +170,8 @@ class ControlPlaneServer(LoopbackServer):
             permission = f"hypercomputecluster.{_PERMISSIONS[operation]}"
             message = f"Permission '{permission}' denied on resource '{found['parent']}' (or it may not exist)."
             raise ApiError(403, message, details=[_error_info("IAM_PERMISSION_DENIED", permission=permission)])
+        if not self.is_billed and request.method != "GET":
+            raise ApiError(400, f"Billing is not enabled for project {project}.", name="FAILED_PRECONDITION")
         if not _REGION.fullmatch(found["location"]) and (found["location"], operation) != ("-", "list"):
             raise ApiError(403, f"Permission denied on 'locations/{found['location']}' (or it may not exist).")
 

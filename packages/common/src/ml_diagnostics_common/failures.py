@@ -151,6 +151,10 @@ class RemoteError(DiagnosticsError):
     @property
     def kind(self) -> Kind:
         """The kind of the failure."""
+        # Google's APIs send this code with 400 for a state that only a person changes, such as disabled billing; Cloud
+        # Storage sends 412 for an object that changed.
+        if self.code == "FAILED_PRECONDITION" and self.status == 400:
+            return Kind.INVALID
         return _KINDS.get(self.code, Kind.UNREACHABLE)
 
     @property
