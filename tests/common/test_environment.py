@@ -313,6 +313,16 @@ def test_http_to_another_machine_is_an_error_that_names_the_variable(url: str) -
         secure_endpoint("monitoring", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": url})
 
 
+def test_a_storage_emulator_may_be_any_machine_since_it_gets_no_token() -> None:
+    redirected = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://storage.example.com"}
+    emulated = {**redirected, "STORAGE_EMULATOR_HOST": "fake-gcs:4443"}
+    assert secure_endpoint("storage", emulated) == "http://fake-gcs:4443"
+    with pytest.raises(ConfigurationError, match=r"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE.*https"):
+        secure_endpoint("storage", redirected)
+    with pytest.raises(ConfigurationError, match="CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING"):
+        secure_endpoint("logging", {**emulated, "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": "http://10.0.0.1"})
+
+
 @pytest.mark.parametrize(("value", "is_grpc"), [("", False), ("rest", False), ("grpc", True), (" GRPC ", True)])
 def test_entries_are_written_over_rest_unless_the_environment_selects_grpc(value: str, is_grpc: bool) -> None:
     assert logging_over_grpc({"ML_DIAGNOSTICS_LOGGING_TRANSPORT": value}) is is_grpc

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.oauth2.credentials import Credentials
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common import storage
@@ -548,6 +549,13 @@ def test_gclouds_setting_redirects_and_the_emulators_wins(server: Any) -> None:
         cloud.write("gs://bucket/redirected", b"1")
         assert server.read("bucket", "redirected") == b"1"
         cloud.close()
+
+
+def test_no_token_is_sent_to_another_machine_without_tls() -> None:
+    environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://storage.example.com/"}
+    cloud = storage.GoogleCloudStorage(Credentials("token"), environ=environ, deadline_seconds=2)
+    with pytest.raises(ConfigurationError, match=r"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE.*https"):
+        cloud.read("gs://bucket/x")
 
 
 def test_a_missing_extra_is_one_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from google_cloud_mldiagnostics.exceptions import (
     RunExistsError,
     RunNotFoundError,
 )
+from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_testing.faults import Delay, Reset, Status
 
 from ..loopback.control_plane import ControlPlaneServer
@@ -252,6 +253,12 @@ def test_the_environment_redirects_every_request(server: ControlPlaneServer, tim
     assert google.create_run("train-1", RUN)["name"] == "train-1"
     google.close()
     assert len(server.requests) == 1
+
+
+def test_no_token_is_sent_to_another_machine_without_tls() -> None:
+    environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_HYPERCOMPUTECLUSTER": "http://10.0.0.1:80/"}
+    with pytest.raises(ConfigurationError, match=r"CLOUDSDK_API_ENDPOINT_OVERRIDES_HYPERCOMPUTECLUSTER.*https"):
+        GoogleControlPlane("p", "us-central1", AnonymousCredentials(), environ=environ)
 
 
 @pytest.mark.parametrize(

@@ -480,6 +480,16 @@ def test_an_endpoint_that_is_not_a_url_is_named(
     assert "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE is 'localhost'" in ended.errors
 
 
+def test_no_token_is_sent_to_another_machine_without_tls(
+    cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://10.0.0.1:80/compute/v1/")
+    ended = run("list")
+    assert ended.code == 2
+    assert "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE is 'http://10.0.0.1:80/compute/v1'" in ended.errors
+    assert "https" in ended.errors
+
+
 # --- Operations, and the description of the API --------------------------------------------------------
 
 

@@ -375,11 +375,14 @@ def endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | Non
 def secure_endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return `endpoint(service)`, where only this machine may be reached without TLS.
 
+    `STORAGE_EMULATOR_HOST` may be any machine: requests to an emulator have no token.
+
     Raises:
-        ConfigurationError: The value is not a URL, or entries and a token would cross a network in clear text.
+        ConfigurationError: The value is not a URL, or data and a token would cross a network in clear text.
     """
     url = endpoint(service, environ)
-    if url and url.startswith("http:") and not _is_loopback(url):
+    is_emulator = service.lower() == "storage" and bool(environ.get("STORAGE_EMULATOR_HOST"))
+    if url and url.startswith("http:") and not is_emulator and not _is_loopback(url):
         raise ConfigurationError(
             f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()} is {url!r}: http is only for addresses of this "
             "machine; set it to an https URL"

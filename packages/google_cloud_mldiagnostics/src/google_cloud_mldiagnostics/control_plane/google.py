@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, Session, open_session
 from ml_diagnostics_common.backoff import Backoff, EndlessListError, PageTokens
-from ml_diagnostics_common.environment import endpoint
+from ml_diagnostics_common.environment import secure_endpoint
 from ml_diagnostics_common.failures import Kind, RemoteError, classify, status_error
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
@@ -79,7 +79,7 @@ class GoogleControlPlane:
 
     Raises:
         MLRunConfigurationError: The environment does not exist.
-        ConfigurationError: The variable that redirects the API is not a URL.
+        ConfigurationError: The variable that redirects the API is not a URL, or is one with http of another machine.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class GoogleControlPlane:
     ) -> None:
         if environment not in _HOSTS:
             raise MLRunConfigurationError(f"environment is {environment!r}; give one of {', '.join(_HOSTS)}")
-        base = (base_url or endpoint("hypercomputecluster", environ) or _HOSTS[environment]).rstrip("/")
+        base = (base_url or secure_endpoint("hypercomputecluster", environ) or _HOSTS[environment]).rstrip("/")
         self.project = project
         self.location = location
         self.call_seconds = call_seconds

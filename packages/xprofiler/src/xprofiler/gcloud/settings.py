@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ml_diagnostics_common.command.errors import UsageError
 from ml_diagnostics_common.credentials import active_configuration
-from ml_diagnostics_common.environment import endpoint
+from ml_diagnostics_common.environment import secure_endpoint
 
 __all__ = ["GcloudSettings"]
 
@@ -87,7 +87,7 @@ class GcloudSettings:
             service: "compute", "tpu", "storage", ...
 
         Raises:
-            ConfigurationError: The setting is not a URL.
+            ConfigurationError: The setting is not a URL, or is one with http of another machine.
         """
-        url = endpoint(service, self.environ)
+        url = secure_endpoint(service, self.environ)
         return f"{url}/" if url else None
