@@ -485,6 +485,31 @@ def test_a_network_filesystem_is_written_by_a_thread(tmp_path: Path) -> None:
     assert_adds_up(journal, tmp_path)
 
 
+def test_a_network_filesystem_gets_a_line_that_is_appended_after_the_last_write_and_before_a_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = new_journal(tmp_path, queued=True)
+    is_written, may_end = threading.Event(), threading.Event()
+    write_queued = journal._write_queued
+
+    def write_and_pause() -> None:
+        write_queued()
+        is_written.set()
+        may_end.wait(30)
+
+    monkeypatch.setattr(journal, "_write_queued", write_and_pause)
+    journal.append({"n": 0})
+    assert is_written.wait(30)
+    flush = worker.start(lambda: journal._queue.drain(30), "test-flush")
+    wait_until(lambda: journal._queue.pending_count() == 2)
+    journal.append({"n": 1})
+    may_end.set()
+    assert flush is not None
+    assert flush.wait(30)
+    wait_until(lambda: journal.statistics().held == 0)
+    assert numbers(read_all(tmp_path)) == [0, 1]
+
+
 def test_a_network_filesystem_that_hangs_delays_no_caller_and_uses_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
