@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import types
 from typing import Any
 
 import google.api_core.exceptions as api
@@ -176,6 +177,12 @@ def test_classification_loads_no_client() -> None:
         "assert not {'google', 'grpc', 'requests', 'urllib3', 'ssl', 'http.client'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("module", ["google.api_core.exceptions", "grpc", "requests.exceptions"])
+def test_a_library_that_another_thread_is_importing_is_skipped(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    assert classify(ConnectionResetError()).kind is Kind.UNREACHABLE
 
 
 def test_a_failure_is_its_own_classification() -> None:

@@ -231,7 +231,9 @@ def classify(error: BaseException) -> RemoteError:
     if isinstance(error, RemoteError):
         return error
     for module, names, failure in _LIBRARIES:
-        if (library := sys.modules.get(module)) and isinstance(error, tuple(getattr(library, name) for name in names)):
+        library = sys.modules.get(module)
+        # A module that another thread is importing lacks its classes, so no error of it can exist yet.
+        if library and isinstance(error, tuple(getattr(library, name, ()) for name in names)):
             return failure(error)
     if isinstance(error, PreconditionFailedError):
         return RemoteError("FAILED_PRECONDITION", str(error))
