@@ -16,6 +16,7 @@ from typing import Any
 
 import google.api_core.exceptions as api
 import google.auth.exceptions as auth
+import grpc
 import pytest
 import requests
 import urllib3
@@ -58,14 +59,26 @@ TEMPORARY = {Kind.BUSY, Kind.TIMEOUT, Kind.UNREACHABLE}
         (auth.TransportError("no route"), Kind.UNREACHABLE),
         (requests.ReadTimeout("late"), Kind.TIMEOUT),
         (requests.ConnectionError("no"), Kind.UNREACHABLE),
+        (requests.exceptions.JSONDecodeError("cut off", "{", 1), Kind.UNREACHABLE),
+        (requests.exceptions.MissingSchema("no scheme"), Kind.INVALID),
+        (requests.exceptions.InvalidSchema("no adapter"), Kind.INVALID),
+        (requests.exceptions.InvalidURL("no host"), Kind.INVALID),
+        (requests.exceptions.InvalidHeader("line break"), Kind.INVALID),
+        (requests.exceptions.InvalidProxyURL("no host"), Kind.INVALID),
+        (urllib3.exceptions.LocationParseError("no host"), Kind.INVALID),
         (urllib3.exceptions.ReadTimeoutError(None, "/", "late"), Kind.TIMEOUT),  # type: ignore[arg-type]
         (urllib3.exceptions.ProtocolError("broken"), Kind.UNREACHABLE),
+        (http.client.InvalidURL("port"), Kind.INVALID),
         (http.client.IncompleteRead(b""), Kind.UNREACHABLE),
         (ssl.SSLError("no"), Kind.UNREACHABLE),
         (socket.gaierror(socket.EAI_NONAME, "no such host"), Kind.UNREACHABLE),
         (ConnectionResetError(), Kind.UNREACHABLE),
         (OSError(errno.EHOSTUNREACH, "no route"), Kind.UNREACHABLE),
+        (OSError(errno.EHOSTDOWN, "host is down"), Kind.UNREACHABLE),
+        (OSError(errno.ENETRESET, "reset"), Kind.UNREACHABLE),
+        (OSError(errno.EADDRNOTAVAIL, "no address"), Kind.UNREACHABLE),
         (TimeoutError(), Kind.TIMEOUT),
+        (grpc.FutureTimeoutError(), Kind.TIMEOUT),
         (FileNotFoundError(), Kind.MISSING),
         (FileExistsError(), Kind.CONFLICT),
         (PermissionError(), Kind.REFUSED),

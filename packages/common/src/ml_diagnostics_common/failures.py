@@ -93,7 +93,18 @@ _RATE_LIMITS = frozenset(
 )
 _QUOTAS = frozenset({"quotaExceeded", "dailyLimitExceeded", "limitExceeded", "QUOTA_EXCEEDED"})
 _DISABLED = frozenset({"SERVICE_DISABLED", "API_DISABLED", "accessNotConfigured"})
-_NETWORK_ERRORS = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN, errno.EPIPE})
+_NETWORK_ERRORS = frozenset(
+    {
+        errno.EADDRNOTAVAIL,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,
+        errno.EPIPE,
+    }
+)
 _EXCERPT_BYTES = 300
 
 
@@ -346,6 +357,10 @@ def _auth_error(error: Any) -> RemoteError:
     return RemoteError("UNAUTHENTICATED", message)
 
 
+def _malformed(error: BaseException) -> RemoteError:
+    return RemoteError("INVALID_ARGUMENT", str(_root(error)))
+
+
 def _late(error: BaseException) -> RemoteError:
     return RemoteError("DEADLINE_EXCEEDED", str(_root(error)))
 
@@ -360,12 +375,16 @@ _LIBRARIES = (
     ("google.auth.exceptions", ("GoogleAuthError",), _auth_error),
     ("requests.exceptions", ("Timeout",), _late),
     ("urllib3.exceptions", ("TimeoutError",), _late),
+    ("requests.exceptions", ("InvalidHeader", "InvalidSchema", "InvalidURL", "MissingSchema"), _malformed),
     ("requests.exceptions", ("RequestException",), _unreachable),
+    ("urllib3.exceptions", ("LocationValueError",), _malformed),
     ("urllib3.exceptions", ("HTTPError",), _unreachable),
     ("socket", ("gaierror",), _unreachable),
     ("ssl", ("SSLError",), _unreachable),
+    ("http.client", ("InvalidURL",), _malformed),
     ("http.client", ("HTTPException",), _unreachable),
     ("grpc", ("Call",), _grpc_error),
+    ("grpc", ("FutureTimeoutError",), _late),
 )
 
 
