@@ -8,12 +8,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ml_goodput_measurement._ledger.attempts import Attempts, Changes, Run
 from ml_goodput_measurement._ledger.facts import NEVER_NS, CheckpointKey, Facts
 from ml_goodput_measurement._ledger.intervals import Interval, Overlay, resolve
 from ml_goodput_measurement.partition import Bucket
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger.attempts import Attempts, Changes, Run
 
 __all__ = ["Account", "CheckpointOverlays", "Painted", "paint"]
 

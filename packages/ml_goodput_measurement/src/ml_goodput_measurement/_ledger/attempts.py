@@ -10,13 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import le, lt
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ml_goodput_measurement._ledger.events import ProcessEnd
 from ml_goodput_measurement._ledger.facts import NEVER_NS, Facts, rises
 from ml_goodput_measurement._ledger.intervals import PRECEDENCE, Interval, Overlay
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 from ml_goodput_measurement.partition import Bucket
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger.events import ProcessEnd
 
 __all__ = [
     "FAILED_YIELDS_TO",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_goodput_measurement._ledger.accounting import Account, Painted, paint
 from ml_goodput_measurement._ledger.attempts import (
@@ -21,10 +21,12 @@ from ml_goodput_measurement._ledger.attempts import (
     runs_before,
     step_runs,
 )
-from ml_goodput_measurement._ledger.facts import Facts
 from ml_goodput_measurement._ledger.intervals import Overlay
-from ml_goodput_measurement._ledger.step_times import JobStepTimes
 from ml_goodput_measurement.partition import Bucket
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger.facts import Facts
+    from ml_goodput_measurement._ledger.step_times import JobStepTimes
 
 __all__ = ["Books"]
 

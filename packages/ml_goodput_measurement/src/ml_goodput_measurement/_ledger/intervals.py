@@ -12,10 +12,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise, repeat
 from operator import and_, itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ml_goodput_measurement._ledger.events import SliceCount
 from ml_goodput_measurement.partition import Bucket
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger.events import SliceCount
 
 __all__ = [
     "Interval",

@@ -18,18 +18,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import sub
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_goodput_measurement._ledger.accounting import CheckpointOverlays
 from ml_goodput_measurement._ledger.attempts import PROCESS_GONE, Attempts, recorded_end
 from ml_goodput_measurement._ledger.books import Books
-from ml_goodput_measurement._ledger.events import EventBatch
 from ml_goodput_measurement._ledger.facts import NEVER_NS, Facts
 from ml_goodput_measurement._ledger.intervals import Interval
 from ml_goodput_measurement._ledger.step_times import JobStepTimes
 from ml_goodput_measurement._ledger.windows import Life, Window, exclude
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, Piece
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger.events import EventBatch
 
 __all__ = ["PROCESS_GONE", "Ledger", "Summary", "Window", "is_silent", "summarize_attempts", "summarize_disruptions"]
 

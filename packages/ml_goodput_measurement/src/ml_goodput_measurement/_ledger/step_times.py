@@ -7,10 +7,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import sub
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ml_goodput_measurement._ledger.attempts import Attempts
 from ml_goodput_measurement._ledger.facts import NEVER_NS
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger.attempts import Attempts
 
 __all__ = ["JobStepTimes", "StepTimes", "median_of"]
 

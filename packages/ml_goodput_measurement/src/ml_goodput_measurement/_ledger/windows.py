@@ -6,12 +6,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 from ml_goodput_measurement._ledger.accounting import Account
 from ml_goodput_measurement._ledger.attempts import Attempts, recorded_end
-from ml_goodput_measurement._ledger.books import Books
-from ml_goodput_measurement._ledger.intervals import Interval
 from ml_goodput_measurement.partition import Bucket, Piece
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger.books import Books
+    from ml_goodput_measurement._ledger.intervals import Interval
 
 __all__ = ["Life", "Window", "exclude"]
 

@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import job_logger
@@ -17,7 +17,6 @@ from ml_diagnostics_common.texts import format_count, format_duration
 from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
 from ml_goodput_measurement._query.exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
 from ml_goodput_measurement._query.job_reader import DEFAULT_CACHE_DIR, JobReader
-from ml_goodput_measurement._query.payloads import UserLogger
 from ml_goodput_measurement._query.results import StepDeviations, badput, counted_ns, goodput_percent
 from ml_goodput_measurement._query.step_statistics import compute_step_deviation_from_baseline
 from ml_goodput_measurement._record.arguments import (
@@ -48,6 +47,9 @@ from ml_goodput_measurement.snapshot import (
     SliceEfficiency,
     Snapshot,
 )
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._query.payloads import UserLogger
 
 __all__ = ["ElasticGoodputCalculator", "GoodputCalculator"]
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import abc
 import datetime
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from ml_goodput_measurement._ledger import Summary
 from ml_goodput_measurement._query.results import counted_ns, goodput_percent
 from ml_goodput_measurement._record.arguments import nanoseconds
 from ml_goodput_measurement.exclusion_utils import normalize_intervals
-from ml_goodput_measurement.metric_details import UnproductiveTimeDict
 from ml_goodput_measurement.partition import Bucket
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger import Summary
+    from ml_goodput_measurement.metric_details import UnproductiveTimeDict
 
 __all__ = ["ExclusionInterval", "GoodputExclusion", "excluded_intervals"]
 

@@ -19,16 +19,15 @@ from ml_diagnostics_common.journal import is_open, writer_start_ns
 from ml_diagnostics_common.log_source import PATIENCE_SECONDS, Cloud, LogSource, notes_of
 from ml_diagnostics_common.processes import process_started_ns, start_mark
 
-from ml_goodput_measurement._ledger import Ledger
 from ml_goodput_measurement._ledger.recorders import Recorders
-from ml_goodput_measurement._ledger.writers import Writer
 from ml_goodput_measurement._query.payloads import OwnLogger, Payloads, UserLogger, UserLoggerReader, by_writer
 from ml_goodput_measurement._query.state_store import DEFAULT_CACHE_DIR, StateStore, checked_gcs_path, state_folder
 from ml_goodput_measurement._record.arguments import checked_name, retention_ns
 from ml_goodput_measurement.exceptions import NoGoodputError
 
 if TYPE_CHECKING:
-    pass
+    from ml_goodput_measurement._ledger import Ledger
+    from ml_goodput_measurement._ledger.writers import Writer
 
 __all__ = ["DEFAULT_CACHE_DIR", "JobReader", "state_path"]
 

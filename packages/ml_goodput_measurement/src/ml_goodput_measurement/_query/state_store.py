@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff, Retries
 from ml_diagnostics_common.exceptions import (
@@ -23,7 +23,6 @@ from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.storage import Storage, storage_for
 from ml_diagnostics_common.worker import call
 
-from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._query.saved_state import (
     FRONT_BYTES,
     SavedState,
@@ -36,6 +35,9 @@ from ml_goodput_measurement._query.saved_state import (
     save_state,
     saved_facts,
 )
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger.recorders import Recorders
 
 __all__ = ["StateStore", "checked_gcs_path"]
 
