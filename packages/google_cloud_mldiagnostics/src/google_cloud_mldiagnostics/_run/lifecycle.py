@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.guard import guarded_as, warn_once
@@ -27,12 +27,14 @@ from google_cloud_mldiagnostics._recording import device_values
 from google_cloud_mldiagnostics._run.termination import Termination
 from google_cloud_mldiagnostics._run_state import attempts
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run, set_active_run
-from google_cloud_mldiagnostics._run_state.registration import Registration
 from google_cloud_mldiagnostics._run_state.unreported_runs import warn_folder_failed
-from google_cloud_mldiagnostics.control_plane import Change, Resource
-from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.mlrun_types import RunPhase
+
+if TYPE_CHECKING:
+    from google_cloud_mldiagnostics._run_state.registration import Registration
+    from google_cloud_mldiagnostics.control_plane import Change, Resource
+    from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 
 __all__ = ["COLLECTED", "Lifecycle"]
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from google_cloud_mldiagnostics.mlrun_types import MLRun
-
 if TYPE_CHECKING:
     from google_cloud_mldiagnostics._recording.run_log import RunLog
     from google_cloud_mldiagnostics._run_state.registration import Registration
+    from google_cloud_mldiagnostics.mlrun_types import MLRun
 
 __all__ = ["ActiveRun", "active_run", "set_active_run"]
 

@@ -19,11 +19,12 @@ A FAILED of an attempt is never overwritten; another attempt makes the run ACTIV
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 
-from google_cloud_mldiagnostics.control_plane import Change, Resource
+if TYPE_CHECKING:
+    from google_cloud_mldiagnostics.control_plane import Change, Resource
 
 __all__ = [
     "END_NOT_RECORDED",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.process_hooks import import_clients
 from ml_diagnostics_common.texts import readable_id
 
-from google_cloud_mldiagnostics._identity import Workload
 from google_cloud_mldiagnostics.control_plane import Connection
-from google_cloud_mldiagnostics.mlrun_types import MLRun
+
+if TYPE_CHECKING:
+    from google_cloud_mldiagnostics._identity import Workload
+    from google_cloud_mldiagnostics.mlrun_types import MLRun
 
 __all__ = ["find_google", "find_self_hosted"]
 

@@ -7,9 +7,12 @@ run ACTIVE again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from google_cloud_mldiagnostics.control_plane import Change, ControlPlane, Resource
 from google_cloud_mldiagnostics.exceptions import RunExistsError, RunNotFoundError
+
+if TYPE_CHECKING:
+    from google_cloud_mldiagnostics.control_plane import Change, ControlPlane, Resource
 
 __all__ = [
     "LOCAL_FIELDS",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.processes import pid_namespace, start_mark
 
-from google_cloud_mldiagnostics._run_state.attempts import Member
+if TYPE_CHECKING:
+    from google_cloud_mldiagnostics._run_state.attempts import Member
 
 __all__ = ["is_alive", "is_visible", "own_mark"]
 

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import CredentialsError
@@ -25,12 +25,14 @@ from google_cloud_mldiagnostics._run_state.unreported_runs import (
     warn_end_not_reported,
     warn_not_reported,
 )
-from google_cloud_mldiagnostics.control_plane import Connection, DistantControlPlane, Resource
-from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneClientNotInitializedError,
     ControlPlaneError,
 )
+
+if TYPE_CHECKING:
+    from google_cloud_mldiagnostics.control_plane import Connection, DistantControlPlane, Resource
+    from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 
 __all__ = ["Registration"]
 
