@@ -59,6 +59,11 @@ def command_of(name: str) -> str:
     return path
 
 
+def run_in_shell(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = ["/bin/sh", "-c", script, "sh", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+
 @pytest.fixture(params=NAMES)
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Command]:
     """Each command, with data that it prints."""
@@ -126,6 +131,19 @@ def test_a_reader_that_closes_the_pipe_is_not_an_error(command: Command, argumen
     done = subprocess.run([*command.argv, *(arguments or command.table)], stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ()])
+def test_a_closed_standard_output_is_not_an_error(command: Command, arguments: tuple[str, ...]) -> None:
+    done = run_in_shell('exec "$@" >&-', *command.argv, *(arguments or command.table))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_with_a_closed_standard_error_no_error_is_printed_as_data(command: Command) -> None:
+    wrong = run_in_shell('exec "$@" 2>&-', *command.argv, "--nonsense")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    unknown = run_in_shell('exec "$@" 2>&-', *command.argv, *command.unknown)
+    assert (unknown.returncode, unknown.stdout) == (command.run(*command.unknown).returncode, "")
 
 
 @pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="the state of a process is not visible here")

@@ -244,6 +244,9 @@ def _prepare_process() -> None:
     import warnings
 
     gc.disable()  # No reference cycles here; collection takes up to a third of a command's time.
+    for name in ("stdout", "stderr"):  # None if the descriptor is closed, as by >&-; print() would then use the other.
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
     if not sys.warnoptions:  # Google's clients warn of old Pythons, which is not for users.
         warnings.simplefilter("ignore")
 
