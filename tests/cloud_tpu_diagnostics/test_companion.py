@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics._companion import CompanionSettings
+from cloud_tpu_diagnostics._companion import job as companion_job
 from cloud_tpu_diagnostics._companion import output as output_module
 from cloud_tpu_diagnostics._companion.main import LONGEST_END_SECONDS
 from cloud_tpu_diagnostics._companion.output import ConsoleOutput
+from cloud_tpu_diagnostics._companion.requests import UnansweredRequests
 from cloud_tpu_diagnostics._dumps.parser import parse_dumps
 from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID, SNAPSHOT
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader
 
-from ..waiting import LONG_SECONDS, is_alive, wait_until
+from ..waiting import LONG_SECONDS, is_alive, run_program, wait_until
 from .accompanied_jobs import Job, ending, of_kind, payloads
 
 HEADER = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every 600 seconds.\n"
@@ -424,3 +426,53 @@ def test_a_console_of_another_user_is_written_to_as_it_is_read(monkeypatch: pyte
     assert os.fstat(writer).st_rdev == Path(os.devnull).stat().st_rdev  # No reader waits for its end.
     os.close(reader)
     os.close(writer)
+
+
+def test_after_the_block_a_companion_does_not_wait_for_requests(trace: Path) -> None:
+    job = """
+import os, socket, sys, types
+from cloud_tpu_diagnostics._companion import CompanionSettings, main
+
+wait_readable, waits = main.wait_readable, []
+def counted(*arguments):
+    waits.append(arguments)
+    return wait_readable(*arguments)
+main.wait_readable = counted
+numbers = [end.detach() for end in (*socket.socketpair(), *socket.socketpair(), *socket.socketpair())]
+for number in numbers:
+    os.set_blocking(number, False)
+wakeups, writer, answers, _, timer, _ = numbers
+os.write(writer, b"\x0f")  # SIGTERM, which the job never reads.
+settings = CompanionSettings(interval_seconds=600, trace_path=sys.argv[1], is_shipped=False, is_end_recorded=True)
+parent = types.SimpleNamespace(
+    settings=settings._asdict(), pid=os.getppid(), job=None, is_open=False, descriptor=None, forward_logs=None,
+    descriptors={"wakeups": wakeups, "answers": answers, "timer": timer}, log=print,
+    receive=lambda: [{"kind": "left", "how": "clean", "exception": None, "exit_code": None}])
+main.Companion(parent).run()
+print(len(waits) < 100)
+"""
+    assert run_program(job, trace) == "True\n"
+
+
+def test_an_unread_signal_other_than_a_request_does_not_make_it_spin() -> None:
+    reader, writer = socket.socketpair()
+    answers, _ = ends = socket.socketpair()
+    answers.setblocking(False)
+    numbers = {"wakeups": reader.detach(), "answers": answers.fileno()}
+    requests = UnansweredRequests(numbers, companion_job.Job(os.getpid(), None), signal.SIGUSR1)
+    states: list[tuple[bool, int | None]] = []
+
+    def step() -> None:
+        states.append((requests.step(0.0) is None, requests.descriptor))
+
+    step()
+    writer.send(bytes([signal.SIGTERM]))
+    step()
+    os.read(numbers["wakeups"], 10)
+    step()
+    writer.close()
+    step()
+    assert states == [(True, numbers["wakeups"]), (False, None), (True, numbers["wakeups"]), (True, None)]
+    requests._wakeups.close()
+    for end in ends:
+        end.close()

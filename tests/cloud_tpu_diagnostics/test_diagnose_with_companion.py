@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,43 @@ def test_a_backend_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "nowhere")
     _, _, err = run("with diagnostic.diagnose(config(cloud=True)): output('in')", tmp_path / "d")
     assert "ConfigurationError: ML_DIAGNOSTICS_BACKEND is 'nowhere'" in err
+
+
+_READS_OF_A_BUSY_LOOP = 3000
+"""In a second it reads some 20,000 times; at its end a companion reads some hundreds of times, to import modules."""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os.closerange(3, 4096); time.sleep(2); os._exit(0)",
+        "os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(2)'])",
+    ],
+)
+def test_a_companion_does_not_spin_once_the_job_has_closed_its_descriptors(tmp_path: Path, end: str) -> None:
+    job = Job(
+        _COMPANION
+        + f"""
+with diagnostic.diagnose(config(cloud=True)):
+    output(companion())
+    input()
+    {end}
+""",
+        tmp_path / "d",
+    )
+    counts = Path(f"/proc/{job.line()}/io")
+
+    def reads() -> int | None:
+        """Return how often it has read; None once it has ended."""
+        try:
+            return int(counts.read_text().split()[5])
+        except (FileNotFoundError, ProcessLookupError, PermissionError, IndexError):
+            return None
+
+    before = reads()
+    assert before is not None, "this kernel does not count reads"
+    job.go_on()
+    while (now := reads()) is not None:
+        assert now - before < _READS_OF_A_BUSY_LOOP
+        time.sleep(0.01)
+    job.end()

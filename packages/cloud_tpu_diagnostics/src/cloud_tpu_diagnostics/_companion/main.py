@@ -117,7 +117,9 @@ class Companion:
         if self._left_at is not None:
             seconds.append(0.1)
         parent = self._parent.descriptor if self._parent.is_open else None
-        request = self._requests.descriptor if self._requests is not None else None
+        # A request that arrives after the block was left stays unread, so a wait for it would return at once each time.
+        requests = self._requests if self._left_at is None else None
+        request = requests.descriptor if requests is not None else None
         if parent in wait_readable([self._timer, self._job.descriptor, parent, request], min(seconds)):
             self._receive()
 

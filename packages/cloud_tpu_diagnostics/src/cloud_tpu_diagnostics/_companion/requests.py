@@ -45,11 +45,19 @@ class UnansweredRequests:
         """The number of requests that were unread in the last step."""
         self._dumped = 0
         """The number of these for which faulthandler has already been signalled."""
+        self._has_unread = False
+        """True if any bytes were unread in the last step, such as those of SIGTERM."""
+        self._is_closed = False
+        """True once the job has closed the other end, or has replaced itself by another program (execve)."""
 
     @property
     def descriptor(self) -> int | None:
-        """The descriptor that the next request makes readable; None while `step` must be called again anyway."""
-        return None if self._waiting else self._wakeups.fileno()
+        """The descriptor that the next request makes readable.
+
+        None while `step` must be called again anyway, and once there will be no more requests: unread bytes and the
+        end of the stream stay readable, so a wait for them would return at once each time.
+        """
+        return None if self._has_unread or self._is_closed else self._wakeups.fileno()
 
     def step(self, now: float) -> float | None:
         """Check for unanswered requests, and signal faulthandler if it is time.
@@ -65,7 +73,7 @@ class UnansweredRequests:
         if has_answered or not self._waiting:
             self._dumped = 0
         if self._waiting <= self._dumped:
-            return _RECHECK_SECONDS if self._waiting else None
+            return _RECHECK_SECONDS if self._has_unread else None
         if has_answered or before <= self._dumped:
             self._silence.start(now)
         if self._silence.is_stuck(now):
@@ -81,10 +89,12 @@ class UnansweredRequests:
             return False
 
     def _unread(self) -> int:
+        self._has_unread = False
         try:
             data = self._wakeups.recv(_MOST_BYTES, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
         except OSError:
             return 0
+        self._has_unread, self._is_closed = bool(data), not data
         requests = data.count(FAULTHANDLER_DUMP)
         if not requests:
             first_real_time = getattr(signal, "SIGRTMIN", signal.NSIG)
