@@ -129,6 +129,33 @@ print(os.waitpid(pid, 0)[1], received.empty())
     assert out == "0 True\n"
 
 
+def test_a_child_that_another_thread_forks_does_not_report_its_signals_to_the_parent() -> None:
+    out = _run(
+        """
+wakeups = signal_wakeups.subscribe(receive)
+def fork():
+    signal_wakeups.in_main_thread(wakeups.install)  # It waits until the main thread executes Python.
+    pid = os.fork()
+    if not pid:
+        signal.raise_signal(signal.SIGUSR1)  # The child's main thread is this one: it makes the call that waits.
+        for _ in range(1000):
+            pass
+        signal.raise_signal(signal.SIGUSR1)
+        os._exit(signal.set_wakeup_fd(-1) != -1)
+    print(os.waitpid(pid, 0)[1])
+    os.close(write)
+read, write = os.pipe()
+libc = ctypes.CDLL(None)
+buffer = ctypes.create_string_buffer(1)
+threading.Thread(target=fork).start()
+libc.read(read, buffer, 1)  # In native code, without the GIL, until the pipe is closed.
+signal.raise_signal(signal.SIGUSR2)
+print(get(), received.empty())
+"""
+    )
+    assert out == "0\n12 True\n"
+
+
 @pytest.mark.parametrize("blocks", ["while not done: time.sleep(0.001)", "while not done: pass"])
 def test_what_is_for_the_main_thread_is_called_there(blocks: str) -> None:
     out = _run(

@@ -43,6 +43,7 @@ class SignalWakeups:
     """The wake-up descriptor of this process, and the thread that reads it."""
 
     def __init__(self) -> None:
+        self._owner = os.getpid()
         ours, theirs = _socket.socketpair()
         # A socket, since another process may read it without consuming anything (MSG_PEEK).
         self._read, self._write = (Descriptor(with_high_number(end.detach())) for end in (ours, theirs))
@@ -73,11 +74,13 @@ class SignalWakeups:
     def install(self) -> bool:
         """Set this as the wake-up descriptor, in the main thread; the one that was set before still receives all.
 
+        A forked child never sets it, although it may have inherited this call: its signals would reach its parent.
+
         Returns:
             True if it was set already.
         """
         number = self.writer
-        if number is None or self._is_over:
+        if number is None or self._is_over or os.getpid() != self._owner:
             return False
         before = signal.set_wakeup_fd(number, warn_on_full_buffer=False)
         if before != number:
