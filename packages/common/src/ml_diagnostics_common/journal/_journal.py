@@ -152,6 +152,7 @@ class Journal:
         self._reported_drops: dict[str, int] = {}
         self._written_at_last_check = self._written_at_open = 0
         self._sync_task: Task | None = None
+        self._is_write_queued = False  # A `_write_queued` that has not started writes every line that is held now.
 
     def append_text(self, now: str, payload_json: str, timestamp: str | None = None) -> None:
         """Append an entry with a payload that is JSON already: the hot path.
@@ -422,9 +423,19 @@ class Journal:
 
     def _wake_thread(self) -> bool:
         """Have the thread write what is held; return False if no thread can run any more: the interpreter exits."""
-        return self._queue.pending_count() > 1 or self._queue.put(self._write_queued)
+        if self._is_write_queued:
+            return True
+        is_put = False
+        try:
+            self._is_write_queued = True  # Before `put`: the thread may clear it at once.
+            is_put = self._queue.put(self._write_queued)
+        finally:  # Also if a signal handler raises.
+            if not is_put:
+                self._is_write_queued = False
+        return is_put
 
     def _write_queued(self) -> None:
+        self._is_write_queued = False  # First: a line that is held from here on needs another write.
         self._write_slowly(self._clock_ns())
         while self._held:
             time.sleep(_RETRY_EVERY_NS / 1e9)
