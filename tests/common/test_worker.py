@@ -6,6 +6,7 @@ import _thread
 import functools
 import math
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -238,6 +239,31 @@ def test_what_recurs_is_called_at_the_start_after_each_function_and_when_it_is_d
     worker.stop()
     assert worker.wait(LONG_SECONDS)
     assert len(ticks) >= 6
+
+
+@pytest.mark.parametrize(("returned", "waited"), [(7.0, 7.0), (0.0, 1.0), (None, 60.0)])
+def test_a_tick_that_fails_is_called_again_after_its_last_interval(
+    monkeypatch: pytest.MonkeyPatch, returned: float | None, waited: float
+) -> None:
+    results = iter([returned] if returned is not None else [])
+    waits: list[float] = []
+
+    def tick() -> float | None:
+        return next(results)
+
+    worker = Worker("test", tick)
+
+    class Inbox(queue.SimpleQueue[Callable[[], object]]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Callable[[], object]:
+            waits.append(math.inf if timeout is None else timeout)
+            if len(waits) == 3:
+                worker.stop()
+            raise queue.Empty
+
+    monkeypatch.setattr(worker, "_inbox", Inbox())
+    assert worker.start()
+    assert worker.wait(LONG_SECONDS)
+    assert waits[-2:] == [waited, waited]
 
 
 def test_an_idle_worker_ends_and_starts_again() -> None:

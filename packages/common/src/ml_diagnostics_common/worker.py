@@ -36,6 +36,9 @@ _POLL_SECONDS = 0.005
 
 _MOST_THREADS = 32
 
+_RETRY_SECONDS = 60.0
+_SHORTEST_RETRY_SECONDS = 1.0  # A tick that is due at once and fails again and again must not use a whole core.
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -220,7 +223,7 @@ class Worker:
     Args:
         name: The thread's name; errors are counted and logged under it.
         tick: Called in the thread at its start, after each function, and again after as many seconds as it returns;
-            None: not before the next function.
+            None: not before the next function. If it fails it is called again after the last such time, or a minute.
         limit: How many functions may wait.
         idle_seconds: The thread ends after so many seconds in which there was nothing to do; the next function starts
             another.
@@ -306,9 +309,12 @@ class Worker:
 
     def _run(self) -> None:
         self._thread_ident = _thread.get_ident()
+        retry_seconds = _RETRY_SECONDS
         try:
             while not self._is_stopped:
-                seconds = self.attempt(self._tick)
+                seconds = self.attempt(self._tick, retry_seconds)
+                if seconds is not None:
+                    retry_seconds = max(_SHORTEST_RETRY_SECONDS, seconds)
                 if not self._take(self._idle_seconds if seconds is None else max(0.0, seconds)) and seconds is None:
                     break
         finally:
@@ -329,8 +335,12 @@ class Worker:
             self._pending.popleft()
         return True
 
-    def attempt(self, function: Callable[[], _Result | None]) -> _Result | None:
-        """Call a function in this thread; an Exception is counted, and logged once of each kind."""
+    def attempt(self, function: Callable[[], _Result | None], if_failed: _Result | None = None) -> _Result | None:
+        """Call a function in this thread; an Exception is counted, and logged once of each kind.
+
+        Returns:
+            What the function returns, or `if_failed`.
+        """
         try:
             return function()
         except Exception as error:
@@ -343,7 +353,7 @@ class Worker:
                 type(error).__name__,
                 error,
             )
-            return None
+            return if_failed
 
 
 def _nothing() -> None:
