@@ -45,3 +45,23 @@ def test_the_page_of_a_package_names_its_modules_and_no_others(package: str) -> 
     assert missing == set()
     modules = {path.stem for path in source.glob("*.py")} | {path.parent.name for path in source.glob("*/__init__.py")}
     assert modules - {name.split("/")[0] for name in names} <= {"__init__", "__main__", "_version"}
+
+
+def test_the_page_for_newcomers_names_modules_that_exist() -> None:
+    page = (EXPLANATION / "architecture.md").read_text(encoding="utf-8")
+    table = page[page.index("## Where do I add ...") :]
+    sources = [source for package in PACKAGES for source in (package / "src").iterdir() if source.is_dir()]
+    code = "\n".join(path.read_text(encoding="utf-8") for source in sources for path in source.rglob("*.py"))
+    for name in re.findall(r"`([\w/.]+)`", table):
+        module, _, attribute = name.partition(".")
+        if name.startswith("tests/"):
+            assert (ROOT / name).is_file(), name
+        elif attribute or "/" in name:
+            found = [source / f"{module}.py" for source in sources] + [
+                source / module / "__init__.py" for source in sources
+            ]
+            texts = [path.read_text(encoding="utf-8") for path in found if path.is_file()]
+            assert any(re.search(rf"\b{attribute}\b", text) for text in texts), name
+        else:
+            is_module = any((source / f"{name}.py").is_file() or (source / name).is_dir() for source in sources)
+            assert is_module or re.search(rf"\b(class|def) {name}\b|\b{name}[:=]", code), name
