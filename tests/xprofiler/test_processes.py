@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.command.console import Console
-from ml_diagnostics_common.command.errors import CommandError, NotFoundError, TimedOutError
-from xprofiler.gcloud.processes import Programs
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError, NotPermittedError, TimedOutError
+from ml_diagnostics_common.failures import Kind
+from xprofiler.gcloud.kubectl import error_of
+from xprofiler.gcloud.processes import Finished, Programs
 
 from ..waiting import wait_until
 
@@ -163,3 +165,32 @@ def _assert_ended(folder: Path) -> None:
             return False
 
     wait_until(is_gone)
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind"),
+    [
+        ("error: open /root/.kube/config: permission denied", CommandError),
+        ('exec: "python3": permission denied', CommandError),
+        ('Error from server (Forbidden): pods is forbidden: User "me" cannot list resource', NotPermittedError),
+        ("error: You must be logged in to the server (Unauthorized)", NotPermittedError),
+        ('Error from server (NotFound): pods "x" not found', NotFoundError),
+    ],
+)
+def test_kubectl_without_access_to_a_file_is_not_refused_by_the_cluster(errors: str, kind: type[CommandError]) -> None:
+    error = error_of(Finished(1, b"", errors.encode()), "find the pods")
+    assert type(error) is kind
+    assert ("kubectl auth whoami" in str(error)) is (kind is NotPermittedError)
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind"),
+    [
+        ("ERROR: (gcloud) Required 'compute.instances.delete' permission for 'projects/p'", Kind.REFUSED),
+        ("ERROR: (gcloud) You do not currently have an active account selected.", Kind.REFUSED),
+        ("ERROR: (gcloud) Invalid value: name=*HERE*(", Kind.INVALID),
+        ("ERROR: (gcloud) Some requests did not succeed", None),
+    ],
+)
+def test_failures_of_gcloud_are_recognized_by_its_messages(errors: str, kind: Kind | None) -> None:
+    assert Finished(1, b"", errors.encode()).failure("gcloud") is kind

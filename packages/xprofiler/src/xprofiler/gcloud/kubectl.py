@@ -121,5 +121,6 @@ def error_of(ended: Finished, what: str) -> CommandError:
     """
     lines = ended.complaint.splitlines()
     message = "\n".join(line for line in lines if not _KLOG.match(line)) or ended.complaint
-    advice = _ADVICE.get(ended.failure, "")
-    return class_of_kind(ended.failure)(f"kubectl could not {what}: {message}{advice}")
+    failure = ended.failure("kubectl")
+    advice = _ADVICE.get(failure, "")
+    return class_of_kind(failure)(f"kubectl could not {what}: {message}{advice}")

@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Final, NamedTuple, TypeAlias
+from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, NotFoundError, TimedOutError
@@ -40,14 +40,19 @@ _INSTALL = {
 }
 
 
-# What gcloud and kubectl write to standard error.
-_COMPLAINTS: Final = (
-    (Kind.INVALID, r"\*HERE\*"),  # gcloud's mark at a syntax error in a filter.
-    (Kind.REFUSED, r"\(Forbidden\)|\(Unauthorized\)|must be logged in|executable gke-gcloud-auth-plugin"),
-    (Kind.REFUSED, r"permission|PERMISSION_DENIED|active account|gcloud auth login"),
-    (Kind.MISSING, r"\(NotFound\)|context was not found|does not have a resource type"),
-    (Kind.UNREACHABLE, r"connection to the server \S+ was refused|Unable to connect|current-context is not set"),
-)
+# What each program writes to standard error. gcloud's patterns are too loose for kubectl, which reports every file that
+# it may not read, too.
+_COMPLAINTS: Final = {
+    "gcloud": (
+        (Kind.INVALID, r"\*HERE\*"),  # The mark at a syntax error in a filter.
+        (Kind.REFUSED, r"permission|PERMISSION_DENIED|active account|gcloud auth login"),
+    ),
+    "kubectl": (
+        (Kind.REFUSED, r"\(Forbidden\)|\(Unauthorized\)|must be logged in|executable gke-gcloud-auth-plugin"),
+        (Kind.MISSING, r"\(NotFound\)|context was not found|does not have a resource type"),
+        (Kind.UNREACHABLE, r"connection to the server \S+ was refused|Unable to connect|current-context is not set"),
+    ),
+}
 
 
 class Finished(NamedTuple):
@@ -69,10 +74,9 @@ class Finished(NamedTuple):
         lines = self.errors.decode("utf-8", "replace").strip().splitlines()
         return "\n".join(lines[-_SHOWN_LINES:]) or f"exit code {self.exit_code}, without a message"
 
-    @property
-    def failure(self) -> Kind | None:
-        """The kind of failure of gcloud or kubectl, by its messages; None if they do not show it."""
-        return next((kind for kind, pattern in _COMPLAINTS if re.search(pattern, self.complaint)), None)
+    def failure(self, program: Literal["gcloud", "kubectl"]) -> Kind | None:
+        """Return the kind of failure of a program, by its messages; None if they do not show it."""
+        return next((kind for kind, pattern in _COMPLAINTS[program] if re.search(pattern, self.complaint)), None)
 
 
 class Programs:

@@ -86,7 +86,8 @@ class ViewersByGcloud:
         with Programs(self._console) as programs:
             ended = programs.run(argv)
         if ended.exit_code:
-            error = UsageError if ended.failure is Kind.INVALID else class_of_kind(ended.failure)
+            failure = ended.failure("gcloud")
+            error = UsageError if failure is Kind.INVALID else class_of_kind(failure)
             raise error(f"gcloud could not {doing}: {ended.complaint}")
         return ended.output
 
