@@ -145,6 +145,30 @@ def test_the_newest_pages_of_a_query_are_in_order_and_the_cut_is_reported(
         assert (read(source), notes_of([source])) == (list(expected), notes)
 
 
+def test_the_newest_pages_before_a_failure_are_yielded(
+    server: CloudLoggingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "PAGE_SIZE", 3)
+    write(tmp_path, 0, 20)
+    ship(server, read_all(tmp_path))
+    server.faults.script([None, None, Status(403)], on="list")
+    cloud = Cloud()
+    newest = [Query("jsonPayload.n>=0", newest_pages=4, note_if_cut="only some")]
+    source = LogSource(LOG, root=tmp_path / "elsewhere", cloud=cloud, queries=newest)
+    assert read(source) == list(range(14, 20))
+    assert notes_of([source]) == [f"Cloud Logging could not be read to the end: {cloud.failure}"]
+
+
+def test_a_cut_costs_no_request(server: CloudLoggingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "PAGE_SIZE", 3)
+    write(tmp_path, 0, 20)
+    ship(server, read_all(tmp_path))
+    newest = [Query("jsonPayload.n>=0", newest_pages=2, note_if_cut="only some")]
+    source = LogSource(LOG, root=tmp_path / "elsewhere", cloud=Cloud(), queries=newest)
+    assert read(source) == list(range(14, 20))
+    assert (notes_of([source]), lists(server)) == (["only some"], 2)
+
+
 def test_entries_that_cannot_be_decoded_are_counted_once_in_one_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

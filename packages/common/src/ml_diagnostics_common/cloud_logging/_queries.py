@@ -148,7 +148,7 @@ class QueryReader:
         pages: Requests the pages.
         filter_: The whole filter.
         newest_pages: Read only so many pages, the newest; 0 reads all.
-        on_cut: Called if there are more pages than that, which costs one more request.
+        on_cut: Called if there are more pages than that.
     """
 
     def __init__(
@@ -158,17 +158,25 @@ class QueryReader:
         self._newest_pages, self._on_cut = newest_pages, on_cut
 
     def read_new(self) -> Iterator[list[LogEntry]]:
-        """Yield the entries in the order of time; those of `newest_pages` when all of these have been read."""
+        """Yield the entries in the order of time; those of `newest_pages` after the last, or a failure."""
         if not self._newest_pages:
             yield from filter(None, (page.entries for page in self._pages.pages(self._filter)))
             return
         pages = self._pages.pages(self._filter, newest_first=True)
-        newest = [page.entries for page in itertools.islice(pages, self._newest_pages)]
-        if self._on_cut is not None and any(page.entries for page in itertools.islice(pages, 1)):
+        newest: list[Page] = []
+        failure: TransportError | None = None
+        try:
+            for page in itertools.islice(pages, self._newest_pages):
+                newest.append(page)  # A list() of them would lose the pages before a failure.
+        except TransportError as error:
+            failure = error
+        if self._on_cut is not None and failure is None and newest[-1].next_page_token:
             self._on_cut()
-        for entries in reversed(newest):
-            if entries:
-                yield entries[::-1]
+        for page in reversed(newest):
+            if page.entries:
+                yield page.entries[::-1]
+        if failure is not None:
+            raise failure
 
     def position(self) -> dict[str, Any]:
         """Return nothing: a query is not continued."""
