@@ -349,6 +349,15 @@ def test_the_quota_is_kept(server: CloudLoggingServer, transport: LoggingTranspo
     assert all(later - earlier >= 60 for earlier, later in zip(times, times[5:], strict=False))
 
 
+def test_a_wait_for_the_quota_does_not_use_up_the_patience(
+    server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
+) -> None:
+    server.write([ours(n, NOW + n) for n in range(1500)], log_id="log")
+    server.faults.script([None, Status(503)], on="list")
+    assert steps(reader(transport, clock, requests_per_minute=1, patience_seconds=30)) == list(range(1500))
+    assert sum(clock.slept) > 60
+
+
 def test_a_page_with_nothing_in_it_is_not_the_end(transport: LoggingTransport, clock: Clock) -> None:
     """The service answers empty pages with a token while it searches."""
     with CloudLoggingServer(clock=clock.seconds, scan_limit=100) as slow:

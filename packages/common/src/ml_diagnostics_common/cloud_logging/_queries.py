@@ -38,7 +38,8 @@ class PageReader:
         transport: The connection to Cloud Logging.
         budget: Limits requests; shared by the readers of one project. None limits this reader alone to 50 a minute.
         timeout_seconds: The deadline of one request.
-        patience_seconds: How long requests for one page may fail before the read gives up.
+        patience_seconds: How long requests for one page may fail before the read gives up; waits for the budget do not
+            count.
         clock: Monotonic clock, seconds.
         sleep: Waits a number of seconds.
 
@@ -112,7 +113,9 @@ class PageReader:
         )
 
         def list_page() -> Page:
+            nonlocal deadline
             waited = self._budget.spend()
+            deadline += waited
             if waited > 1:
                 _logger.info("waited %.0f s: reading Cloud Logging keeps to the project's quota", waited)
             try:
