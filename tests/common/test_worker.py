@@ -117,6 +117,26 @@ def test_without_threads_parallel_calls_are_made_one_after_the_other(monkeypatch
     assert in_parallel(abs, [-1, -2]) == [1, 2]
 
 
+def test_a_parallel_call_that_exits_is_raised_where_its_result_is_waited_for() -> None:
+    def exit_once(number: int) -> int:
+        if number == 1:
+            raise SystemExit(3)
+        return number
+
+    raised: list[BaseException] = []
+
+    def run_all() -> None:
+        try:
+            in_parallel(exit_once, range(3), 1)
+        except SystemExit as error:
+            raised.append(error)
+
+    task = start(run_all, "test")
+    assert task is not None
+    assert task.wait(LONG_SECONDS)
+    assert [error.args for error in raised] == [(3,)]
+
+
 # --- Intervals --------------------------------------------------------------------------------------------
 
 
@@ -195,6 +215,22 @@ def test_a_function_that_fails_costs_no_other() -> None:
     worker.put(lambda: calls.append(1))
     assert worker.drain(LONG_SECONDS)
     assert calls == [1]
+    worker.stop()
+
+
+def test_a_function_that_exits_costs_no_other() -> None:
+    worker, gate, calls = Worker("test"), threading.Event(), threading.Event()
+
+    def exit_thread() -> None:
+        gate.wait(LONG_SECONDS)
+        raise SystemExit(3)
+
+    worker.put(exit_thread)
+    worker.put(calls.set)
+    gate.set()
+    assert calls.wait(LONG_SECONDS)
+    assert worker.drain(LONG_SECONDS)
+    assert worker.pending_count() == 0
     worker.stop()
 
 

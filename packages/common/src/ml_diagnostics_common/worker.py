@@ -143,15 +143,18 @@ def in_parallel(
     """Call a function with each item in daemon threads, so that Ctrl-C does not wait for them.
 
     Returns:
-        The result of each call, or the exception that it raised, in the order of the items.
+        The result of each call, or the Exception that it raised, in the order of the items.
+
+    Raises:
+        BaseException: What a call raised that is no Exception, such as SystemExit; the others are not waited for.
     """
     waiting: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, _Result | Exception]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
     for numbered in enumerate(items):
         waiting.put(numbered)
     count = waiting.qsize()
 
-    def work() -> None:
+    def work(caught: type[BaseException]) -> None:
         while True:
             try:
                 number, item = waiting.get_nowait()
@@ -159,13 +162,19 @@ def in_parallel(
                 return
             try:
                 done.put((number, function(item)))
-            except Exception as error:
+            except caught as error:
                 done.put((number, error))
 
-    tasks = [start(work, "in-parallel") for _ in range(min(most_threads, count))]
+    # Each call in a thread has a result, since the caller waits for it; in the caller itself Ctrl-C ends them all.
+    tasks = [start(lambda: work(BaseException), "in-parallel") for _ in range(min(most_threads, count))]
     if not any(tasks):  # There can be no more threads.
-        work()
-    found = dict(done.get() for _ in range(count))
+        work(Exception)
+    found: dict[int, _Result | Exception] = {}
+    while len(found) < count:
+        number, result = done.get()
+        if isinstance(result, BaseException) and not isinstance(result, Exception):
+            raise result
+        found[number] = result
     return [found[number] for number in range(count)]
 
 
@@ -320,8 +329,8 @@ class Worker:
         finally:
             self._thread_ident = 0
             self._running.release()
-        if not self._inbox.empty():  # Put after the last check.
-            self.start()
+            if not self._inbox.empty():  # Put after the last check, or behind a function that raised SystemExit.
+                self.start()
 
     def _take(self, timeout_seconds: float) -> bool:
         """Wait for a function, and call it; return False if none was put in that time."""
@@ -330,9 +339,11 @@ class Worker:
         except queue.Empty:
             return False
         if not self._is_stopped:
-            self.attempt(function)
-            del function  # While it is still pending: it may hold the memory of a device.
-            self._pending.popleft()
+            try:
+                self.attempt(function)
+            finally:
+                del function  # While it is still pending: it may hold the memory of a device.
+                self._pending.popleft()
         return True
 
     def attempt(self, function: Callable[[], _Result | None], if_failed: _Result | None = None) -> _Result | None:
