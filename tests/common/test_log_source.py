@@ -208,6 +208,21 @@ def test_without_a_cloud_the_journal_is_read_without_a_note(tmp_path: Path, monk
     assert f"not Cloud Logging, because {cloud.absence}" in source.searched()
 
 
+@pytest.mark.usefixtures("_no_cloud")
+def test_a_cloud_that_is_found_later_repeats_nothing(
+    cloud_logging_server: CloudLoggingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 0, 3)
+    write(tmp_path / "elsewhere", 3, 5)
+    ship(cloud_logging_server, read_all(tmp_path) + read_all(tmp_path / "elsewhere"))
+    cloud = Cloud()
+    cloud.pause_seconds = 0.0
+    source = LogSource(LOG, root=tmp_path, cloud=cloud)
+    assert (read(source), lists(cloud_logging_server)) == ([0, 1, 2], 0)
+    use(cloud_logging_server, monkeypatch)
+    assert read(source) == [3, 4]
+
+
 def test_the_backend_decides_whether_there_is_a_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
     assert Cloud.configured() is None

@@ -237,12 +237,14 @@ class LogSource:
         Args:
             local_only: True to send no request to Cloud Logging.
         """
-        if self._cloud is None or not self._cloud.is_found():
+        if self._cloud is None:
             return self._journal.read_new()
-        if not local_only and not self._cloud.is_paused():
+        is_requested = self._cloud.is_found() and not local_only
+        if is_requested and not self._cloud.is_paused():
             self._cloud.failure = None
         for part in self._parts:
-            part.is_requested = not local_only
+            part.is_requested = is_requested
+        # Also while no cloud is found: the union remembers what a cloud that is found later must not repeat.
         return self._union.read_new()
 
     def position(self) -> dict[str, Any]:
