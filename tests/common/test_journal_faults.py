@@ -534,27 +534,60 @@ def test_a_network_filesystem_that_hangs_delays_no_caller_and_uses_bounded_memor
     assert reported_losses(entries) == {"queue_full": 20 - statistics.held}
 
 
-def test_a_network_filesystems_thread_releases_an_unused_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "_IDLE_SECONDS", 0.01)
+def test_a_network_filesystems_thread_releases_an_unused_journal_and_ends(tmp_path: Path) -> None:
     journal = new_journal(tmp_path, queued=True)
-    for n in range(5):  # The thread ends in between, and starts again.
+    for n in range(5):
         journal.append({"n": n})
         assert journal.flush(10.0)
-        assert journal._queue.wait(10.0)
     assert numbers(read_all(tmp_path)) == list(range(5))
-    forgotten = weakref.ref(journal)
+    forgotten, thread = weakref.ref(journal), journal._queue
+    assert not thread.wait(0)
     del journal
     wait_until(lambda: forgotten() is None)
+    assert thread.wait(10.0)
 
 
-def test_a_network_filesystem_is_written_by_the_caller_when_there_can_be_no_thread(
+def test_a_network_filesystem_is_never_written_by_the_caller_also_when_there_can_be_no_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "start", lambda *_: None)  # As at the interpreter's end.
     journal = new_journal(tmp_path, queued=True)
-    journal.append({"n": 0})
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "start", lambda *_: None)  # As at the interpreter's end.
+        journal.append({"n": 0})
+        assert not journal.flush(10.0)
+        assert not journal.folder.exists()
+        assert journal.statistics().held == 1
+    journal.append({"n": 1})
+    assert journal.flush(10.0)
+    assert numbers(read_all(tmp_path)) == [0, 1]
+
+
+def test_a_network_filesystem_that_hangs_at_the_exit_delays_it_a_bounded_time(tmp_path: Path) -> None:
+    script = f"""
+import _thread, atexit, os, pathlib, sys, threading
+from ml_diagnostics_common.journal import Journal, _journal
+
+journal = Journal({LOG!r}, root=pathlib.Path(sys.argv[1]), labels={{}}, queued=True)
+journal.append({{"n": 0}})
+assert journal.flush(30)
+assert not journal._queue.wait(1.5)  # Its thread does not end for lack of work.
+
+def refuse(*_):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+def hang(*_):
+    assert threading.current_thread() is not threading.main_thread()
+    threading.Event().wait()
+
+def record():
+    _thread.start_new_thread = refuse  # As in Python 3.12 and later.
+    _journal._write = hang
+    journal.append({{"n": 1}})
+
+atexit.register(record)
+"""
+    ended = run_python(script, tmp_path)
+    assert "1 of its entries are lost" in ended.stderr
     assert numbers(read_all(tmp_path)) == [0]
 
 

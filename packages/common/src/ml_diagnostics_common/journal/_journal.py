@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
@@ -33,7 +34,6 @@ _WRITE_BYTES = 2**20
 _RETRY_EVERY_NS = 1_000_000_000
 _CHECK_EVERY_NS = 5_000_000_000
 _SETTING_BACK_NS = 1_000_000_000
-_IDLE_SECONDS = 1.0  # The thread of an idle journal ends after it.
 _NEVER = ""  # No stamp is smaller: every append takes the slow path.
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASONS = {
@@ -116,7 +116,10 @@ class Journal:
         self._root = root
         self._cap = cap or JournalCap(root)
         self._about_pid = about_pid
-        self._queue = Worker("ml-diagnostics-journal", idle_seconds=_IDLE_SECONDS)
+        # Its thread, once started, waits for the exit, where Python 3.12 and later start no other. It refers to the
+        # journal only while lines are to be written, and ends when the journal is deleted.
+        self._queue = Worker("ml-diagnostics-journal")
+        weakref.finalize(self, self._queue.stop).atexit = False
         self._start_writer()
         add_journal(self)
 
@@ -230,8 +233,9 @@ class Journal:
         """Write what is held, if the file can be written to; return True if nothing is held any more."""
         if not self._held:
             return True
-        if self._is_queued() and self._wake_thread():
-            self._queue.drain(timeout_seconds)
+        if self._is_queued():
+            if self._wake_thread():
+                self._queue.drain(timeout_seconds)
         else:
             self._retry_at_ns = 0
             self._write_slowly(self._clock_ns())
@@ -267,7 +271,9 @@ class Journal:
 
     def _append_slowly(self, now: str, line: bytes) -> None:
         self._hold(line)
-        if not (self._is_queued() and self._wake_thread()):
+        if self._is_queued():
+            self._wake_thread()
+        else:
             self._write_slowly(int(now))
 
     def _hold(self, line: bytes) -> None:
@@ -406,7 +412,8 @@ class Journal:
             error,
         )
 
-    # On a network filesystem a write may take seconds: a thread does all of them.
+    # On a network filesystem a write may take seconds, or for ever: a thread does all of them. Where there can be no
+    # thread the lines are held, and counted at the exit.
 
     def _is_queued(self) -> bool:
         if self._queued is None:
