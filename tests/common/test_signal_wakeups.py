@@ -19,6 +19,11 @@ def get():
     return received.get(timeout=20)
 signal.signal(signal.SIGUSR1, lambda *_: None)
 signal.signal(signal.SIGUSR2, lambda *_: None)
+def wait_for_end_of_thread():
+    deadline = time.monotonic() + 20
+    while threading.active_count() > 1 or any(each != threading.get_ident() for each in sys._current_frames()):
+        assert time.monotonic() < deadline, "the thread polls a closed socket"
+        time.sleep(0.01)
 """
 
 
@@ -224,14 +229,54 @@ def test_a_writer_that_the_program_closes_ends_the_thread() -> None:
         """
 wakeups = signal_wakeups.subscribe(receive)
 os.close(wakeups.writer)
-deadline = time.monotonic() + 20
-while threading.active_count() > 1 or any(each != threading.get_ident() for each in sys._current_frames()):
-    assert time.monotonic() < deadline, "the thread polls a closed socket"
-    time.sleep(0.01)
+wait_for_end_of_thread()
 print("ended")
 """
     )
     assert out == "ended\n"
+
+
+def test_after_the_program_has_closed_it_signals_write_to_no_file_of_the_program(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint"
+    out = _run(
+        f"""
+wakeups = signal_wakeups.subscribe(receive)
+number = wakeups.writer
+while wakeups.thread_ident is None:
+    time.sleep(0.001)
+os.closerange(3, 1024)
+wait_for_end_of_thread()
+for _ in range(1000):
+    pass  # The main thread executes what the thread has left for it.
+signal.raise_signal(signal.SIGUSR1)  # The interpreter must not complain of a closed descriptor.
+os.dup2(os.open({str(file)!r}, os.O_RDWR | os.O_CREAT), number)
+signal.raise_signal(signal.SIGUSR1)
+print(os.fstat(number).st_size, received.empty())
+"""
+    )
+    assert out == "0 True\n"
+
+
+@pytest.mark.parametrize("subscribes", ["subscribe()", "thread = threading.Thread(target=subscribe); thread.start()"])
+def test_after_the_program_has_closed_it_there_is_another_for_new_subscribers(subscribes: str) -> None:
+    out = _run(
+        f"""
+def subscribe():
+    signal_wakeups.subscribe(receive)
+before = signal_wakeups.subscribe(print)
+os.closerange(3, 1024)
+{subscribes}
+deadline = time.monotonic() + 20
+while (after := signal_wakeups._shared) is before or not after.install():
+    assert time.monotonic() < deadline, "it is still the closed one"
+    time.sleep(0.001)
+signal.raise_signal(signal.SIGUSR1)
+print(get())
+signal_wakeups.unsubscribe(receive)
+print(signal.set_wakeup_fd(-1))
+"""
+    )
+    assert out == "10\n-1\n"
 
 
 @pytest.mark.parametrize(

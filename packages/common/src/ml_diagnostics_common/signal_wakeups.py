@@ -58,6 +58,11 @@ class SignalWakeups:
         """The identifier of the thread that reads; None until it runs."""
 
     @property
+    def is_open(self) -> bool:
+        """False once the program has closed one of its ends."""
+        return None not in (self.reader, self.writer)
+
+    @property
     def reader(self) -> int | None:
         """The descriptor that the numbers arrive at; None if the program has closed it."""
         return self._read.number()
@@ -88,10 +93,16 @@ class SignalWakeups:
         return before == number
 
     def uninstall(self) -> None:
-        """Restore the descriptor that was set before, unless another was set since; call it in the main thread."""
+        """Restore the descriptor that was set before, unless another was set since; call it in the main thread.
+
+        A second call changes nothing: by then, the same number may be that of another object.
+        """
+        if self._number is None:
+            return
         current = signal.set_wakeup_fd(-1)
         if current == self._number:
             current = self._previous_number()
+        self._number = None
         if current != -1:
             try:
                 signal.set_wakeup_fd(current)
@@ -130,6 +141,12 @@ class SignalWakeups:
     def _run(self) -> None:
         block_signals()
         self.thread_ident = threading.get_ident()
+        self._read_signals()
+        if not self._is_over:  # The number of the closed end may be that of a file of the program's next.
+            in_main_thread(self.uninstall)
+
+    def _read_signals(self) -> None:
+        """Return once this is over, or the program has closed one of the ends."""
         poller = select.poll()
         number = self._read.number()
         if number is None:
@@ -182,6 +199,8 @@ _shared: SignalWakeups | None = None
 def subscribe(receive: Receiver) -> SignalWakeups:
     """Call a function with the numbers of signals as they arrive; a second subscription changes nothing.
 
+    Once the program has closed our descriptors, earlier subscribers receive nothing more; new ones do.
+
     Args:
         receive: Called in a thread with one byte for each signal. It must not block for longer than a moment.
 
@@ -190,10 +209,12 @@ def subscribe(receive: Receiver) -> SignalWakeups:
     """
     global _shared
     with _lock:
-        if _shared is not None:
+        if _shared is not None and _shared.is_open:
             if receive not in _shared.receivers:
                 _shared.receivers += (receive,)
             return _shared
+        if _shared is not None:
+            in_main_thread(_shared.uninstall)
         wakeups = _shared = SignalWakeups()
         wakeups.receivers = (receive,)
         in_main_thread(_follow)

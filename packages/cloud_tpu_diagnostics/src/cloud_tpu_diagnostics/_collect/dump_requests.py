@@ -120,7 +120,7 @@ class DumpRequests:
 
     def is_open(self) -> bool:
         """Return False once the program has closed our descriptors."""
-        return (wakeups := self.wakeups) is None or None not in (wakeups.reader, wakeups.writer)
+        return (wakeups := self.wakeups) is None or wakeups.is_open
 
     @property
     def descriptors(self) -> dict[str, int]:
