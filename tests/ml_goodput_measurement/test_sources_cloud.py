@@ -13,6 +13,7 @@ from ml_diagnostics_common.log_source import Cloud
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status
+from ml_goodput_measurement.cli import main
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.partition import Bucket
@@ -134,6 +135,18 @@ def test_a_cloud_that_fails_leaves_the_journals_answer_and_a_note(
     assert contents_of(subject.report()) == truth  # nothing is lost by asking again
     cloud.faults.clear()
     assert subject.report().notes == []
+
+
+def test_the_command_prints_a_failure_of_the_cloud_once(
+    cloud: CloudLoggingServer, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    record(LIFE.payloads)
+    cloud.faults.always(Status(403), on="list")
+    assert main(["report", JOB, "--logger", LOG]) == 0
+    assert capsys.readouterr().out.count("Cloud Logging could not be read to the end: ") == 1
+    assert caplog.messages == []
+    calculator(_patience_seconds=0.2).report()
+    assert len(caplog.messages) == 1  # A monitor has no page: its warning stays.
 
 
 @pytest.mark.usefixtures("_without_pause")

@@ -119,7 +119,8 @@ def _report(job: str, logger: str | None, exclusions: Sequence[Exclusion], *, wi
         logger, job = logger or newest[0], newest[1]
     log = logger or _log_of(job, logs)
     try:
-        return GoodputCalculator(job, log).report(include_timeline=with_timeline, exclusions=exclusions)
+        calculator = GoodputCalculator(job, log, _logs_failures=False)  # The report has a note.
+        return calculator.report(include_timeline=with_timeline, exclusions=exclusions)
     except NoGoodputError as error:
         raise NotFoundError("\n  ".join([str(error), *_hints(job, log, logs)])) from None
 

@@ -86,6 +86,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         *,
         _clock_ns: Callable[[], int] = time.time_ns,
         _patience_seconds: float | None = None,
+        _logs_failures: bool = True,
     ) -> None:
         """Read nothing yet.
 
@@ -113,6 +114,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             cache_dir,
             _clock_ns,
             _patience_seconds,
+            _logs_failures,
         )
         self.job_name, self.logger_name = self._reader.job_name, self._reader.logger_name
         self.using_pathways = using_pathways

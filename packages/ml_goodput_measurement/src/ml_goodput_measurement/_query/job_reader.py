@@ -53,6 +53,7 @@ class JobReader:
         cache_dir: str,
         clock_ns: Callable[[], int],
         patience_seconds: float | None,
+        logs_failures: bool,
     ) -> None:
         """Read nothing yet; the arguments are those of `GoodputCalculator`.
 
@@ -76,6 +77,7 @@ class JobReader:
         self._cloud_logger, self._cache_dir = cloud_logger, cache_dir
         self._gcs_path = checked_gcs_path(gcs_path)
         self._clock_ns, self._patience_seconds = clock_ns, patience_seconds or PATIENCE_SECONDS
+        self._logs_failures = logs_failures
         self._start()
 
     def _start(self) -> None:
@@ -87,7 +89,7 @@ class JobReader:
         self._cloud: Cloud | None = None
         self._log: LogSource | None = None
         if self._user_logger is None:
-            self._cloud = Cloud.configured(patience_seconds=self._patience_seconds)
+            self._cloud = Cloud.configured(patience_seconds=self._patience_seconds, logs_failures=self._logs_failures)
             start_ns = None if self._retention_ns is None else self._clock_ns() - self._retention_ns
             self._log = LogSource(self.logger_name, cloud=self._cloud, job_name=self.job_name, start_ns=start_ns)
             self._liveness = _Liveness(diagnostics_directory())
