@@ -110,6 +110,19 @@ def test_processes_have_their_own_points_and_share_one_row() -> None:
     ]
 
 
+def test_names_and_units_are_cut_on_a_terminal_only() -> None:
+    name, unit = "validation/" + "a_long_name_of_a_dataset_" * 4 + "loss", "tokens_per_second"
+    by_metric = series_of(*(entry(name, at, {"values": [1.0], "unit": unit}) for at in range(2)))
+    for lines, on_terminal in (
+        (format_summaries(by_metric), format_summaries(by_metric, 120)),
+        (format_values(by_metric), format_values(by_metric, 120)),
+    ):
+        assert name in "\n".join(lines)
+        assert unit in "\n".join(lines)
+        assert name not in "\n".join(on_terminal)
+        assert unit not in "\n".join(on_terminal)
+
+
 def test_the_last_values_are_shown_of_metrics_that_are_named() -> None:
     by_metric = series_of(*(metric("loss", step, 100.0 - step, step=step) for step in range(40)))
     lines = format_values(by_metric)

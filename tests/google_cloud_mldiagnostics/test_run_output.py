@@ -52,10 +52,25 @@ def test_profiles_are_listed_with_the_command_to_open_them_and_their_problems() 
     assert "  open: xprof --logdir '/my runs/run-1/profiles' --port 8791" in page
 
 
+def test_nothing_is_cut_in_a_pipe() -> None:
+    long = {name: f"{name}-{'x' * 400}-end" for name in ("group", "host", "reason", "profile", "problem", "value")}
+    entries = [
+        process("FAILED", 5, host=f"{long['host']}{index}", index=index, reason=long["reason"]) for index in (0, 1)
+    ]
+    entries.append(session(long["profile"], "FAILED", 5, problem=long["problem"]))
+    shown = view(resource(runSet=long["group"], configs={"userConfigs": {"key": long["value"]}}), *entries, now=6)
+    page, table = format_run(shown, [], [], at(6)), format_runs([shown], at(6))
+    assert [name for name, text in long.items() if text not in page] == []
+    assert long["group"] in table
+    assert long["reason"] in table
+    assert "-end" not in format_run(shown, [], [], at(6), width=100)
+    assert "-end" not in format_runs([shown], at(6), width=100)
+
+
 def test_line_breaks_in_recorded_text_are_removed() -> None:
     failed = process("FAILED", 5, reason="first line\nsecond line\r\n" + "x" * 500)
     kept = resource(displayName="two\nlines", configs={"userConfigs": {"a\nb": "c\nd" * 500}})
-    page = format_run(view(kept, failed, now=6), [], [], at(6))
+    page = format_run(view(kept, failed, now=6), [], [], at(6), width=320)
     assert "first line second line" in page
     assert "  a b  c dc d" in page
     assert max(map(len, page.splitlines())) < 320

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from ml_goodput_measurement._cli.report import BUCKET_NAMES, as_dict, format_duration, format_text, rows
-from ml_goodput_measurement.partition import Bucket, JobReport
+from ml_goodput_measurement._cli.report import BUCKET_NAMES, as_dict, format_duration, format_text, rows, rows_as_dicts
+from ml_goodput_measurement.partition import AttemptEnd, Bucket, JobReport
 
 from .histories import History
 from .sample_reports import killed_and_resumed, report_of, without_time
@@ -111,6 +111,21 @@ def test_each_type_of_custom_event_has_its_row() -> None:
     assert (shown["custom: eval"][0], shown["custom: sync"][0]) == (1.0, 2.0)
 
 
+def test_nothing_is_cut_in_a_pipe_or_for_programs(report: JobReport) -> None:
+    label = "evaluation_of_the_validation_split_with_a_very_long_name"
+    timed = report_of(killed_and_resumed().custom(192, 194, label))
+    error = f"ValueError: {'x' * 200} the end"
+    attempts = [dataclasses.replace(attempt, ended=AttemptEnd.FAILED, exception=error) for attempt in timed.attempts]
+    failed = dataclasses.replace(timed, attempts=tuple(attempts), running=False)
+    page = format_text(failed)
+    assert page.count(f"custom: {label} ") == 2
+    assert page.count(error) == 2 * len(attempts)
+    assert f"custom: {label}" in [row["name"] for row in rows_as_dicts(failed)]
+    on_terminal = format_text(failed, width=100)
+    assert label not in on_terminal
+    assert "the end" not in on_terminal
+
+
 def test_a_running_job_is_marked_with_the_time_of_its_step_so_far() -> None:
     text = format_text(report_of(History().start(0).steps(range(3), at=0), now=24))
     assert "(still running)" in text
@@ -158,7 +173,7 @@ def crash_loop(attempts: int) -> JobReport:
 
 
 def test_of_many_attempts_and_disruptions_the_first_and_the_last_are_shown() -> None:
-    text = format_text(crash_loop(40))
+    text = format_text(crash_loop(40), width=129)
     lines = text.splitlines()
     assert "39 disruptions cost " in text
     assert "  ... 27 more disruptions; --format json has all" in lines
@@ -226,7 +241,7 @@ def test_data_loading_beside_the_steps_is_not_part_of_the_sum() -> None:
 
 
 def test_a_name_cannot_break_the_page_or_the_terminal() -> None:
-    text = format_text(report_of(killed_and_resumed("run\n\x1b[31m" + "x" * 10_000)))
+    text = format_text(report_of(killed_and_resumed("run\n\x1b[31m" + "x" * 10_000)), width=80)
     assert text.startswith("run  [31mxxx")
     assert max(map(len, text.splitlines())) < 130
 

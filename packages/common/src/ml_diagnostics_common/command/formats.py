@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ml_diagnostics_common.texts import one_line
 
-__all__ = ["FORMATS", "add_format_option", "csv_lines", "format_data", "format_table"]
+__all__ = ["FORMATS", "add_format_option", "csv_lines", "format_data", "format_table", "shortened"]
 
 FORMATS: Final = ("table", "json", "yaml", "csv")
 
@@ -66,6 +66,17 @@ def format_table(
         for column, side, length in zip(columns, sides, widths, strict=True)
     )
     return [f"{indent}{'  '.join(line)}".rstrip() for line in zip(*padded, strict=True)]
+
+
+def shortened(text: str, length: int, width: int | None) -> str:
+    """Return a text as one line, cut to a length on a terminal.
+
+    Args:
+        text: The text.
+        length: The most characters on a terminal.
+        width: The columns of the terminal; None for a file or a pipe, where nothing is cut.
+    """
+    return one_line(text, None if width is None else length)
 
 
 def _fitted(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ml_diagnostics_common.command import formats
-from ml_diagnostics_common.command.formats import format_table
+from ml_diagnostics_common.command.formats import format_table, shortened
 from ml_diagnostics_common.entry import format_timestamp
-from ml_diagnostics_common.texts import format_bytes, one_line
+from ml_diagnostics_common.texts import format_bytes
 
 from google_cloud_mldiagnostics._cli.plot import limits_of
 from google_cloud_mldiagnostics._entries import not_finite_text
@@ -110,8 +110,8 @@ def format_summaries(by_metric: dict[str, list[Series]], width: int | None = Non
             course = [min(max(value, limits.low), limits.high) for value in course]
         rows.append(
             [
-                one_line(metric, 50),
-                one_line(unit, 12),
+                shortened(metric, 50, width),
+                shortened(unit, 12, width),
                 str(len(series)),
                 f"{summary.count:,}",
                 *(_in_unit(value, unit) for value in (summary.mean, summary.minimum, summary.maximum, summary.last)),
@@ -127,7 +127,7 @@ def format_summaries(by_metric: dict[str, list[Series]], width: int | None = Non
     return format_table(headers, rows, align, width=width, cut=["course", "metric"], indent="  ")
 
 
-def format_values(by_metric: dict[str, list[Series]]) -> list[str]:
+def format_values(by_metric: dict[str, list[Series]], width: int | None = None) -> list[str]:
     """Return the lines of tables with the last values of each series."""
     lines: list[str] = []
     for metric, series in by_metric.items():
@@ -137,7 +137,7 @@ def format_values(by_metric: dict[str, list[Series]]) -> list[str]:
             rows = [(format_number(point.step), _shown_time(point), _shown(point, one.unit)) for point in shown]
             more = len(one) - len(shown)
             gap = [f"  ... {more:,} before them; --format csv or json has all"] if more else []
-            title = f"{one_line(metric, 50)} ({one_line(one.unit, 12)}){one_line(process, 80)}"
+            title = f"{shortened(metric, 50, width)} ({shortened(one.unit, 12, width)}){shortened(process, 80, width)}"
             lines += ["", title, "", *gap, *format_table(("step", "time", "value"), rows, "><>", indent="  ")]
         if len(series) > _MOST_SERIES_SHOWN:
             lines += ["", f"... {len(series) - _MOST_SERIES_SHOWN} more processes; --format csv or json has all"]

@@ -75,7 +75,9 @@ class MetricsCommand:
         elif options.format == "yaml":
             console.data(format_data(values_as_dict(run_id, by_metric), "yaml"))
         else:
-            table = format_summaries(by_metric, console.width) + (format_values(by_metric) if options.names else [])
+            table = format_summaries(by_metric, console.width)
+            if options.names:
+                table += format_values(by_metric, console.width)
             console.data("\n".join(table))
         if options.plot is not None:
             from google_cloud_mldiagnostics._cli.plot import plot_metrics

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ml_diagnostics_common.command.errors import DONE, FAILED, NotFoundError
-from ml_diagnostics_common.command.formats import add_format_option, format_data, format_table
+from ml_diagnostics_common.command.formats import add_format_option, format_data, format_table, shortened
 from ml_diagnostics_common.command.options import whole_number
-from ml_diagnostics_common.texts import format_count, format_duration, one_line
+from ml_diagnostics_common.texts import format_count, format_duration
 
 from google_cloud_mldiagnostics._cli.options import add_run_argument, add_source_options, run_source
 
@@ -118,7 +118,7 @@ class ProfileCommand:
         except ControlPlaneError as error:
             console.warn(f"the profile was saved, but could not be added to the run: {error}")
         if options.format == "table":
-            console.data(_format(session_id, folders, targets, results))
+            console.data(_format(session_id, folders, targets, results, console.width))
         else:
             shown = _as_dict(view, session_id, folders, targets, results)
             console.data(format_data(shown, options.format, shown["hosts"], _HOST_FIELDS))
@@ -229,7 +229,11 @@ def _session_resource(
 
 
 def _format(
-    session_id: str, folders: Sequence[str], targets: Sequence[Target], results: Sequence[CaptureResult]
+    session_id: str,
+    folders: Sequence[str],
+    targets: Sequence[Target],
+    results: Sequence[CaptureResult],
+    width: int | None,
 ) -> str:
     import shlex
 
@@ -240,7 +244,7 @@ def _format(
         outcome = (
             f"captured, after {format_duration(result.seconds)}"
             if result.is_captured
-            else one_line(result.problem, 300)
+            else shortened(result.problem, 300, width)
         )
         rows.append((target.name, target.address, outcome))
     captured = sum(result.is_captured for result in results)

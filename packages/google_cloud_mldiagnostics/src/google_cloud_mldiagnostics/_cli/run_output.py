@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
 from ml_diagnostics_common.command.console import BOLD, GREEN, RED, YELLOW
-from ml_diagnostics_common.command.formats import format_table
+from ml_diagnostics_common.command.formats import format_table, shortened
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import (
     format_ago,
@@ -17,7 +17,6 @@ from ml_diagnostics_common.texts import (
     format_clock,
     format_count,
     format_duration,
-    one_line,
 )
 
 from google_cloud_mldiagnostics._profiling.locations import logdir_of
@@ -61,12 +60,12 @@ def format_runs(views: Sequence[RunView], now_ns: int, width: int | None = None)
     """Format runs as a table."""
     rows = [
         (
-            one_line(view.run_id, 63),
+            shortened(view.run_id, 63, width),
             view.state.value,
             format_clock(view.started_ns),
             _lasted(view, now_ns),
-            one_line(view.group, 30) or "-",
-            one_line(view.reason, 70),
+            shortened(view.group, 30, width) or "-",
+            shortened(view.reason, 70, width),
         )
         for view in views
     ]
@@ -91,13 +90,13 @@ def format_run(
         width: The columns of the terminal; None if there is no limit.
     """
     parts = [
-        _headline(view, where, now_ns),
+        _headline(view, where, now_ns, width),
         _attempts(view, width),
         _processes(view, now_ns, width),
-        *(_traceback(process) for process in _raising(view)),
+        *(_traceback(process, width) for process in _raising(view)),
         ["metrics", "", *metrics] if metrics else [],
         _sessions(view, width),
-        *(_configs(section, view.configs.get(section, {})) for section in ("user", "software", "hardware")),
+        *(_configs(section, view.configs.get(section, {}), width) for section in ("user", "software", "hardware")),
         [f"Note: {text}" for text in view.notes],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -138,10 +137,10 @@ def processes_as_dicts(view: RunView) -> list[dict[str, Any]]:
     ]
 
 
-def _headline(view: RunView, where: Sequence[tuple[str, str]], now_ns: int) -> list[str]:
-    lines = [f"{one_line(view.run_id, 100)}: {view.state.value}"]
+def _headline(view: RunView, where: Sequence[tuple[str, str]], now_ns: int, width: int | None) -> list[str]:
+    lines = [f"{shortened(view.run_id, 100, width)}: {view.state.value}"]
     if view.reason:
-        lines.append(f"  {one_line(view.reason, 300)}")
+        lines.append(f"  {shortened(view.reason, 300, width)}")
     facts = [
         ("name", view.display_name if view.display_name != view.run_id else ""),
         ("group", view.group),
@@ -152,7 +151,7 @@ def _headline(view: RunView, where: Sequence[tuple[str, str]], now_ns: int) -> l
         *where,
     ]
     lines.append("")
-    return lines + format_table((), [(name, one_line(text, 300)) for name, text in facts if text], indent="  ")
+    return lines + format_table((), [(name, shortened(text, 300, width)) for name, text in facts if text], indent="  ")
 
 
 def _attempts(view: RunView, width: int | None) -> list[str]:
@@ -168,7 +167,7 @@ def _attempts(view: RunView, width: int | None) -> list[str]:
                 format_duration(lasted),
                 str(len(attempt.processes) or "-"),
                 attempt.state.value,
-                one_line(attempt.reason, 90),
+                shortened(attempt.reason, 90, width),
             )
         )
     headers = ("attempt", "started", "lasted", "processes", "state", "why")
@@ -187,12 +186,12 @@ def _processes(view: RunView, now_ns: int, width: int | None) -> list[str]:
         rows.append(
             (
                 "-" if process.process_index is None else str(process.process_index),
-                one_line(process.host, 40),
+                shortened(process.host, 40, width),
                 str(process.pid),
                 process.state.value,
                 format_ago(process.last_sign_ns, now_ns),
                 _profiler(process),
-                one_line(process.reason, 90),
+                shortened(process.reason, 90, width),
             )
         )
     more = len(processes) - _SHOWN
@@ -211,13 +210,13 @@ def _raising(view: RunView) -> list[ProcessView]:
     return [process for process in sorted(view.processes, key=_by_need) if process.traceback][:_TRACEBACKS_SHOWN]
 
 
-def _traceback(process: ProcessView) -> list[str]:
+def _traceback(process: ProcessView, width: int | None) -> list[str]:
     step = "" if process.step is None else f" (last step recorded: {process.step})"
-    lines = [f"exception in {one_line(process.name, 60)}{step}, innermost call first", ""]
+    lines = [f"exception in {shortened(process.name, 60, width)}{step}, innermost call first", ""]
     for raised in process.traceback:
         relation = f"{raised.relation} " if raised.relation else ""
-        lines.append(one_line(f"  {relation}{raised.title}", 600))
-        lines += [one_line(f"    {frame}", 320) for frame in raised.frames]
+        lines.append(shortened(f"  {relation}{raised.title}", 600, width))
+        lines += [shortened(f"    {frame}", 320, width) for frame in raised.frames]
     return lines
 
 
@@ -243,14 +242,14 @@ def _sessions(view: RunView, width: int | None) -> list[str]:
         sizes = [host.size_bytes for host in session.hosts if host.size_bytes is not None]
         rows.append(
             (
-                one_line(session.session_id, 40),
+                shortened(session.session_id, 40, width),
                 session.kind.replace("_", " ") or "-",
                 format_clock(session.started_ns),
                 format_duration(session.duration_seconds),
                 str(len(session.hosts)),
                 format_bytes(sum(sizes) if sizes else None),
                 session.phase,
-                one_line("; ".join(problems), 90),
+                shortened("; ".join(problems), 90, width),
             )
         )
     headers = ("profile", "kind", "started", "lasted", "hosts", "size", "state", "why")
@@ -261,10 +260,10 @@ def _sessions(view: RunView, width: int | None) -> list[str]:
     return [format_count(len(view.sessions), "profile"), "", *lines, *([""] if opened else []), *opened]
 
 
-def _configs(section: str, configs: dict[str, str]) -> list[str]:
+def _configs(section: str, configs: dict[str, str], width: int | None) -> list[str]:
     if not configs:
         return []
-    rows = [(one_line(name, 60), one_line(value, _LONGEST_VALUE)) for name, value in configs.items()]
+    rows = [(shortened(name, 60, width), shortened(value, _LONGEST_VALUE, width)) for name, value in configs.items()]
     return [f"{section} configs", "", *format_table((), rows, indent="  ")]
 
 

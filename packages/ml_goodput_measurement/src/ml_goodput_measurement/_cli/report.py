@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from ml_diagnostics_common.command.formats import format_table
+from ml_diagnostics_common.command.formats import format_table, shortened
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import format_clock, format_count, format_percent, one_line
 from ml_diagnostics_common.texts import format_duration as format_seconds
@@ -94,21 +94,21 @@ def format_text(report: JobReport, width: int | None = None) -> str:
         width: The columns of the terminal; None if there is no limit.
     """
     sections = [
-        _headline(report),
-        _bucket_table(report),
+        _headline(report, width),
+        _bucket_table(report, width),
         _disruption_table(report),
-        _disruption_stories(report),
+        _disruption_stories(report, width),
         _attempt_table(report, width),
-        *_attempt_buckets(report),
+        *_attempt_buckets(report, width),
         _notes(report),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def _headline(report: JobReport) -> list[str]:
-    state = _state(report)
+def _headline(report: JobReport, width: int | None) -> list[str]:
+    state = _state(report, width)
     lines = [
-        f"{one_line(report.job_name, 100)}: {format_percent(report.goodput_percent, 2)} goodput",
+        f"{shortened(report.job_name, 100, width)}: {format_percent(report.goodput_percent, 2)} goodput",
         "",
         f"  wall time    {format_duration(report.wall_ns)}, from {format_clock(report.start_ns)} "
         f"to {format_clock(report.end_ns)} ({state})",
@@ -126,7 +126,7 @@ def _headline(report: JobReport) -> list[str]:
     return lines
 
 
-def _state(report: JobReport) -> str:
+def _state(report: JobReport, width: int | None = None) -> str:
     """Return the state of the job: running, or the outcome of its last attempt."""
     last = report.attempts[-1]
     if report.running:
@@ -134,13 +134,13 @@ def _state(report: JobReport) -> str:
     if last.ended is AttemptEnd.EXITED:
         return "ended: the process exited without recording the job's end"
     if last.ended is AttemptEnd.FAILED:
-        return f"failed: {one_line(last.exception, 80)}"
+        return f"failed: {shortened(last.exception, 80, width)}"
     if last.ended is AttemptEnd.LOST:
         return f"no events since {format_clock(report.end_ns)} (process gone)"
     return "ended"
 
 
-def _bucket_table(report: JobReport) -> list[str]:
+def _bucket_table(report: JobReport, width: int | None) -> list[str]:
     # A second column in larger units helps only if there are too many seconds to read.
     long = report.wall_ns >= 120 * _SECOND
     counted = [row for row in rows(report) if row[0] is not Bucket.EXCLUDED]
@@ -151,7 +151,14 @@ def _bucket_table(report: JobReport) -> list[str]:
     for bucket, name, ns in [*counted, *below]:
         share = percent(report, bucket, ns)
         share_text = "-" if share is None else f"{share:.2f}"
-        cells.append((name, f"{ns / _SECOND:,.3f}", share_text, format_duration(ns) if long else ""))
+        cells.append(
+            (
+                shortened(name, 48, width),
+                f"{ns / _SECOND:,.3f}",
+                share_text,
+                format_duration(ns) if long else "",
+            )
+        )
     if not long:
         cells = [row[:3] for row in cells]
     headers = ("bucket", "seconds", "percent", "duration")[: len(cells[0])]
@@ -184,20 +191,20 @@ def _disruption_table(report: JobReport) -> list[str]:
     return [headline, "", *lines]
 
 
-def _disruption_stories(report: JobReport) -> list[str]:
-    width = len(str(len(report.disruptions)))
+def _disruption_stories(report: JobReport, width: int | None) -> list[str]:
+    digits = len(str(len(report.disruptions)))
     return [
-        f"  {disruption.number:{width}}: {_disruption_story(report, disruption)}"
+        f"  {disruption.number:{digits}}: {_disruption_story(report, disruption, width)}"
         for disruption in _first_and_last(report.disruptions)
     ]
 
 
-def _disruption_story(report: JobReport, disruption: Disruption) -> str:
+def _disruption_story(report: JobReport, disruption: Disruption, width: int | None) -> str:
     cut_short = report.attempts[disruption.attempt - 1]
     ended = {
         AttemptEnd.JOB_END: "ended",
         AttemptEnd.EXITED: "exited",
-        AttemptEnd.FAILED: f"failed ({one_line(cut_short.exception, 80)})",
+        AttemptEnd.FAILED: f"failed ({shortened(cut_short.exception, 80, width)})",
     }.get(cut_short.ended, "had its last event")
     in_flight = disruption.step_in_flight
     reached = f"after step {cut_short.last_step}" if in_flight is None else f"with step {in_flight} in flight"
@@ -213,12 +220,12 @@ def _attempt_table(report: JobReport, width: int | None) -> list[str]:
     if len(report.attempts) < 2:
         return []
     headers = ("attempt", "started", "lasted", "steps", "kept", "lost", "outcome")
-    cells = [_attempt(attempt) for attempt in _first_and_last(report.attempts)]
+    cells = [_attempt(attempt, width) for attempt in _first_and_last(report.attempts)]
     lines = format_table(headers, cells, "><>>>><", width=width, cut=["outcome"], indent="  ")
     return _with_gap(lines, len(report.attempts), "attempt")
 
 
-def _attempt(attempt: AttemptSummary) -> tuple[str, ...]:
+def _attempt(attempt: AttemptSummary, width: int | None) -> tuple[str, ...]:
     steps = "none" if attempt.first_step is None else f"{attempt.first_step} to {attempt.last_step}"
     return (
         str(attempt.number),
@@ -227,11 +234,13 @@ def _attempt(attempt: AttemptSummary) -> tuple[str, ...]:
         steps,
         str(attempt.steps_kept),
         str(attempt.steps_lost),
-        f"{attempt.ended.value}: {one_line(attempt.exception, 40)}" if attempt.exception else attempt.ended.value,
+        f"{attempt.ended.value}: {shortened(attempt.exception, 40, width)}"
+        if attempt.exception
+        else attempt.ended.value,
     )
 
 
-def _attempt_buckets(report: JobReport) -> Iterator[list[str]]:
+def _attempt_buckets(report: JobReport, width: int | None) -> Iterator[list[str]]:
     """Yield tables of attempts against buckets, a few attempts side by side in each."""
     shown = _first_and_last(report.attempts) if len(report.attempts) > 1 else []
     for first in range(0, len(shown), _BLOCK):
@@ -241,7 +250,7 @@ def _attempt_buckets(report: JobReport) -> Iterator[list[str]]:
         for bucket, label, name in _kinds(report):
             spent = [_spent(attempt, bucket, label) for attempt in block]
             if any(spent):
-                cells.append((one_line(name, 32), *map(_duration_cell, spent)))
+                cells.append((shortened(name, 32, width), *map(_duration_cell, spent)))
         cells.append(("in all", *(format_duration(sum(attempt.buckets.values())) for attempt in block)))
         yield _with_totals(format_table(headers, cells, "<" + ">" * len(block), indent="  "), 1)
 
@@ -251,7 +260,7 @@ def _kinds(report: JobReport) -> Iterator[tuple[Bucket, str, str]]:
     for bucket, name in BUCKET_NAMES.items():
         if bucket is Bucket.CUSTOM:
             for label in sorted(label for label, ns in report.custom.items() if ns):
-                yield bucket, label, f"custom: {one_line(label.lower(), 40)}"
+                yield bucket, label, f"custom: {one_line(label.lower())}"
         elif report.buckets[bucket]:
             yield bucket, "", name
 
