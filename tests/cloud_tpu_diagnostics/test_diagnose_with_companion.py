@@ -116,6 +116,32 @@ output("left")
     assert (tmp_path / "theirs").read_text() == ""
 
 
+def test_after_the_job_has_closed_all_descriptors_nothing_of_the_companion_stays_in_the_block(tmp_path: Path) -> None:
+    code, out, err = run(
+        _COMPANION
+        + """
+with diagnostic.diagnose(config(cloud=True)):
+    companion()
+    page = pathlib.Path(blocks._current._companion._progress_path)
+    questions = blocks._current._watchdog.dump_signal, blocks._current._watchdog.main_thread_signal
+    os.closerange(3, 1024)
+    theirs = [os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND) for _ in range(500)]
+    deadline = time.monotonic() + 20
+    while page.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    output(page.exists())
+    for number in questions:
+        raise_signal(number)
+""",
+        tmp_path / "d",
+        str(tmp_path / "theirs"),
+    )
+    assert (code, out) == (0, "False\n"), err
+    assert err.count("The program has closed the descriptors of diagnose()") == 1, err
+    assert "Bad file descriptor" not in err
+    assert (tmp_path / "theirs").read_text() == ""
+
+
 def test_when_the_companion_cannot_start_the_block_goes_on(tmp_path: Path) -> None:
     job = Job(
         """

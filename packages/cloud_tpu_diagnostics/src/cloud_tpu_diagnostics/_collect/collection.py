@@ -169,6 +169,8 @@ class Collection:
                 return
             if requests is None or watchdog is None or output is None or watchdog.dump_signal is None:
                 return
+            if not self._is_open():
+                return
             watchdog.answer(output.number)
             self._helper = Helper(requests, watchdog.dump_signal)
             self._helper.start()
@@ -209,14 +211,17 @@ class Collection:
             if not self._is_on or self._companion is None:
                 return
             companion, self._companion = self._companion, None
-            self._warn_without_companion("has ended")
-            if self._output is None or self._output.nonblocking is None:
-                self._timer.cancel()
-            else:
-                self._timer.arm_again(self._output.nonblocking)
-            if self._watchdog is not None:
-                self._watchdog.stop_answering()
-            companion.leave(None)  # Nothing writes to its pipe any more.
+            try:
+                self._warn_without_companion("has ended")
+                # If the job has closed our descriptors, which ends the companion's messages too, none may be used.
+                if self._output is None or not self._can_write() or self._output.nonblocking is None:
+                    self._timer.cancel()
+                else:
+                    self._timer.arm_again(self._output.nonblocking)
+                if self._watchdog is not None:
+                    self._watchdog.stop_answering()
+            finally:
+                companion.leave(None)  # Nothing writes to its pipe any more.
         self._start_helper()
         flush_in_background()
 
@@ -304,7 +309,7 @@ class Collection:
         output = self._output
         if output is None:
             return False
-        if not output.is_open() or (self._requests is not None and not self._requests.is_open()):
+        if not self._is_open():
             self._stop_after_close()
             return False
         if self._companion is None and output.is_full():
@@ -312,6 +317,11 @@ class Collection:
             warn_once("full", "The file of stack traces is full: there are no more periodic ones in this block.")
             return False
         return True
+
+    def _is_open(self) -> bool:
+        """Return False once the program has closed our descriptors, or if there is no output."""
+        requests = self._requests
+        return self._output is not None and self._output.is_open() and (requests is None or requests.is_open())
 
     def _stop_after_close(self) -> None:
         """Stop: the program has closed our descriptors, and faults must not go to files that get their numbers."""
