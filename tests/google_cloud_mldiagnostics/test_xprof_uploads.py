@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -175,6 +175,20 @@ def test_profiles_are_uploaded_if_the_interpreter_starts_no_more_threads(
     assert bucket.names("bucket") == [NAME]
     assert reported_sessions("run-1")[-1] == ("one", "SUCCEEDED")
     assert sessions_put(run)[-1][1]["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
+
+
+def test_a_job_that_was_added_just_before_the_thread_ended_is_done_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    deliveries, done = uploads.Deliveries(), []
+
+    def put(self: worker.Worker, function: Callable[[], object]) -> bool:
+        self._put(function)
+        return True
+
+    monkeypatch.setattr(worker, "start", lambda *_: None)
+    monkeypatch.setattr(worker.Worker, "put", put)  # As while the thread, which ends, still appears to run.
+    deliveries.add(lambda: done.append(1), is_awaited=True)
+    assert deliveries.wait(1.0)
+    assert done == [1]
 
 
 @pytest.mark.timing

@@ -24,6 +24,8 @@ from google_cloud_mldiagnostics._profiling.locations import SUFFIX
 
 __all__ = ["Deliveries", "Job", "Upload", "deliveries_of_this_process", "move", "stage", "start_afresh"]
 
+_POLL_SECONDS = 0.005
+
 Job: TypeAlias = Callable[[], "float | None"]
 """Does some work, and returns in how many seconds to call it again; None when it is done."""
 
@@ -92,7 +94,9 @@ class Deliveries:
         self._deadline = deadline
         try:
             while self._awaited and (left := deadline - time.monotonic()) > 0:
-                time.sleep(min(self._worker.attempt(self._do_next) or 0.0, left))
+                self._worker.run_waiting()  # Jobs that were added just before the thread ended.
+                pause_seconds = self._worker.attempt(self._do_next) or 0.0
+                time.sleep(min(max(_POLL_SECONDS, pause_seconds), left))
         finally:
             self._deadline = math.inf
 
