@@ -16,8 +16,9 @@ from ml_diagnostics_common import guard
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.sidecar import Sidecar
 from ml_diagnostics_common.worker import thread_names
-from ml_goodput_measurement._monitor.settings import Upload
-from ml_goodput_measurement._monitor.uploaders import Uploaders
+from ml_goodput_measurement._monitor import uploaders as uploaders_module
+from ml_goodput_measurement._monitor.settings import MonitorSettings, Upload
+from ml_goodput_measurement._monitor.uploaders import HelperProcess, Uploaders
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.monitoring import GoodputMonitor
 
@@ -269,6 +270,34 @@ def test_a_last_point_that_cannot_be_written_because_the_helper_is_down_is_logge
     uploaders.stop(Upload.WINDOWS, flush=False)
     dead.may_restart.set()
     assert caplog.text.count("The last upload of goodput (cumulative) failed") == 1
+
+
+def test_a_last_point_without_a_thread_to_follow_its_helper_is_not_waited_for(
+    uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = DeadHelper(uploaders)
+    waits: list[float] = []
+    helpers: list[HelperProcess] = []
+
+    def new_process(settings: MonitorSettings) -> HelperProcess:
+        helpers.append(HelperProcess(settings))
+        return helpers[-1]
+
+    def wait_ended(_: HelperProcess, timeout_seconds: float) -> bool:
+        waits.append(timeout_seconds)
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(uploaders_module, "start", lambda *_: None)  # As at the exit of Python 3.12 and later.
+        patch.setattr(uploaders_module, "HelperProcess", new_process)
+        patch.setattr(HelperProcess, "wait_ended", wait_ended)
+        uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert not waits
+    assert [helper._sidecar.wait(LONG_SECONDS) for helper in helpers] == [-signal.SIGKILL]
+    assert not helpers[0]._sidecar.is_connected
+    assert "no thread can be started" in caplog.text
+    uploaders.stop(Upload.WINDOWS, flush=False)
+    dead.may_restart.set()
 
 
 def test_a_helper_that_dies_amid_its_last_upload_is_followed_by_one_that_does_it(

@@ -93,6 +93,11 @@ class HelperProcess:
         """End it immediately."""
         self._sidecar.kill()
 
+    def discard(self) -> None:
+        """End it immediately, and close the connection: for a process that no thread follows."""
+        self._sidecar.kill()
+        self._sidecar.close()
+
     def follow(self) -> str:
         """Receive its messages until it ends; for a thread of its own.
 
@@ -253,7 +258,9 @@ class Uploaders:
         process = None
         try:
             process = HelperProcess(self._settings)
-            start(process.follow, "goodput-monitor")
+            if start(process.follow, "goodput-monitor") is None:
+                process.discard()
+                raise RuntimeError("no thread can be started to follow it")
             process.send({upload.value: windows}, flush=False, flush_seconds=0.0)
             seconds = max(0.0, deadline - time.monotonic())
             number = process.send({}, flush=True, flush_seconds=seconds)
@@ -297,7 +304,7 @@ class Uploaders:
         if start(lambda: self._keep(process), "goodput-monitor") is None:
             _log.warning("The goodput monitor could not start its thread: nothing is uploaded")
             if process is not None:
-                process.kill()
+                process.discard()
             return
         self._put_to_work(process)
 
