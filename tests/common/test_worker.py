@@ -348,15 +348,21 @@ def test_signal_handlers_put_and_drain_amid_each_other() -> None:
     out = run("""
         import signal
         from ml_diagnostics_common.worker import Worker
-        worker, calls, handled = Worker("test", idle_seconds=0.0), [], []
+        worker, calls, handled, depth = Worker("test", idle_seconds=0.0), [], [], [0]
         def handle(*_):
+            depth[0] += 1
+            if depth[0] < 20:  # Handlers interrupt each other, but not without end on a slow machine.
+                signal.setitimer(signal.ITIMER_REAL, 0.0005)
             worker.put(lambda: calls.append(1))
             handled.append(worker.drain(10))
+            depth[0] -= 1
+            if len(calls) < 6_000:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005)
         signal.signal(signal.SIGALRM, handle)
-        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)
         for _ in range(3_000):
             worker.put(lambda: calls.append(1))
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
         assert worker.drain(10)
         print(len(calls) - len(handled), all(handled), len(handled) > 0)
     """)

@@ -23,6 +23,9 @@ from ..reference_environment import ReferenceUnavailableError, reference_python
 
 OLD, NEW, OURS = "reference-mldiagnostics-1.0.0", "reference-mldiagnostics-1.0.10", "ours"
 
+# The first test makes environments with two releases of the public package.
+pytestmark = pytest.mark.timeout(400)
+
 SCRIPT = """
 import json, os, google.auth, requests
 from google.auth.credentials import AnonymousCredentials
