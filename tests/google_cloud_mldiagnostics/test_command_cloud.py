@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from google_cloud_mldiagnostics import _entries as entries
 from google_cloud_mldiagnostics import machinelearning_run, metrics
+from google_cloud_mldiagnostics._reading import run_source
 from google_cloud_mldiagnostics._recording.run_log import namespace_fields
 from google_cloud_mldiagnostics._run_state.active_run import active_run
 from google_cloud_mldiagnostics.cli import main
@@ -141,6 +142,19 @@ def test_entries_that_the_run_has_shipped_are_not_sent_again(
     assert before == [5.0, 4.0, 3.0, 2.0, 1.0]
     assert "updated" in shown(capsys, "sync", run.name)
     assert (cloud.values(run.name), cloud.log.duplicates) == (before, 0)
+
+
+def test_quiet_silences_the_number_of_entries_read(
+    cloud: Cloud, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded()
+    run.finish()
+    shown(capsys, "sync", run.name)
+    monkeypatch.setattr(run_source, "_PROGRESS_SECONDS", 0.0)
+    assert main(["show", run.name, *PROJECT]) == 0
+    assert " entries read\n" in capsys.readouterr().err
+    assert main(["show", run.name, *PROJECT, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_only_the_run_is_brought(cloud: Cloud, capsys: Captured) -> None:

@@ -35,5 +35,5 @@ def run_source(options: argparse.Namespace, console: Console) -> RunSource:
     from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource
 
     if options.project or options.region:
-        return CloudSource(options.project, options.region, console.warn)
+        return CloudSource(options.project, options.region, console.warn, console.notify)
     return LocalSource(console.warn)

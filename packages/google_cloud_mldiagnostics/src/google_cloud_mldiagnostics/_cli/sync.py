@@ -48,7 +48,9 @@ class SyncCommand:
         run = _current(local, options.run)
         run_id = str(run["name"])
         project, region = home_of(run_id, local.root)
-        cloud = CloudSource(options.project or project or None, options.region or region or None, console.warn)
+        cloud = CloudSource(
+            options.project or project or None, options.region or region or None, console.warn, console.notify
+        )
         gcs_path = options.gcs_path or str((run.get("artifacts") or {}).get("gcsPath", ""))
         if options.gcs_path:
             run["artifacts"] = {**(run.get("artifacts") or {}), "gcsPath": gcs_path}

@@ -51,11 +51,11 @@ class RunEntries:
     Args:
         root: The diagnostics folder.
         cloud: Cloud Logging of the project that keeps the runs; None reads the journal alone.
-        report: Prints a note for the user.
+        report_progress: Prints how many entries were read from Cloud Logging so far.
     """
 
-    def __init__(self, root: Path, cloud: Cloud | None, report: Callable[[str], None]) -> None:
-        self._root, self._cloud, self._report = root, cloud, report
+    def __init__(self, root: Path, cloud: Cloud | None, report_progress: Callable[[str], None]) -> None:
+        self._root, self._cloud, self._report_progress = root, cloud, report_progress
         self._sources: list[LogSource] = []
 
     def everything(self, run: Resource) -> Batches:
@@ -115,7 +115,7 @@ class RunEntries:
             count += len(batch)
             if self._cloud is not None and time.monotonic() - reported_at > _PROGRESS_SECONDS:
                 reported_at = time.monotonic()
-                self._report(f"{count:,} entries read")
+                self._report_progress(f"{count:,} entries read")
             yield batch
 
 
@@ -273,6 +273,7 @@ class CloudSource(RunSource):
         project: The project; None for the one that is found.
         region: The region of its runs; None for the usual one.
         report: Prints a note for the user.
+        report_progress: Prints how many entries were read so far.
 
     Attributes:
         region: The region.
@@ -284,7 +285,13 @@ class CloudSource(RunSource):
 
     control_plane: GoogleControlPlane
 
-    def __init__(self, project: str | None, region: str | None, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        project: str | None,
+        region: str | None,
+        report: Callable[[str], None],
+        report_progress: Callable[[str], None],
+    ) -> None:
         from ml_diagnostics_common.credentials import find_cloud
 
         from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
@@ -298,4 +305,4 @@ class CloudSource(RunSource):
         )
         cloud = Cloud(environment, patience_seconds=_PATIENCE_SECONDS, logs_failures=False)
         self.transport = cloud.connect()
-        self.entries = RunEntries(diagnostics_directory(), cloud, report)
+        self.entries = RunEntries(diagnostics_directory(), cloud, report_progress)
