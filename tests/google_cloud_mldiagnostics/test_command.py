@@ -184,6 +184,13 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_read(capsy
     assert ".png" in capsys.readouterr().err
 
 
+def test_names_of_metrics_are_optional(capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["metrics"])
+    assert refused.value.code == 2
+    assert capsys.readouterr().err.endswith("the following arguments are required: RUN\n")
+
+
 def test_control_characters_of_names_do_not_reach_the_terminal(capsys: Captured) -> None:
     run = machinelearning_run(name="named", run_group="\x1b[2Jgroup", configs={"\x1b]0;x": "\x07"})
     metrics.record("lo\x1b[31mss", 1.0)

@@ -31,7 +31,10 @@ class MetricsCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         add_run_argument(parser)
-        parser.add_argument("names", metavar="NAME", nargs="*", type=printable, help="these metrics (default: all)")
+        # Without a default, argparse names NAME as required if RUN is missing.
+        parser.add_argument(
+            "names", metavar="NAME", nargs="*", default=[], type=printable, help="these metrics (default: all)"
+        )
         parser.add_argument("--plot", metavar="FILE.png", type=picture, help="also draw the curves")
         add_format_option(parser)
         add_source_options(parser)

@@ -14,8 +14,7 @@ from google_cloud_mldiagnostics._cli.options import add_run_argument, add_source
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
-if TYPE_CHECKING:
-    from ml_diagnostics_common.command.console import Console
+
 __all__ = ["RunsCommand", "ShowCommand"]
 
 
