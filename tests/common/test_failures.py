@@ -16,7 +16,7 @@ from typing import Any
 
 import google.api_core.exceptions as api
 import google.auth.exceptions as auth
-import grpc
+import grpc  # type: ignore[import-untyped]
 import pytest
 import requests
 import urllib3
