@@ -295,6 +295,41 @@ def test_a_sidecar_that_does_not_understand_its_settings_reports_why_it_ends(hel
     assert why in output.decode()
 
 
+def test_process_1_of_a_container_reaps_its_sidecars(folder: Path) -> None:
+    container = ["unshare", "--user", "--pid", "--fork"]
+    try:
+        subprocess.run([*container, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine has no unprivileged pid namespaces")
+    program = f"""
+import os, sys, time
+sys.path.insert(0, {str(folder)!r})
+from ml_diagnostics_common.sidecar import Sidecar
+assert os.getpid() == 1
+sidecar = Sidecar("echo_sidecar", {{}})
+while sidecar.pid is None:
+    sidecar.receive()
+sidecar.end_messages()
+try:
+    while True:
+        sidecar.receive()
+except EOFError:
+    sidecar.close()
+deadline = time.monotonic() + 20
+try:
+    while time.monotonic() < deadline:
+        os.waitid(os.P_PID, sidecar.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        time.sleep(0.01)
+    print("a zombie is left")
+except ChildProcessError:
+    print("reaped")
+"""
+    done = subprocess.run(
+        [*container, sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "reaped\n", done.stderr
+
+
 # --- The job's death, without process descriptors -----------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,7 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.process_hooks import PROCESS_START_LOCK
 from ml_diagnostics_common.processes import has_ended, process_descriptor, wait_readable
+from ml_diagnostics_common.worker import start
 
 if TYPE_CHECKING:
     import subprocess
@@ -34,6 +36,9 @@ IN_SIDECAR: Final = "ML_DIAGNOSTICS_SIDECAR"
 
 _MOST_UNSENT_BYTES = 4 * 2**20
 _READ_BYTES = 2**16
+_REAP_SECONDS = 5.0
+"""The wait for the end of a sidecar; later its pid may be that of another child."""
+_REAP_STEP_SECONDS = 0.05
 _DARWIN_NO_SIGPIPE = 0x1022
 """SO_NOSIGPIPE in sys/socket.h; Python has no name for it."""
 
@@ -230,12 +235,28 @@ class Sidecar:
             pass  # It has ended.
         finally:
             end.detach()
+        self._start_reaping()
 
     def close(self) -> None:
         """Close the socket: nothing is sent or received afterwards. The sidecar is not waited for."""
         with self._lock:  # `_send_unsent` must not use its number any more.
             self._unsent.clear()
             self._socket.close()
+        self._start_reaping()
+
+    def _start_reaping(self) -> None:
+        """Reap a detached sidecar if this is process 1 of a container, which gets all orphans as its children."""
+        if self._is_detached and self.pid is not None and os.getpid() == self._owner == 1:
+            start(self._reap, "ml-diagnostics-reap")
+
+    def _reap(self) -> None:
+        """Wait a while for the end of a detached sidecar, so that no zombie is left."""
+        deadline = time.monotonic() + _REAP_SECONDS
+        try:
+            while self.pid is not None and os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+                time.sleep(_REAP_STEP_SECONDS)
+        except ChildProcessError:
+            pass  # Another process got it, or the job has waited for all its children.
 
 
 def python_argv(module: str, *, is_detached: bool = False) -> list[str]:
