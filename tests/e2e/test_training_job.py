@@ -126,7 +126,7 @@ def check_the_run_of_a_killed_job(run: dict[str, Any]) -> None:
     """Check the page of the run."""
     assert run["state"] == "COMPLETED"
     assert [(attempt["number"], attempt["state"]) for attempt in run["attempts"]] == [(1, "FAILED"), (2, "COMPLETED")]
-    assert "without a word" in run["attempts"][0]["reason"]
+    assert "without recording its end" in run["attempts"][0]["reason"]
     assert run["configs"]["software"]["framework"] == "JAX"
     assert run["configs"]["hardware"]["device_type"] == "cpu"
     measured = {metric["metric"]: metric for metric in run["metrics"]}

@@ -19,6 +19,8 @@ from google_cloud_mldiagnostics._run_state.attempts import (
 )
 from google_cloud_mldiagnostics.control_plane import Resource
 
+from .sample_entries import END_NOT_RECORDED_BEFORE
+
 NOW = "2026-03-10T01:02:03Z"
 LATER = "2026-03-10T02:00:00Z"
 
@@ -194,3 +196,10 @@ def test_an_exit_reason_can_be_added_later() -> None:
     assert explained["attempts"][0]["reason"] == "out of memory"
     assert unexplained_attempt(explained) is None  # type: ignore[arg-type]
     assert explain(1, "FAILED", "something else")(explained) is None  # type: ignore[arg-type]
+
+
+def test_an_exit_reason_can_be_added_to_a_run_of_an_earlier_release() -> None:
+    run = joined(new(member(0)), member(0, 101))
+    run["attempts"][0]["reason"] = END_NOT_RECORDED_BEFORE
+    assert unexplained_attempt(run)["number"] == 1
+    assert explain(1, "FAILED", "out of memory")(run)["attempts"][0]["reason"] == "out of memory"

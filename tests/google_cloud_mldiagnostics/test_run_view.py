@@ -14,7 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.entry import LogEntry
 
-from .sample_entries import at, attempt, ending, entry, kept_process, metric, process, resource, rfc3339, session, view
+from .sample_entries import (
+    END_NOT_RECORDED_BEFORE,
+    at,
+    attempt,
+    ending,
+    entry,
+    kept_process,
+    metric,
+    process,
+    resource,
+    rfc3339,
+    session,
+    view,
+)
 
 
 def test_a_run_with_a_recent_event_is_active() -> None:
@@ -122,9 +135,10 @@ def test_a_run_without_entries_of_processes_is_shown_as_recorded_with_a_note() -
     assert "not known" in shown.notes[0]
 
 
-def test_an_attempt_without_a_recorded_end_lasted_until_its_last_event() -> None:
-    ended = kept_process() | {"phase": "FAILED", "endTime": rfc3339(300), "reason": END_NOT_RECORDED}
-    first = attempt(1, "FAILED", 0, ended) | {"endTime": rfc3339(300), "reason": END_NOT_RECORDED}
+@pytest.mark.parametrize("reason", [END_NOT_RECORDED, END_NOT_RECORDED_BEFORE])
+def test_an_attempt_without_a_recorded_end_lasted_until_its_last_event(reason: str) -> None:
+    ended = kept_process() | {"phase": "FAILED", "endTime": rfc3339(300), "reason": reason}
+    first = attempt(1, "FAILED", 0, ended) | {"endTime": rfc3339(300), "reason": reason}
     kept = resource(attempts=[first, attempt(2, "ACTIVE", 300, kept_process() | {"pid": 200})])
     shown = view(
         kept, process("ACTIVE", 0), metric("loss", 40, 0.1), process("ACTIVE", 300, pid=200, attempt=2), now=310

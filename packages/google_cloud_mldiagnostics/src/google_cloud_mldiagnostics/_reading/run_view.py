@@ -26,7 +26,7 @@ from google_cloud_mldiagnostics._reading.run_history import (
     time_ns,
 )
 from google_cloud_mldiagnostics._reading.session_view import SessionView, view_sessions
-from google_cloud_mldiagnostics._run_state.attempts import END_NOT_RECORDED
+from google_cloud_mldiagnostics._run_state.attempts import END_NOT_RECORDED, is_end_missing
 from google_cloud_mldiagnostics.control_plane import Resource
 
 __all__ = [
@@ -262,7 +262,7 @@ class _Judge:
         if not state.has_ended and phase_of(kept, "phase").has_ended:
             state, reason = phase_of(kept, "phase"), str(kept.get("reason", ""))
         # For a process without a recorded end, the folder has the time at which the next attempt noticed that.
-        ended_ns = None if kept.get("reason") == END_NOT_RECORDED else time_ns(kept.get("endTime"))
+        ended_ns = None if is_end_missing(kept.get("reason")) else time_ns(kept.get("endTime"))
         view = ProcessView(
             attempt=key.attempt,
             host=key.host,
@@ -325,7 +325,7 @@ def _attempt(
         state, reason = State.FAILED, END_NOT_RECORDED
     started_ns = earliest([time_ns(kept.get("startTime")), *(process.started_ns for process in processes)])
     ended_ns = time_ns(kept.get("endTime"))
-    is_silent = any(process.is_gone or process.reason == END_NOT_RECORDED for process in processes)
+    is_silent = any(process.is_gone or is_end_missing(process.reason) for process in processes)
     if state.has_ended and (ended_ns is None or is_silent):
         ended_ns = max((process.last_sign_ns for process in processes), default=None)
     return AttemptView(attempt_number, state, reason, started_ns, ended_ns, processes)

@@ -19,7 +19,7 @@ A FAILED of an attempt is never overwritten; another attempt makes the run ACTIV
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 
@@ -33,6 +33,7 @@ __all__ = [
     "explain",
     "has_unseen_exit",
     "is_active",
+    "is_end_missing",
     "is_shared",
     "join",
     "last_attempt",
@@ -41,10 +42,11 @@ __all__ = [
     "unexplained_attempt",
 ]
 
-END_NOT_RECORDED = "ended without a word: it was killed, or called os._exit"  # Stored in runs: keep the text.
+END_NOT_RECORDED: Final = "exited without recording its end: it was killed, or called os._exit"
+"""Stored in runs as a reason, which `is_end_missing` recognises."""
 
+_STORED_BY_EARLIER_RELEASES: Final = "ended without a word: it was killed, or called os._exit"
 _ENDED = ("COMPLETED", "FAILED")
-_UNEXPLAINED = (END_NOT_RECORDED, UNSEEN_EXIT)
 
 
 class Member(NamedTuple):
@@ -156,7 +158,12 @@ def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
 def unexplained_attempt(run: Resource) -> dict[str, Any] | None:
     """Return the attempt before the last, if its exit reason is unknown."""
     before = _attempts(run)[-2:-1]
-    return before[0] if before and before[0].get("reason") in _UNEXPLAINED else None
+    return before[0] if before and _is_unexplained(before[0]) else None
+
+
+def is_end_missing(reason: object) -> bool:
+    """Return True if the reason of a process or an attempt is that its end was not recorded."""
+    return reason in (END_NOT_RECORDED, _STORED_BY_EARLIER_RELEASES)
 
 
 def is_active(run: Resource, member: Member) -> bool:
@@ -193,7 +200,7 @@ def explain(number: int, phase: str, reason: str) -> Change:
 
     def change(kept: Resource) -> Resource | None:
         for attempt in _attempts(kept)[:-1]:
-            if attempt.get("number") == number and attempt.get("reason") in _UNEXPLAINED:
+            if attempt.get("number") == number and _is_unexplained(attempt):
                 attempt |= {"phase": phase, "reason": reason}
                 return kept
         return None
@@ -218,6 +225,11 @@ def last_attempt(run: Resource) -> dict[str, Any] | None:
     """Return a run's current or last attempt."""
     attempts = _attempts(run)
     return attempts[-1] if attempts else None
+
+
+def _is_unexplained(attempt: Mapping[str, Any]) -> bool:
+    reason = attempt.get("reason")
+    return reason == UNSEEN_EXIT or is_end_missing(reason)
 
 
 def _attempts(run: Resource) -> list[dict[str, Any]]:
