@@ -97,7 +97,7 @@ def serve(polls: int, delay_seconds: float) -> None:
 
     os.nice(19)  # A cloud runs elsewhere, and uses no CPU of the measured process.
     with CloudLoggingServer(PROJECT) as log, ControlPlaneServer(PROJECT, REGION) as runs:
-        runs.operation_polls = polls
+        runs.operations.polls = polls
         if delay_seconds:
             log.faults.always(Delay(delay_seconds), on="write")
         _print_json({"control_plane": runs.url, "logging": log.url})

@@ -87,7 +87,7 @@ def _deletes() -> list[Row]:
     took: dict[int, dict[str, Finished]] = {}
     for count in (1, 10):
         with _compute() as (server, cloud):
-            server.operation_seconds = _OPERATION_SECONDS
+            server.operations.seconds = _OPERATION_SECONDS
             names = [f"xprof-{number:04d}" for number in range(count)]
             for name, argv in (("ours", commands.ours()), ("reference", commands.reference())):
                 if name == "reference" and not shutil.which("gcloud"):

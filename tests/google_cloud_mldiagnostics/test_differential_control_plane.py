@@ -94,7 +94,7 @@ def live(version: str, folder: Path, *, as_service_account: bool = False) -> Lif
         CloudStorageServer() as storage,
         OAuthServer() as oauth,
     ):
-        plane.operation_polls = 1
+        plane.operations.polls = 1
         storage.create_bucket("bucket")
         environ = {
             "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",

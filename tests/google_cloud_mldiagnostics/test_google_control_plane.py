@@ -174,7 +174,7 @@ def test_changes_of_many_threads_all_arrive(google: GoogleControlPlane, server: 
 def test_an_operation_is_polled_at_once_and_then_with_growing_delays(
     google: GoogleControlPlane, server: ControlPlaneServer, time: Time
 ) -> None:
-    server.operation_polls = 9
+    server.operations.polls = 9
     assert google.create_run("train-1", RUN)["runPhase"] == "ACTIVE"
     assert time.slept == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
     assert len(server.requests_for("poll")) == 9
@@ -183,14 +183,14 @@ def test_an_operation_is_polled_at_once_and_then_with_growing_delays(
 def test_an_operation_done_at_its_second_poll_costs_a_tenth_of_a_second(
     google: GoogleControlPlane, server: ControlPlaneServer, time: Time
 ) -> None:
-    server.operation_polls = 2
+    server.operations.polls = 2
     google.create_run("train-1", RUN)
     assert time.slept == pytest.approx([0.1])
 
 
 def test_a_change_is_done_when_its_operation_is(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
     google.create_run("train-1", RUN)
-    server.operation_polls = 3
+    server.operations.polls = 3
     google.update_run("train-1", in_phase("FAILED"))
     assert asked(server)[-5:] == ["get", "update", "poll", "poll", "poll"]
 
@@ -198,7 +198,7 @@ def test_a_change_is_done_when_its_operation_is(google: GoogleControlPlane, serv
 def test_an_operation_that_never_ends_is_given_up(
     google: GoogleControlPlane, server: ControlPlaneServer, time: Time
 ) -> None:
-    server.operation_polls = 10**6
+    server.operations.polls = 10**6
     started = time.now
     with pytest.raises(ControlPlaneError, match="not done yet") as raised:
         google.create_run("train-1", RUN)
@@ -240,7 +240,7 @@ def test_an_operation_that_fails_temporarily_is_repeated(
 def test_errors_while_an_operation_is_polled_are_retried(
     google: GoogleControlPlane, server: ControlPlaneServer
 ) -> None:
-    server.operation_polls = 2
+    server.operations.polls = 2
     server.faults.script([Status(503), Reset()], on="poll")
     assert google.create_run("train-1", RUN)["name"] == "train-1"
 

@@ -29,7 +29,7 @@ def test_a_creation_without_its_answer_is_one_run(server: ControlPlaneServer, ti
 def test_a_creation_without_its_answer_waits_until_the_run_exists(
     google: GoogleControlPlane, server: ControlPlaneServer
 ) -> None:
-    server.operation_polls = 2
+    server.operations.polls = 2
     server.faults.script([Reset(after_apply=True)], on="create")
     server.faults.script([Status(404), Status(404)], on="get")
     operations = server._operations
@@ -128,7 +128,7 @@ def test_a_retry_after_of_the_server_is_honoured(
 
 def test_a_call_takes_at_most_its_timeout(google: GoogleControlPlane, server: ControlPlaneServer, time: Time) -> None:
     google.call_seconds = 0.15
-    server.operation_polls = 10
+    server.operations.polls = 10
     with pytest.raises(ControlPlaneError):
         google.create_run("train-1", RUN)
     assert sum(time.slept) < 0.15
@@ -150,7 +150,7 @@ def test_a_waiting_request_is_cancelled_for_a_more_urgent_one(
     if fault:
         server.faults.always(fault, on="update")
     else:
-        server.operation_polls = 10**6
+        server.operations.polls = 10**6
     waited: list[ControlPlaneError] = []
 
     def change_config() -> None:
@@ -166,6 +166,6 @@ def test_a_waiting_request_is_cancelled_for_a_more_urgent_one(
         thread.join(0.05)
     assert waited[0].is_temporary
     server.faults.clear()
-    server.operation_polls = 2
+    server.operations.polls = 2
     assert hurried.update_run("train-1", in_phase("COMPLETED"))["runPhase"] == "COMPLETED"
     hurried.close()

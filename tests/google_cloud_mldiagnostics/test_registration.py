@@ -59,7 +59,7 @@ def leave_the_cloud(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def test_a_run_is_asked_for_created_polled_and_ended(server: ControlPlaneServer) -> None:
-    server.operation_polls = 2
+    server.operations.polls = 2
     start_run(strict=True).finish()
     sequence = asked(server)
     assert sequence[:4] == ["get", "create", "poll", "poll"]

@@ -85,7 +85,7 @@ def test_a_slow_operation_does_not_stop_the_end_from_being_sent(
 ) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 2.0)
     run = start_run(strict=True)
-    server.operation_seconds = 3600
+    server.operations.seconds = 3600
     run.configs.update(lr=0.1)
     wait_until(lambda: "update" in [request.operation for request in server.requests])
     run.finish()
@@ -117,7 +117,7 @@ def test_an_end_that_could_not_be_sent_is_one_warning(
 
 @pytest.mark.parametrize("polls", [1, 3, 5])
 def test_a_run_that_ends_while_it_is_created_is_created_and_ended(server: ControlPlaneServer, polls: int) -> None:
-    server.operation_polls = polls
+    server.operations.polls = polls
     run = start_run()
     wait_until(lambda: "poll" in [request.operation for request in server.requests])
     run.finish()

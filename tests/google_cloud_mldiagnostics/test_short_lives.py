@@ -65,7 +65,7 @@ def live_and_die(server: ControlPlaneServer, folder: Path, count: int, at_once: 
     process = subprocess.Popen([sys.executable, "-c", JOBS, str(count), str(at_once), str(folder)], env=environment)
     dice = random.Random(12)
     while process.poll() is None:
-        server.operation_polls = dice.randint(0, 5)
+        server.operations.polls = dice.randint(0, 5)
         time.sleep(0.02)
     assert process.returncode == 0
     codes = json.loads((folder / "codes.json").read_text())
@@ -91,7 +91,7 @@ def test_every_run_has_the_outcome_of_its_process_or_a_warning_that_sync_complet
     silent = [run for run in behind if f"mldiagnostics sync {run}" not in (tmp_path / f"{run[:-2]}.txt").read_text()]
     assert not silent, {run: (expected[run], kept.get(run)) for run in silent}
     assert len(behind) <= 0.2 * count, behind  # 7 % on two cores with a load of 40.
-    server.operation_polls = 0
+    server.operations.polls = 0
     for run in behind:
         assert main(["sync", run]) == 0
     assert phases(server) == expected

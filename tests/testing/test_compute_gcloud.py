@@ -97,7 +97,7 @@ def test_it_makes_labels_and_deletes_a_vm(gcloud: Any, compute_server: ComputeSe
 
 
 def test_it_waits_for_an_operation_and_reports_its_error(gcloud: Any, compute_server: ComputeServer) -> None:
-    compute_server.operation_seconds = 0.5
+    compute_server.operations.seconds = 0.5
     compute_server.fail_operations("ZONE_RESOURCE_POOL_EXHAUSTED", "The zone has not enough resources.", on="insert")
     done = gcloud("compute", "instances", "create", "a", f"--zone={ZONE}", "--machine-type=c4-highmem-8")
     assert done.returncode == 1

@@ -230,7 +230,7 @@ def test_the_same_request_id_is_the_same_operation(compute: Any, compute_server:
 
 
 def test_an_operation_takes_its_time(compute: Any, compute_server: ComputeServer) -> None:
-    compute_server.operation_seconds = 0.3
+    compute_server.operations.seconds = 0.3
     operation = insert(compute)
     assert operation["status"] == "RUNNING"
     assert get(compute)["status"] == "PROVISIONING"
@@ -241,8 +241,8 @@ def test_an_operation_takes_its_time(compute: Any, compute_server: ComputeServer
 def test_a_wait_that_is_too_long_returns_an_operation_that_is_not_done(
     compute: Any, compute_server: ComputeServer
 ) -> None:
-    compute_server.operation_seconds = math.inf
-    compute_server.wait_seconds = 0.05
+    compute_server.operations.seconds = math.inf
+    compute_server.operations.wait_seconds = 0.05
     operation = insert(compute)
     assert wait(compute, operation)["status"] == "RUNNING"
     asked = compute.zoneOperations().get(project=PROJECT, zone=ZONE, operation=operation["name"]).execute()
@@ -251,7 +251,7 @@ def test_a_wait_that_is_too_long_returns_an_operation_that_is_not_done(
 
 def test_closing_ends_every_wait() -> None:
     with ComputeServer() as server:
-        server.operation_seconds = math.inf
+        server.operations.seconds = math.inf
         body = json.dumps(VM).encode()
         url = f"{server.url}/compute/v1/projects/{PROJECT}/zones/{ZONE}"
         with urllib.request.urlopen(urllib.request.Request(f"{url}/instances", body)) as answer:
@@ -316,15 +316,15 @@ def test_a_test_plays_the_vm(compute: Any, compute_server: ComputeServer) -> Non
 def test_a_vm_may_be_deleted_while_it_is_made(compute: Any, compute_server: ComputeServer) -> None:
     deleted: list[Any] = []
     compute_server.on_instance_deleted(deleted.append)
-    compute_server.operation_seconds = 0.3
+    compute_server.operations.seconds = 0.3
     made = insert(compute)
-    compute_server.operation_seconds = 0
+    compute_server.operations.seconds = 0
     compute.instances().delete(project=PROJECT, zone=ZONE, instance="xprof-1").execute()
     assert wait(compute, made)["status"] == "DONE"
     assert compute_server.instances() == []
 
     compute_server.add_instance("twice")
-    compute_server.operation_seconds = 0.1
+    compute_server.operations.seconds = 0.1
     deletions = [compute.instances().delete(project=PROJECT, zone=ZONE, instance="twice").execute() for _ in range(2)]
     assert [wait(compute, deletion)["status"] for deletion in deletions] == ["DONE", "DONE"]
     compute_server.close()

@@ -250,7 +250,7 @@ def test_a_listing_that_cannot_be_understood_is_refused(control_plane_server: Co
 def test_a_slow_creation_takes_the_id_at_once_and_is_seen_when_it_is_done(
     control_plane_server: ControlPlaneServer,
 ) -> None:
-    control_plane_server.operation_polls = 2
+    control_plane_server.operations.polls = 2
     _, operation = create(control_plane_server)
     assert not operation["done"]
     assert get(control_plane_server)[0] == 404
@@ -264,11 +264,11 @@ def test_a_slow_creation_takes_the_id_at_once_and_is_seen_when_it_is_done(
 
 
 def test_an_operation_that_takes_time_ends_without_a_request_for_it(control_plane_server: ControlPlaneServer) -> None:
-    control_plane_server.operation_seconds = 3600
+    control_plane_server.operations.seconds = 3600
     create(control_plane_server)
     assert get(control_plane_server)[0] == 404
     control_plane_server.clear()
-    control_plane_server.operation_seconds = 0.001
+    control_plane_server.operations.seconds = 0.001
     create(control_plane_server)
     for _ in range(100):
         if get(control_plane_server)[0] == 200:

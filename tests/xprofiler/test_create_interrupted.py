@@ -83,7 +83,7 @@ def test_while_the_vm_appears_after_the_request(cloud: ViewerCloud) -> None:
 
 
 def test_while_the_vm_is_being_created(cloud: ViewerCloud) -> None:
-    cloud.compute.operation_seconds = 1.0
+    cloud.compute.operations.seconds = 1.0
     running = cloud.start(*CREATE)
     cloud.wait_for("wait")
     assert "Nothing remains" in _interrupted(running)
@@ -119,7 +119,7 @@ def test_while_its_status_is_read(cloud: ViewerCloud) -> None:
 
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
 def test_while_gcloud_creates_the_vm(cloud: ViewerCloud) -> None:
-    cloud.compute.operation_seconds = 2.0
+    cloud.compute.operations.seconds = 2.0
     running = cloud.start(*CREATE, "--no-address")
     cloud.wait_for("insert")
     assert "Nothing remains" in _interrupted(running)
@@ -188,7 +188,7 @@ def test_at_any_moment(tmp_path: Path, extra: tuple[str, ...]) -> None:
     for _ in range(20):
         with ComputeServer() as compute:
             cloud = ViewerCloud(compute, tmp_path)
-            compute.operation_seconds = 0.3
+            compute.operations.seconds = 0.3
             running = cloud.start(*CREATE, *extra)
             running.wait_for("Waiting for instance")
             time.sleep(moments.uniform(0, 3 if extra else 1.8))

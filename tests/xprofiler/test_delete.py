@@ -205,12 +205,12 @@ def test_no_file_of_flags_leads_to_another_zone(run: Run, cloud: ComputeServer, 
 def test_ten_are_deleted_in_parallel(run: Run, cloud: ComputeServer) -> None:
     for number in range(10):
         add_viewer(cloud, f"xprof-{number}", logs="gs://bucket/run")
-    cloud.operation_seconds = 1.0
+    cloud.operations.seconds = 1.0
     assert run("delete", "-q", "-z", ZONE, "-l", "gs://bucket/run").code == 0
     assert left(cloud) == []
     times = [record.time for record in cloud.requests_for("delete")]
     assert len(times) == 10
-    assert max(times) - min(times) < cloud.operation_seconds
+    assert max(times) - min(times) < cloud.operations.seconds
 
 
 def test_a_failed_deletion_is_reported_and_the_others_are_deleted(run: Run, cloud: ComputeServer) -> None:
@@ -262,7 +262,7 @@ def test_a_dropped_answer_is_requested_again_for_the_same_deletion(
 
 def test_an_operation_that_takes_longer_than_one_wait_is_waited_for(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, VM)
-    cloud.operation_seconds, cloud.wait_seconds = 1.0, 0.2
+    cloud.operations.seconds, cloud.operations.wait_seconds = 1.0, 0.2
     assert run("delete", "-q", "-z", ZONE, "-n", VM).code == 0
     assert left(cloud) == []
     assert len(cloud.requests_for("wait")) > 1
@@ -299,7 +299,7 @@ def test_ctrl_c_at_the_prompt_deletes_nothing(cloud: ComputeServer) -> None:
 
 def test_ctrl_c_while_it_waits_prints_what_continues(cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
-    cloud.operation_seconds = 60.0
+    cloud.operations.seconds = 60.0
     ended = interrupted("delete", "-q", "-z", ZONE, "-n", "xprof-a", cloud=cloud, after="wait")
     assert ended.returncode == 130
     assert "xprof-a may still be deleted; check with: xprofiler list -n xprof-a\ninterrupted\n" in ended.stderr

@@ -31,7 +31,7 @@ def body(name: str = "xprof-a") -> dict[str, Any]:
 
 
 def test_a_vm_is_there_when_insert_returns(cloud: ComputeServer, instances: Instances) -> None:
-    cloud.operation_seconds = 0.3
+    cloud.operations.seconds = 0.3
     instances.insert(ZONE, body())
     assert instances.get(ZONE, "xprof-a", "status") == {"status": "RUNNING"}
 
@@ -62,14 +62,14 @@ def test_a_zone_without_capacity_is_reported(cloud: ComputeServer, instances: In
 
 
 def test_an_operation_that_never_ends_is_given_up(cloud: ComputeServer, instances: Instances) -> None:
-    cloud.operation_seconds, cloud.wait_seconds = float("inf"), 0.1
+    cloud.operations.seconds, cloud.operations.wait_seconds = float("inf"), 0.1
     with pytest.raises(TimedOutError, match=r"could not create the VM xprof-a in zone us-central1-a within 0\.5 s"):
         instances.insert(ZONE, body(), timeout_seconds=0.5)
 
 
 def test_an_unanswered_wait_is_started_again(cloud: ComputeServer) -> None:
     cloud.faults.script([Hang()], on="wait")
-    cloud.operation_seconds = 0.2
+    cloud.operations.seconds = 0.2
     api = GoogleApi(GcloudSettings.load(), Console())
     Instances(api, clock=lambda: 0.0).insert(ZONE, body(), timeout_seconds=1.0)  # Time stands still.
     assert len(cloud.requests_for("wait")) == 2

@@ -35,7 +35,7 @@ def control_plane(
 
 
 def test_a_completed_run_is_created_and_its_page_is_printed(run: Run, control_plane: ControlPlaneServer) -> None:
-    control_plane.operation_polls = 2
+    control_plane.operations.polls = 2
     ended = run(*_ARGUMENTS)
     assert ended.code == 0, ended.errors
     (made,) = control_plane.runs()

@@ -79,7 +79,7 @@ def test_it_does_not_wait_for_the_labels(cloud: ViewerCloud) -> None:
 
 
 def _slow_operations(cloud: ViewerCloud) -> None:
-    cloud.compute.operation_seconds = 5.0
+    cloud.compute.operations.seconds = 5.0
 
 
 def test_it_waits_for_the_given_time_and_names_the_step(cloud: ViewerCloud) -> None:

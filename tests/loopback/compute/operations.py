@@ -68,11 +68,13 @@ class Operations:
         project_url: The URL of the project: `http://.../compute/v1/projects/P`.
         clock: Returns the time in seconds since the epoch.
         seconds: The duration of an operation; infinity means that it never ends.
+        wait_seconds: The maximum duration of a `wait`; initially that of the real service.
     """
 
     project_url: str
     clock: Callable[[], float]
     seconds: float = 0.0
+    wait_seconds: float = 120.0
     _operations: dict[tuple[str, str], _Operation] = field(default_factory=dict)
     _by_request: dict[tuple[str, str, str], _Operation] = field(default_factory=dict)
     _failures: list[_Failure] = field(default_factory=list)
@@ -119,15 +121,15 @@ class Operations:
         with self._changed:
             return self._find(scope, name).resource
 
-    def wait(self, scope: str, name: str, limit_seconds: float) -> Resource:
-        """Wait until an operation is done or the time is over; return its state.
+    def wait(self, scope: str, name: str) -> Resource:
+        """Wait until an operation is done or `wait_seconds` are over; return its state.
 
         Raises:
             ApiError: The operation does not exist.
         """
         with self._changed:
             operation = self._find(scope, name)
-            self._changed.wait_for(lambda: self._is_closed or operation.resource["status"] == "DONE", limit_seconds)
+            self._changed.wait_for(lambda: self._is_closed or operation.resource["status"] == "DONE", self.wait_seconds)
             return operation.resource
 
     def all(self, scope: str) -> list[Resource]:

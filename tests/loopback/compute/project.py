@@ -32,12 +32,10 @@ class Project:
 
     Attributes:
         metadata: The metadata that all VMs of the project share, in the form of the API.
-        wait_seconds: The maximum duration of a `wait` for an operation.
     """
 
     def __init__(self, url: str, catalog: Catalog, operations: Operations) -> None:
         self.metadata = with_fingerprint({})
-        self.wait_seconds = 120.0
         self._url = url
         self._name = url.rpartition("/")[2]
         self._catalog = catalog
@@ -129,7 +127,7 @@ class Project:
         return self._operations.get(_scope(parts), parts["name"])
 
     def _wait(self, request: Request, parts: Parts) -> Resource:
-        return self._operations.wait(_scope(parts), parts["name"], self.wait_seconds)
+        return self._operations.wait(_scope(parts), parts["name"])
 
 
 def _scope(parts: Parts) -> str:

@@ -71,6 +71,7 @@ class ComputeServer(LoopbackServer):
 
     Attributes:
         storage: The Cloud Storage, with its own faults and requests.
+        operations: The operations; their `seconds` and `wait_seconds` are settable.
         is_enabled: True if the API is enabled in the project; otherwise requests get 403.
         is_permitted: True if the caller has the permission; otherwise requests get 403.
         accepted_tokens: The valid access tokens; other requests get 401. None accepts requests without a token.
@@ -98,13 +99,13 @@ class ComputeServer(LoopbackServer):
         url = f"{self.url}/compute/v1/projects/{project}"
         catalog = Catalog(url, zones, machine_types)
         self._instances = Instances(url, catalog)
-        self._operations = Operations(url, clock)
-        self._project = Project(url, catalog, self._operations)
+        self.operations = Operations(url, clock)
+        self._project = Project(url, catalog, self.operations)
         self._vms = Vms(
             url,
             catalog,
             self._instances,
-            self._operations,
+            self.operations,
             created=lambda instance: self._call(self._on_created, instance),
             deleted=lambda instance: self._call(self._on_deleted, instance),
         )
@@ -115,24 +116,6 @@ class ComputeServer(LoopbackServer):
         ]
 
     # --- For tests ---
-
-    @property
-    def operation_seconds(self) -> float:
-        """The duration of an operation. Settable; initially 0, infinity means that it never ends."""
-        return self._operations.seconds
-
-    @operation_seconds.setter
-    def operation_seconds(self, seconds: float) -> None:
-        self._operations.seconds = seconds
-
-    @property
-    def wait_seconds(self) -> float:
-        """The maximum duration of a `wait` for an operation. Settable; initially 120, like the real service's."""
-        return self._project.wait_seconds
-
-    @wait_seconds.setter
-    def wait_seconds(self, seconds: float) -> None:
-        self._project.wait_seconds = seconds
 
     def fail_operations(
         self, code: str, message: str = "a scripted fault", *, on: str | None = None, times: int = 1, status: int = 503
@@ -151,7 +134,7 @@ class ComputeServer(LoopbackServer):
             "httpErrorStatusCode": status,
             "httpErrorMessage": {403: "FORBIDDEN", 503: "SERVICE UNAVAILABLE"}.get(status, "ERROR"),
         }
-        self._operations.fail_next(error, on, times)
+        self.operations.fail_next(error, on, times)
 
     def on_instance_created(self, callback: Callback) -> None:
         """Call a function in a new thread for each VM that clients create from now on, to simulate the VM.
@@ -274,7 +257,7 @@ class ComputeServer(LoopbackServer):
 
     def close(self) -> None:
         """Stop serving. Safe to call twice."""
-        self._operations.close()
+        self.operations.close()
         super().close()
         self.storage.close()
         for thread in self._callbacks:

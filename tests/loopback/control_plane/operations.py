@@ -37,7 +37,8 @@ class Operations:
     """The operations of one server.
 
     Attributes:
-        polls: How many polls it takes until an operation is done; 0 means that the first answer is done.
+        polls: How many polls it takes until an operation is done; 0 means that the first answer is done. A new run
+            reserves its id at once, and becomes visible when its creation is done. Changes are visible at once.
         seconds: The minimum duration of an operation.
     """
 

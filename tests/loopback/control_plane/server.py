@@ -40,6 +40,7 @@ class ControlPlaneServer(LoopbackServer):
         clock: Returns the time in seconds since the epoch.
 
     Attributes:
+        operations: The long-running operations; their `polls` and `seconds` are settable.
         is_enabled: True if the API is enabled in the project; otherwise requests get 403 with SERVICE_DISABLED.
         is_billed: True if the project has a billing account; otherwise writes get 400 with FAILED_PRECONDITION.
         is_permitted: True if the caller has the permission; otherwise requests get 403 with IAM_PERMISSION_DENIED.
@@ -61,29 +62,8 @@ class ControlPlaneServer(LoopbackServer):
         self.is_permitted = True
         self.accepted_tokens: set[str] | None = None
         self._store = RunStore()
-        self._operations = Operations()
+        self.operations = Operations()
         super().__init__(clock=clock)
-
-    @property
-    def operation_polls(self) -> int:
-        """How many polls it takes until a long-running operation is done. Settable; initially 0.
-
-        A new run reserves its id at once, and becomes visible when its creation is done. Changes are visible at once.
-        """
-        return self._operations.polls
-
-    @operation_polls.setter
-    def operation_polls(self, polls: int) -> None:
-        self._operations.polls = polls
-
-    @property
-    def operation_seconds(self) -> float:
-        """The duration of a long-running operation. Settable; initially 0."""
-        return self._operations.seconds
-
-    @operation_seconds.setter
-    def operation_seconds(self, seconds: float) -> None:
-        self._operations.seconds = seconds
 
     def fail_operations(
         self, code: int, message: str = "a scripted fault", *, details: Iterable[Mapping[str, Any]] = (), times: int = 1
@@ -96,7 +76,7 @@ class ControlPlaneServer(LoopbackServer):
             details: `google.rpc` details as JSON objects, each with its "@type".
             times: The number of operations.
         """
-        self._operations.fail_next({"code": code, "message": message, "details": list(details)}, times)
+        self.operations.fail_next({"code": code, "message": message, "details": list(details)}, times)
 
     def environment(self) -> dict[str, str]:
         """Return the variables that redirect gcloud and the ML diagnostics libraries to this server."""
@@ -135,7 +115,7 @@ class ControlPlaneServer(LoopbackServer):
     def clear(self) -> None:
         """Delete all runs, sessions and operations."""
         self._store.clear()
-        self._operations.clear()
+        self.operations.clear()
 
     def operation(self, method: str, path: str) -> str:
         """Return the operation of a request."""
@@ -150,9 +130,9 @@ class ControlPlaneServer(LoopbackServer):
             raise ApiError(404, f"the loopback control plane has no {request.method} {request.path}")
         request.record.body = request.json()
         self._admit(request, operation, found)
-        self._operations.settle_due()
+        self.operations.settle_due()
         if operation == "poll":
-            return json_response(self._operations.poll(f"{found['parent']}/{found['operation']}"))
+            return json_response(self.operations.poll(f"{found['parent']}/{found['operation']}"))
         if found["sessions"]:
             return json_response(self._do_session(operation, request, found))
         return json_response(self._do_run(operation, request, found))
@@ -243,7 +223,7 @@ class ControlPlaneServer(LoopbackServer):
         do: Callable[[], Resource],
         finish: Callable[[], Resource] | None = None,
     ) -> Resource:
-        return self._operations.start(parent, target, verb, timestamp(now), do, finish)
+        return self.operations.start(parent, target, verb, timestamp(now), do, finish)
 
     def _name(self, run_id: str) -> str:
         return f"projects/{self.project}/locations/{self.location}/machineLearningRuns/{run_id}"
