@@ -93,3 +93,31 @@ with diagnostic.diagnose(config()):
         "MainThread False SIGUSR1 is taken",
         "entered",
     ]
+
+
+_LOG_THREAD_IS_SLOW = """
+class Handler(logging.StreamHandler):
+    def handle(self, record):
+        if threading.get_ident() != threading.main_thread().ident:
+            is_handling.set()
+            %s
+        return super().handle(record)
+is_handling = threading.Event()
+logging.getLogger().addHandler(Handler())
+without_companion()
+with diagnostic.diagnose(config(0.1)):
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    is_handling.wait()
+print("left", flush=True)
+"""
+
+
+def test_a_warning_that_is_being_logged_as_its_block_ends_is_logged_before_the_process_ends(tmp_path: Path) -> None:
+    code, out, err = run(_LOG_THREAD_IS_SLOW % "time.sleep(0.2)", tmp_path / "d")
+    assert (code, out) == (0, "left\n")
+    assert "SIGUSR1 is taken" in err
+
+
+def test_a_log_handler_that_never_returns_stops_neither_its_block_nor_the_job(tmp_path: Path) -> None:
+    code, out, _ = run(_LOG_THREAD_IS_SLOW % "threading.Event().wait()", tmp_path / "d")
+    assert (code, out) == (0, "left\n")

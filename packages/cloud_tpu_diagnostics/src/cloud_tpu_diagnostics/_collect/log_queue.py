@@ -9,6 +9,7 @@ drop them.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,11 +17,12 @@ from functools import partial
 from ml_diagnostics_common import guard
 from ml_diagnostics_common.guard import LOSSES, can_log
 from ml_diagnostics_common.process_hooks import at_fork
-from ml_diagnostics_common.worker import Worker
+from ml_diagnostics_common.worker import Worker, wait_until
 
 __all__ = ["flush", "flush_in_background", "guarded_as", "log", "log_once", "report_loss", "warn_once"]
 
 _POLL_MILLISECONDS = 1000
+_WAIT_SECONDS = 1.0
 _MOST_QUEUED = 1000
 _ENOUGH_PENDING = 2
 """One call that runs, and one that handles what is queued meanwhile."""
@@ -59,24 +61,29 @@ guarded_as = partial(guard.guarded_as, warn=_warn_in_background)
 
 
 def flush() -> None:
-    """Log what is queued: in this thread, which holds no lock of ours; in the background while it would wait."""
-    if _queue:
-        if can_log(_logger):
-            _log_queued()
-        else:
-            flush_in_background()
+    """Log what is queued: in this thread, which holds no lock of ours; in the background while it would wait.
+
+    Return after what the background has taken from the queue is logged too, or after a second: the process may end
+    next, and with it the thread there.
+    """
+    if not can_log(_logger):
+        flush_in_background()
+        return
+    _log_queued()
+    deadline = time.monotonic() + _WAIT_SECONDS
+    wait_until(lambda: not _worker.pending_count(), lambda: deadline - time.monotonic())
 
 
 def flush_in_background() -> None:
     """Log what is queued in a thread, once nothing waits there; return at once, locks or not."""
     if _queue and _worker.pending_count() < _ENOUGH_PENDING:
-        _worker.put(_log_or_wait)
+        _worker.put(_log_in_background)
 
 
-def _log_or_wait() -> float | None:
-    if can_log(_logger, _POLL_MILLISECONDS):
-        _log_queued()
-    return 0.0 if _queue else None
+def _log_in_background() -> None:
+    while _queue:
+        if can_log(_logger, _POLL_MILLISECONDS):
+            _log_queued()
 
 
 def _log_queued() -> None:
@@ -94,5 +101,5 @@ def _log_safely(call: Callable[[], object]) -> None:
         LOSSES.add("log_handler_raised")
 
 
-_worker = Worker("cloud-tpu-diagnostics-log", _log_or_wait, idle_seconds=0.0)
+_worker = Worker("cloud-tpu-diagnostics-log", idle_seconds=0.0)
 at_fork(_queue.clear)  # It is the parent's.
