@@ -182,28 +182,10 @@ class ElasticGoodputMonitor(GoodputMonitor):
         cache_dir: _PathLike = "/tmp",
         max_logs_retention_period: datetime.timedelta | float | None = None,
     ) -> None:
-        """Check the arguments of `GoodputMonitor`, without `pathway_enabled`.
+        """Check the arguments, which are those of `GoodputMonitor` with two differences.
 
-        Args:
-            job_name: The job's name; see `GoodputMonitor` for details of all arguments.
-            logger_name: The log's name.
-            tensorboard_dir: Folder of the job's TensorBoard logs.
-            upload_interval: Seconds between two uploads.
-            monitoring_enabled: False on all hosts but one.
-            include_badput_breakdown: True to upload badput by its causes.
-            include_step_deviation: True to permit uploads of step deviation.
-            include_slice_efficiency: True to upload how many of the slices trained, and how many were present.
-            configured_ideal_step_time: Seconds.
-            step_deviation_interval_seconds: Seconds between two uploads of step deviation.
-            gcp_options: The metrics that are sent to Cloud Monitoring.
-            skip_final_flush: True to stop uploads without a last point.
-            final_flush_timeout_seconds: How long stopping an upload waits for its last point.
-            gcs_sync_interval_seconds: Seconds between two copies of the saved state to the bucket.
-            cache_dir: Folder of the saved state.
-            max_logs_retention_period: How far back Cloud Logging is read.
-
-        Raises:
-            ConfigurationError: An argument is invalid. Not if monitoring is disabled.
+        `pathway_enabled` is missing: these jobs all use Pathways. With `include_slice_efficiency`, the monitor also
+        uploads how many of the slices trained, and how many were present.
         """
         arguments = dict(locals())
         self._prepare(ElasticGoodputMonitor, arguments)
