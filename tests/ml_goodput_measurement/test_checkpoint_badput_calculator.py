@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
-from ml_goodput_measurement.checkpoint_badput_calculator import (  # type: ignore[attr-defined]
+from ml_goodput_measurement.checkpoint_badput_calculator import (
     OPERATION_TYPE_LOCAL,
     OPERATION_TYPE_PERSISTENT,
     OPERATION_TYPE_PERSISTENT_AND_LOCAL,
