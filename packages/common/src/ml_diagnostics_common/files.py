@@ -24,6 +24,7 @@ from typing import Any
 from ml_diagnostics_common.exceptions import ConfigurationError
 
 __all__ = [
+    "check_scheme",
     "in_bucket",
     "is_held",
     "is_network_filesystem",
@@ -244,14 +245,19 @@ def _unescape(point: str) -> str:
 
 
 def in_bucket(path: str) -> bool:
-    """Return True for gs://..., False for a local path.
+    """Return True for gs://..., False for any other path, also one that `check_scheme` refuses."""
+    return path.startswith("gs://")
+
+
+def check_scheme(path: str) -> None:
+    """Refuse a path that is neither in a bucket nor local.
 
     Raises:
         ConfigurationError: The path has another scheme, or lost a slash in a `pathlib.Path`. As a local path it would
             be a folder called `s3:` in the working directory.
     """
-    if path.startswith("gs://"):
-        return True
+    if in_bucket(path):
+        return
     if path.startswith("gs:/"):
         raise ConfigurationError(f"{path!r} has one slash: give gs://bucket/key as text, since a Path joins slashes")
     scheme = _SCHEME.match(path)
@@ -259,7 +265,6 @@ def in_bucket(path: str) -> bool:
         raise ConfigurationError(
             f"{path!r}: {scheme[1]}:// is not supported; give gs://bucket/folder or a path on this machine"
         )
-    return False
 
 
 def native_path(path: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
 from ml_diagnostics_common.failures import Kind, classify
+from ml_diagnostics_common.files import in_bucket
 
 __all__ = ["CaptureResult", "ProfilerService", "TracerLevels", "file_name_of", "profile_request"]
 
@@ -286,7 +287,7 @@ def _check(addresses: Sequence[str], roots: Sequence[str], names: Sequence[str],
         raise ConfigurationError(f"{duration_ms} ms is not a valid duration of a profile: give 1 ms to one day")
     if not len(addresses) == len(roots) == len(names):
         raise ConfigurationError(f"{len(addresses)} hosts, {len(names)} names and {len(roots)} folders: give one each")
-    if any(not root.startswith(("/", "gs://")) for root in roots):
+    if not all(root.startswith("/") or in_bucket(root) for root in roots):
         raise ConfigurationError(f"{roots!r}: the hosts write there, so give an absolute folder or gs://bucket/folder")
     if not all(re.fullmatch(r"[^/\s\0]*", name) for name in names):
         raise ConfigurationError(f"{list(names)!r}: give each host a name that is valid for a file")

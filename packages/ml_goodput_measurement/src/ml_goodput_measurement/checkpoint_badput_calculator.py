@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement._record.arguments import checked_name, shown
@@ -312,7 +313,7 @@ def _is_wanted(operation_type: str | None, *, is_local: bool) -> bool:
 
 
 def _is_on_disk(entry: Entry) -> bool:
-    return not str(entry.get("directory")).startswith("gs://")
+    return not in_bucket(str(entry.get("directory")))
 
 
 def _is_emergency(entry: Entry) -> bool:

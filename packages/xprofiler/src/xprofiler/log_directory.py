@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ml_diagnostics_common.command.errors import UsageError
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.payload import decoded
 
 __all__ = ["LogDirectory"]
@@ -52,7 +53,7 @@ class LogDirectory:
         if not path.startswith("gs:"):
             return cls._local(text, path, may_be_local)
         bucket, _, key = path.removeprefix("gs://").partition("/")
-        if not path.startswith("gs://") or not _BUCKET.fullmatch(bucket):
+        if not in_bucket(path) or not _BUCKET.fullmatch(bucket):
             raise UsageError(
                 f"log directory {text!r} names no bucket: give gs://bucket/path, the bucket of letters, digits, "
                 "dots, dashes and underscores"

@@ -15,7 +15,7 @@ from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.entry import LogEntry, ProcessEndings
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.exceptions import StorageError
-from ml_diagnostics_common.files import in_bucket, try_lock, unlock
+from ml_diagnostics_common.files import check_scheme, in_bucket, try_lock, unlock
 from ml_diagnostics_common.log_source import LogSource, notes_of
 from ml_diagnostics_common.processes import process_started_ns
 
@@ -94,6 +94,7 @@ def read_trace_files(path: str, notes: list[str]) -> list[ProcessDump]:
         ConfigurationError: The path is not valid.
         StorageError: It cannot be read.
     """
+    check_scheme(path)
     files = _read_cloud(path) if in_bucket(path) else _read_local(path, notes)
     found: list[ProcessDump] = []
     over: set[ProcessDump] = set()

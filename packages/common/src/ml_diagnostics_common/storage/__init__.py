@@ -12,7 +12,7 @@ import functools
 import os
 from typing import Protocol
 
-from ml_diagnostics_common.files import in_bucket
+from ml_diagnostics_common.files import check_scheme, in_bucket
 from ml_diagnostics_common.storage._google import GoogleCloudStorage, split_path
 from ml_diagnostics_common.storage._local import LocalStorage
 
@@ -111,6 +111,7 @@ def storage_for(path: str | os.PathLike[str], *, deadline_seconds: float = 60.0)
             bucket.
     """
     text = os.fspath(path)
+    check_scheme(text)
     if not in_bucket(text):
         return LocalStorage()
     split_path(text, key_required=False)

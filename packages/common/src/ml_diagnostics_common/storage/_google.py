@@ -24,6 +24,7 @@ from ml_diagnostics_common.exceptions import (
     StorageError,
 )
 from ml_diagnostics_common.failures import Kind, classify
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.process_hooks import import_clients
 
 __all__ = ["GoogleCloudStorage", "split_path"]
@@ -283,7 +284,7 @@ def split_path(path: str, *, key_required: bool = True) -> tuple[str, str]:
         ConfigurationError: The path is not of that form.
     """
     bucket, _, key = path.removeprefix("gs://").partition("/")
-    if not path.startswith("gs://") or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket):
+    if not in_bucket(path) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket):
         raise ConfigurationError(f"{path!r} is not of the form gs://bucket/key")
     if key_required and not key:
         raise ConfigurationError(f"{path!r} names a bucket and no object; give gs://{bucket}/key")

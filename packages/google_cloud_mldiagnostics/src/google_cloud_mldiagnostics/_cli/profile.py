@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ml_diagnostics_common.command.errors import DONE, FAILED, NotFoundError
 from ml_diagnostics_common.command.formats import add_format_option, format_data, format_table, shortened
 from ml_diagnostics_common.command.options import whole_number
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.texts import format_count, format_duration
 
 from google_cloud_mldiagnostics._cli.options import add_run_argument, add_source_options, run_source
@@ -199,7 +200,7 @@ def _folders(view: RunView, targets: Sequence[Target], session_id: str) -> list[
     """Return the folders of the profile, after the job uploaded it: one, or one for each host without a shared path."""
     from google_cloud_mldiagnostics._profiling.locations import session_folder
 
-    if view.gcs_path.startswith("gs://"):
+    if in_bucket(view.gcs_path):
         return [session_folder(f"{view.gcs_path}/{view.run_id}", session_id)]
     return list(dict.fromkeys(f"{target.folder}/{session_id}" for target in targets))
 
@@ -255,7 +256,7 @@ def _format(
     ]
     if captured:
         lines.append("")
-        lines += [f"  in    {folder}{', uploaded by the job' * folder.startswith('gs://')}" for folder in folders]
+        lines += [f"  in    {folder}{', uploaded by the job' * in_bucket(folder)}" for folder in folders]
         roots = dict.fromkeys(logdir_of(folder) for folder in folders)
         lines += [f"  open  xprof --logdir {shlex.quote(root)} --port 8791" for root in roots]
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from ml_diagnostics_common.backoff import Backoff, Retries
 from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, cut_to_fit, full_log_name
 from ml_diagnostics_common.entry import EntryContext, LogEntry, encode_cloud
 from ml_diagnostics_common.exceptions import PreconditionFailedError
-from ml_diagnostics_common.files import read_regular
+from ml_diagnostics_common.files import in_bucket, read_regular
 from ml_diagnostics_common.journal import Header, Segment, list_segments, log_directory, read_header, shipped_position
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_common.storage import storage_for
@@ -313,7 +313,7 @@ def send_sessions(
         folder = str(session.get("storageFolderUri", ""))
         if session_id in there:
             folder = session_folder(logdir, session_id)
-        if folder.startswith("gs://"):
+        if in_bucket(folder):
             known = {name: value for name, value in session.items() if name not in _KEPT_BY_EACH}
             cloud.put_session(run_id, session_id, {**known, "storageFolderUri": folder})
             reported.append(session_id)

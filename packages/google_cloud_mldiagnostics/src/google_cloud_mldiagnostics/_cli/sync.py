@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.command.errors import DONE, FAILED
-from ml_diagnostics_common.files import native_path
+from ml_diagnostics_common.files import in_bucket, native_path
 from ml_diagnostics_common.texts import format_bytes, format_count
 
 from google_cloud_mldiagnostics._cli.options import add_run_argument
@@ -104,10 +104,10 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
     folder = local.control_plane.folder(run_id)
     staging = folder / "staged"
     folders = [staging, folder / "profiles"]
-    if gcs_path and not gcs_path.startswith("gs://"):
+    if gcs_path and not in_bucket(gcs_path):
         folders.append(Path(native_path(gcs_path)).expanduser() / run_id)
     files = profile_files(folders)
-    if not gcs_path.startswith("gs://"):
+    if not in_bucket(gcs_path):
         if not files:
             return "none"
         return f"{format_count(len(files), 'file')} not sent: give their path with --gcs-path gs://bucket/folder"
@@ -134,6 +134,6 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
 
 
 def _bucket(text: str) -> str:
-    if not text.startswith("gs://") or len(text) < 6:
+    if not in_bucket(text) or len(text) < 6:
         raise argparse.ArgumentTypeError(f"{text!r} is not a path in a bucket: give gs://bucket/folder")
     return text.rstrip("/")

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from ml_diagnostics_common import processes
-from ml_diagnostics_common.files import is_network_filesystem, native_path, open_lock_file, unlock, wait_for_lock
+from ml_diagnostics_common.files import (
+    in_bucket,
+    is_network_filesystem,
+    native_path,
+    open_lock_file,
+    unlock,
+    wait_for_lock,
+)
 
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics.exceptions import ProfilingError
@@ -130,7 +137,7 @@ def location_of(active: ActiveRun) -> Location:
                 "gcs_path='gs://bucket/folder'), or a local folder"
             )
         folder = active.folder / "profiles"
-    elif given.startswith("gs://"):
+    elif in_bucket(given):
         return Location(
             f"{given}/{active.run.name}", staging, UploadMode.STAGED if active.is_local else UploadMode.UPLOADED
         )

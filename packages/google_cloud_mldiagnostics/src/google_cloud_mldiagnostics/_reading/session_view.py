@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from ml_diagnostics_common.files import in_bucket
+
 from google_cloud_mldiagnostics._reading.run_history import (
     RunHistory,
     SessionRecord,
@@ -87,7 +89,7 @@ def view_sessions(
         view = views.setdefault(kept.session_id, kept)
         if view is not kept:
             view.kind = view.kind or kept.kind
-            if not view.folder or kept.folder.startswith("gs://"):  # It may have been uploaded since.
+            if not view.folder or in_bucket(kept.folder):  # It may have been uploaded since.
                 view.folder = kept.folder or view.folder
             view.started_ns = earliest([view.started_ns, kept.started_ns])
             view.duration_seconds = view.duration_seconds or kept.duration_seconds

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.files import in_bucket
+from ml_diagnostics_common.files import check_scheme, in_bucket
 from ml_diagnostics_common.guard import log_once, warn_once
 from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.redaction import redact_text
@@ -61,9 +61,10 @@ def checked_gcs_path(path: object) -> str | None:
         raise _wrong("gcs_path", path, "give 'gs://bucket/folder' or a folder")
     text = printable(text.strip())
     try:
-        scheme = "gs://" if in_bucket(text) else ""
+        check_scheme(text)
     except ConfigurationError as error:
         raise MLRunConfigurationError(f"gcs_path: {error}") from error
+    scheme = "gs://" if in_bucket(text) else ""
     rest = re.sub("//+", "/", text[len(scheme) :])
     if scheme:
         rest = rest.strip("/")

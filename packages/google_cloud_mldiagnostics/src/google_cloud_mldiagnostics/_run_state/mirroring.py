@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ml_diagnostics_common.files import in_bucket
+
 from google_cloud_mldiagnostics.exceptions import RunExistsError, RunNotFoundError
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def is_sent_to_cloud(session: Resource) -> bool:
     One on a disk of this machine is kept in the run's folder alone, until `mldiagnostics sync` brings it to a bucket.
     """
     folder = str(session.get("storageFolderUri") or "")
-    return not folder or folder.startswith("gs://")
+    return not folder or in_bucket(folder)
 
 
 def mirrored(run: Resource) -> Change:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError, StorageError
-from ml_diagnostics_common.files import in_bucket
+from ml_diagnostics_common.files import check_scheme, in_bucket
 from ml_diagnostics_common.profiler_service import (
     CaptureResult,
     ProfilerService,
@@ -140,6 +140,7 @@ def _post(address: str, duration_ms: int, log_dir: str) -> str:
 
 def _log_dir(options: argparse.Namespace) -> str:
     given = str(options.log_dir).rstrip("/") or "/"
+    check_scheme(given)
     return given if in_bucket(given) else str(Path(given).expanduser().absolute())
 
 

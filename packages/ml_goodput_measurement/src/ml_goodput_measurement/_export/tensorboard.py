@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.files import make_private_folder, native_path
+from ml_diagnostics_common.files import in_bucket, make_private_folder, native_path
 from ml_diagnostics_common.guard import log_once
 from ml_diagnostics_common.storage import storage_for
 
@@ -107,7 +107,7 @@ class TensorBoardExporter:
         """The last of each part of a snapshot, if another process exported when it was taken."""
         self._uploader: Uploader | None = None
         self._folder = Path(self._target)
-        if self._target.startswith("gs://"):
+        if in_bucket(self._target):
             self._folder = self._state_path.with_suffix("")
             self._uploader = Uploader(self._folder, self._target, upload_limits)
 
@@ -287,7 +287,7 @@ def _target(tensorboard_dir: str) -> str:
     if "\0" in tensorboard_dir:
         raise ConfigurationError(f"tensorboard_dir is {tensorboard_dir!r}: a path has no NUL bytes")
     storage_for(tensorboard_dir)  # Raises for what is neither.
-    if not tensorboard_dir.startswith("gs://"):
+    if not in_bucket(tensorboard_dir):
         return str(Path(native_path(tensorboard_dir)).resolve() / "goodput")
     if not tensorboard_dir.removeprefix("gs://").split("/")[0]:
         raise ConfigurationError(f"tensorboard_dir is {tensorboard_dir!r}: give gs://bucket/path")

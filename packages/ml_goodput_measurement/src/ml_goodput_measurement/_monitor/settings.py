@@ -13,6 +13,7 @@ from typing import Any
 
 from ml_diagnostics_common.environment import configured_backend
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.files import in_bucket
 
 from ml_goodput_measurement._record.arguments import LONGEST_SECONDS, checked_name, retention_ns, seconds_of, shown
 from ml_goodput_measurement.metric_details import GCPOptions
@@ -108,7 +109,7 @@ class MonitorSettings:
     @property
     def gcs_path(self) -> str | None:
         """Where the saved state goes besides the disk: the folder of the event files, if that is in a bucket."""
-        return self.tensorboard_dir if self.tensorboard_dir.startswith("gs://") else None
+        return self.tensorboard_dir if in_bucket(self.tensorboard_dir) else None
 
     @property
     def flush_seconds(self) -> float:
@@ -198,7 +199,7 @@ def _retention_seconds(max_logs_retention_period: Any) -> float | None:
 def _bucket_or_local(name: str, value: Any) -> str:
     """Return the path of a folder: a local one, or one in a bucket."""
     path = _text(value)
-    if path is None or not path.startswith("gs://"):
+    if path is None or not in_bucket(path):
         return _local(name, value, "give the path of a local folder, or gs://bucket/folder as text")
     if not path.removeprefix("gs://").partition("/")[0] or "\0" in path:
         raise ConfigurationError(f"{name} is {shown(value)}; give gs://bucket/folder")

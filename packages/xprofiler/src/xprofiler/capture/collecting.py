@@ -12,6 +12,7 @@ from typing import IO, Any, Final
 
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError, StorageError
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.storage import LocalStorage, Storage
 from ml_diagnostics_common.worker import in_parallel
 from ml_diagnostics_common.xplane import Xplane, summary_of
@@ -137,7 +138,7 @@ class Collector:
 
 
 def _advice(path: str) -> str:
-    if path.startswith("gs://"):
+    if in_bucket(path):
         return ""
     return "; it may have written to its own machine: use gs://bucket/path, or a folder that both share"
 

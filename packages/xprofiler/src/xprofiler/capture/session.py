@@ -22,6 +22,7 @@ from ml_diagnostics_common.exceptions import (
     StorageError,
 )
 from ml_diagnostics_common.failures import Kind, classify
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.storage import Storage
 
 from xprofiler.capture.targets import Target, is_this_machine
@@ -103,7 +104,7 @@ def destinations_of(target: Target, session: Session, staging: str) -> tuple[Des
         staging: A folder for this capture alone: on this machine for a local target, otherwise on the target's machine.
     """
     final, staged = Destination(session.root, True), Destination(posixpath.join(staging, "profile"), False)
-    is_in_cloud = session.root.startswith("gs://")
+    is_in_cloud = in_bucket(session.root)
     if target.access is not None:
         return (final, staged) if is_in_cloud else (staged, staged)
     if is_in_cloud and is_this_machine(target.address):
@@ -128,7 +129,7 @@ def reserved(root: str, storage: Storage, moment: time.struct_time) -> Iterator[
         NotPermittedError: The credentials are missing, or do not permit listing the folder.
         CommandError: The storage does not answer, or the folder cannot be created.
     """
-    if root.startswith("gs://"):
+    if in_bucket(root):
         with _explained(root):
             session = Session(root, unused_name(moment, lambda name: _is_taken(Session(root, name), storage)))
         try:

@@ -20,6 +20,7 @@ from typing import Final
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, NotFoundError, UsageError, class_of
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, StorageError
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.payload import decoded
 from ml_diagnostics_common.storage import Storage, storage_for
 
@@ -46,7 +47,7 @@ def store_for(path: str, deadline_seconds: float = 60.0) -> Storage:
         ConfigurationError: The path has another scheme.
         NotPermittedError: There are no credentials.
     """
-    if not path.startswith("gs://"):
+    if not in_bucket(path):
         return storage_for(path)
     return _cloud_store(deadline_seconds, frozenset(os.environ.items()))
 
