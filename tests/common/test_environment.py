@@ -307,7 +307,9 @@ def test_http_is_for_this_machine_only(url: str) -> None:
     assert secure_endpoint("logging", {}) is None
 
 
-@pytest.mark.parametrize("url", ["http://logging.example.com", "http://10.0.0.1:80", "http://127.0.0.1.example.com"])
+@pytest.mark.parametrize(
+    "url", ["http://logging.example.com", "http://10.0.0.1:80", "http://127.0.0.1.example.com", "HTTP://10.0.0.1"]
+)
 def test_http_to_another_machine_is_an_error_that_names_the_variable(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING.*https"):
         secure_endpoint("monitoring", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": url})

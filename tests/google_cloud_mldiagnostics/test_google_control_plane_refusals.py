@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from google.oauth2 import service_account
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
-from google_cloud_mldiagnostics.exceptions import (
-    ControlPlaneError,
-)
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_testing.faults import Delay, Hang, Reset
 from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response, json_response
 from ml_diagnostics_testing.oauth import OAuthServer
@@ -158,6 +157,12 @@ def test_values_that_json_cannot_hold_are_refused_before_sending(
 
 
 # --- Credentials --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1:8080", "HTTP://plane.example.com"])
+def test_no_token_is_sent_in_clear_text_to_another_machine(oauth_server: OAuthServer, url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"base_url is .*https"):
+        GoogleControlPlane("test-project", "us-central1", account(oauth_server), base_url=url)
 
 
 def account(oauth_server: OAuthServer) -> service_account.Credentials:

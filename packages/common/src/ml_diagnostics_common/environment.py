@@ -32,6 +32,7 @@ __all__ = [
     "logging_over_grpc",
     "on_google_hardware",
     "orchestrator",
+    "require_secure",
     "secure_endpoint",
     "universe_domain",
 ]
@@ -382,12 +383,25 @@ def secure_endpoint(service: str, environ: Mapping[str, str] = os.environ) -> st
     """
     url = endpoint(service, environ)
     is_emulator = service.lower() == "storage" and bool(environ.get("STORAGE_EMULATOR_HOST"))
-    if url and url.startswith("http:") and not is_emulator and not _is_loopback(url):
-        raise ConfigurationError(
-            f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()} is {url!r}: http is only for addresses of this "
-            "machine; set it to an https URL"
-        )
+    if url and not is_emulator:
+        require_secure(url, f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}")
     return url
+
+
+def require_secure(url: str, setting: str) -> None:
+    """Refuse the URL of a service that gets a token if requests would cross a network in clear text.
+
+    Args:
+        url: The URL.
+        setting: The name of the variable or argument, for the message.
+
+    Raises:
+        ConfigurationError: The URL is not https, and not http of this machine.
+    """
+    if not url.lower().startswith("https:") and not _is_loopback(url):
+        raise ConfigurationError(
+            f"{setting} is {url!r}: http is only for addresses of this machine; set it to an https URL"
+        )
 
 
 def universe_domain(credentials: Any) -> str:

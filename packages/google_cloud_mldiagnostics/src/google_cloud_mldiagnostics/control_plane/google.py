@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, Session, open_session
 from ml_diagnostics_common.backoff import Backoff, EndlessListError, PageTokens
-from ml_diagnostics_common.environment import secure_endpoint
+from ml_diagnostics_common.environment import require_secure, secure_endpoint
 from ml_diagnostics_common.failures import Kind, RemoteError, classify, status_error
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
@@ -79,7 +79,8 @@ class GoogleControlPlane:
 
     Raises:
         MLRunConfigurationError: The environment does not exist.
-        ConfigurationError: The variable that redirects the API is not a URL, or is one with http of another machine.
+        ConfigurationError: `base_url` or the variable that redirects the API has http of another machine, or the
+            variable is not a URL.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class GoogleControlPlane:
     ) -> None:
         if environment not in _HOSTS:
             raise MLRunConfigurationError(f"environment is {environment!r}; give one of {', '.join(_HOSTS)}")
+        if base_url:
+            require_secure(base_url, "base_url")
         base = (base_url or secure_endpoint("hypercomputecluster", environ) or _HOSTS[environment]).rstrip("/")
         self.project = project
         self.location = location

@@ -52,7 +52,7 @@ class SelfHostedControlPlane:
     """A `ControlPlane` that knows only the runs that this object has reported. Thread-safe.
 
     Args:
-        base_url: The URL before the path /v1/machineLearningRuns.
+        base_url: The URL before the path /v1/machineLearningRuns; http may be of any machine, since no token is sent.
         workload_id: The workload of these runs.
         namespace: The workload's namespace.
         cluster_id: The cluster that it is in; empty requests it from the agent.
