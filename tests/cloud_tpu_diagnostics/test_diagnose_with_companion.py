@@ -138,8 +138,35 @@ with diagnostic.diagnose(config(cloud=True)):
     )
     assert (code, out) == (0, "False\n"), err
     assert err.count("The program has closed the descriptors of diagnose()") == 1, err
+    assert "The process beside the job" not in err
     assert "Bad file descriptor" not in err
     assert (tmp_path / "theirs").read_text() == ""
+
+
+@pytest.mark.parametrize("interval", [600, 0.2], ids=["found by the companion's end", "found by the next stack trace"])
+def test_one_message_has_all_that_ends_as_the_job_closes_all_descriptors(tmp_path: Path, interval: float) -> None:
+    """Also if stderr is a file, which is written to directly and stays open."""
+    code, out, _ = run(
+        _COMPANION
+        + f"""
+os.dup2(os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+traces = config({interval})
+traces.debug_config.hang_config = HangConfig(enabled=True)
+with diagnostic.diagnose(traces):
+    companion()
+    os.closerange(3, 1024)
+    while blocks._current._companion is not None:
+        time.sleep(0.01)
+output("left")
+""",
+        tmp_path / "d",
+        str(tmp_path / "stderr"),
+    )
+    err = (tmp_path / "stderr").read_text()
+    assert (code, out) == (0, "left\n"), err
+    assert err.count("there are no more stack traces in this block, and hangs are not detected. Enter it after") == 1
+    assert "The process beside the job" not in err
+    assert "continue" not in err
 
 
 def test_when_the_companion_cannot_start_the_block_goes_on(tmp_path: Path) -> None:

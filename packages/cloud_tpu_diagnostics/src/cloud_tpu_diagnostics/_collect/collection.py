@@ -62,6 +62,8 @@ class Collection:
         )
         self._changing = threading.RLock()
         self._is_on = False
+        self._is_closed = False
+        """True once the program was found to have closed our descriptors."""
         self._is_exception_dumped = False
 
     def start(self) -> None:
@@ -203,7 +205,10 @@ class Collection:
                 self._requests.write_to(self._companion.timer_number())
         except Exception as error:  # Usually an OSError; an interpreter that is shutting down raises others.
             LOSSES.add("diagnose: no companion")
-            self._warn_without_companion(f"cannot be started ({type(error).__name__}: {error})")
+            self._warn_without_companion(
+                f"cannot be started ({type(error).__name__}: {error})",
+                continues=output is not None and output.nonblocking is not None,
+            )
 
     def _continue_without_companion(self) -> None:
         """Continue without the companion, which has ended; called in another thread."""
@@ -212,12 +217,13 @@ class Collection:
                 return
             companion, self._companion = self._companion, None
             try:
-                self._warn_without_companion("has ended")
                 # If the job has closed our descriptors, which ends the companion's messages too, none may be used.
-                if self._output is None or not self._can_write() or self._output.nonblocking is None:
+                number = self._output.nonblocking if self._output is not None and self._can_write() else None
+                continues = number is not None and self._timer.arm_again(number)
+                if not continues:
                     self._timer.cancel()
-                else:
-                    self._timer.arm_again(self._output.nonblocking)
+                if not self._is_closed:
+                    self._warn_without_companion("has ended", continues=continues)
                 if self._watchdog is not None:
                     self._watchdog.stop_answering()
             finally:
@@ -225,12 +231,12 @@ class Collection:
         self._start_helper()
         flush_in_background()
 
-    def _warn_without_companion(self, what: str) -> None:
+    def _warn_without_companion(self, what: str, *, continues: bool) -> None:
         warn_once(
             "without companion",
-            "The process beside the job %s: nothing is uploaded, and hangs are not detected. %s",
+            "The process beside the job %s: nothing is uploaded, and hangs are not detected.%s",
             what,
-            "Stack traces continue." if self._output is not None and self._output.nonblocking is not None else "",
+            " Stack traces continue." if continues else "",
         )
 
     # --- The timer and its rounds ---------------------------------------------------------------------
@@ -320,11 +326,13 @@ class Collection:
 
     def _is_open(self) -> bool:
         """Return False once the program has closed our descriptors, or if there is no output."""
-        requests = self._requests
-        return self._output is not None and self._output.is_open() and (requests is None or requests.is_open())
+        if self._output is None or self._is_closed:
+            return False
+        return self._output.is_open() and (self._requests is None or self._requests.is_open())
 
     def _stop_after_close(self) -> None:
         """Stop: the program has closed our descriptors, and faults must not go to files that get their numbers."""
+        self._is_closed = True
         self._timer.cancel()
         if self._watchdog is not None:
             self._watchdog.stop()
@@ -332,8 +340,9 @@ class Collection:
             self._requests.stop()
         warn_once(
             "closed",
-            "The program has closed the descriptors of diagnose(): there are no more stack traces in this block. "
+            "The program has closed the descriptors of diagnose(): there are no more stack traces in this block%s. "
             "Enter it after that.",
+            ", and hangs are not detected" if self.plan.hangs is not None else "",
         )
 
     @guarded_as("take a snapshot")
