@@ -158,7 +158,7 @@ def test_a_value_of_the_wrong_type_is_counted(tmp_path: Path, run: ActiveRun, ma
     assert run.log.lost_values.total() == 1
 
 
-def test_the_memory_of_a_device_is_let_go(tmp_path: Path, run: ActiveRun) -> None:
+def test_a_recorded_value_does_not_keep_the_memory_of_its_device(tmp_path: Path, run: ActiveRun) -> None:
     import weakref
 
     value = jnp.float32(1) + 0
