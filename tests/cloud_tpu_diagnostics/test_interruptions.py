@@ -81,7 +81,7 @@ output("in")
     assert (code, out, err) == (0, "in\n", "")
 
 
-def test_a_block_that_is_let_go_of_is_left(tmp_path: Path) -> None:
+def test_a_block_that_nothing_refers_to_any_more_is_left(tmp_path: Path) -> None:
     _, out, _ = run(
         """
 block = diagnostic.diagnose(config())
