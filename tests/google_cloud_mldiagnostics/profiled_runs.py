@@ -10,6 +10,7 @@ from typing import Any
 
 from google_cloud_mldiagnostics._entries import PROCESS, SESSION
 from google_cloud_mldiagnostics._profiling import captures, on_demand, uploads
+from google_cloud_mldiagnostics._profiling.locations import file_of
 from google_cloud_mldiagnostics._recording.run_log import RunLog
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.control_plane import Resource
@@ -17,6 +18,22 @@ from google_cloud_mldiagnostics.mlrun_types import MLRun
 from ml_diagnostics_common.environment import diagnostics_directory
 
 from .kept_entries import kept_payloads
+
+
+class FileEngine:
+    """An engine that writes plain files as profiles, without JAX."""
+
+    def start(self, folder: Path) -> None:
+        (folder / file_of("trace")).write_bytes(b"")
+
+    def stop(self, folder: Path, *, trace_json: bool) -> Path:
+        return folder / file_of("trace")
+
+    def abandon(self) -> None:
+        pass
+
+    def has_accelerator(self) -> bool:
+        return False
 
 
 class RememberedSessions:

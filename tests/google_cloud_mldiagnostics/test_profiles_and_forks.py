@@ -5,33 +5,15 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics._profiling import captures
 from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process, finish_profiles
-from google_cloud_mldiagnostics._profiling.locations import file_of
 from google_cloud_mldiagnostics._profiling.uploads import deliveries_of_this_process
 from google_cloud_mldiagnostics._profiling.xprof import Xprof
 
-from .profiled_runs import profiled_run, xplanes
-
-
-class FileEngine:
-    """An engine that writes plain files as profiles: a child of a process with JAX could not use JAX."""
-
-    def start(self, folder: Path) -> None:
-        (folder / file_of("trace")).write_bytes(b"")
-
-    def stop(self, folder: Path) -> Path:
-        return folder / file_of("trace")
-
-    def abandon(self) -> None:
-        pass
-
-    def has_accelerator(self) -> bool:
-        return False
+from .profiled_runs import FileEngine, profiled_run, xplanes
 
 
 @pytest.fixture(autouse=True)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google_cloud_mldiagnostics._profiling import captures
+from google_cloud_mldiagnostics._profiling.xprof import Xprof
+from ml_diagnostics_common import worker
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 from ..loopback.control_plane import ControlPlaneServer
+from ..waiting import wait_until
 from . import run_programs as programs
 from .kept_entries import kept_payloads
+from .profiled_runs import FileEngine, profiled_run, reported_sessions, sessions_put, xplanes
 
 pytest.importorskip("jax")
 
@@ -123,7 +130,7 @@ def test_a_profiler_that_does_not_end_in_time_costs_the_profile_and_not_the_end(
 from google_cloud_mldiagnostics._run import lifecycle
 from google_cloud_mldiagnostics._profiling.engines import JaxEngine
 lifecycle._END_SECONDS = 1.0
-JaxEngine.stop = lambda self, folder: time.sleep(60)
+JaxEngine.stop = lambda self, folder, trace_json: time.sleep(60)
 """
         + OPEN,
         programs.SIGTERM,
@@ -135,13 +142,90 @@ JaxEngine.stop = lambda self, folder: time.sleep(60)
     assert "the run ended before its profiler had" in kept_payloads("mlrun_session")[-1]["problem"]
 
 
+class StuckEngine(FileEngine):
+    """A profiler that does not stop before it is released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def stop(self, folder: Path, *, trace_json: bool) -> Path:
+        self.released.wait()
+        return super().stop(folder, trace_json=trace_json)
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch, in_production: None) -> Iterator[StuckEngine]:
+    engine = StuckEngine()
+    monkeypatch.setattr(captures, "engine_for", lambda framework: engine)
+    yield engine
+    engine.released.set()
+
+
+def test_a_profiler_that_never_stops_does_not_block_the_exit(
+    stuck: StuckEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with profiled_run("run-1") as active:
+        Xprof(session_id="open").start()
+        monkeypatch.setattr(worker, "start", lambda *_: None)  # At exit, from Python 3.12 on.
+        assert not captures.finish_profiles(0.05)
+        assert reported_sessions("run-1") == [("open", "ACTIVE"), ("open", "FAILED")]
+        assert phases_of(sessions_put(active)[-1][1]) == ["FAILED"]
+        assert "Profile open is lost: the process ended before its profiler had" in caplog.text
+
+
+def test_a_profile_that_is_being_stopped_when_the_process_exits_is_awaited(stuck: StuckEngine) -> None:
+    with profiled_run("run-1") as active:
+        profile = Xprof(session_id="open")
+        profile.start()
+        stopping = threading.Thread(target=profile.stop)
+        stopping.start()
+        wait_until(captures.captures_of_this_process().current.ending.locked)
+        threading.Timer(0.05, stuck.released.set).start()
+        assert captures.finish_profiles(20)
+        assert xplanes(active.folder / "profiles") == ["plugins/profile/open/host-a.xplane.pb"]
+        stopping.join()
+
+
+def test_a_run_without_a_profile_has_no_thread_for_one() -> None:
+    program = """
+from ml_diagnostics_common.worker import thread_names
+run = start_run()
+metrics.record("loss", 1.0)
+print("mldiagnostics-profiler" in thread_names().values())
+from google_cloud_mldiagnostics._profiling import captures
+print("mldiagnostics-profiler" in thread_names().values())
+run.finish()
+"""
+    ended = programs.run(program)
+    assert (ended.code, ended.output.split()) == (0, ["False", "False"]), ended.errors
+
+
+def test_a_program_exits_although_its_profiler_never_stops() -> None:
+    ended = programs.run(
+        """
+from google_cloud_mldiagnostics._run import lifecycle
+from google_cloud_mldiagnostics._profiling import captures
+from google_cloud_mldiagnostics._profiling.engines import JaxEngine
+lifecycle._END_SECONDS = 1.0
+finish_profiles = captures.finish_profiles
+captures.finish_profiles = lambda: finish_profiles(0.1)
+JaxEngine.stop = lambda self, folder, trace_json: time.sleep(600)
+"""
+        + OPEN
+    )
+    assert ended.code == 0, ended.errors
+    assert "Profile open is lost: the process ended before its profiler had" in ended.errors
+    assert programs.kept_run()["runPhase"] == "COMPLETED"
+    assert reported_phases() == ["ACTIVE", "FAILED"]
+
+
 def test_sigterm_while_the_profiler_is_being_stopped_does_not_deadlock() -> None:
     ended = programs.run(
         """
 from google_cloud_mldiagnostics._run import lifecycle
 from google_cloud_mldiagnostics._profiling.engines import JaxEngine
 lifecycle._END_SECONDS = 1.0
-def stop(self, folder):
+def stop(self, folder, trace_json):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 JaxEngine.stop = stop

@@ -444,7 +444,7 @@ def test_a_profile_without_the_device_is_reported_as_failed(
 
 
 def test_ctrl_c_inside_stop_leaves_profiling_usable(run: ActiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: object, folder: str) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

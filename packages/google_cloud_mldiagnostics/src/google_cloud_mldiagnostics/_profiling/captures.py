@@ -19,7 +19,7 @@ from typing import Final
 
 from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger
 from ml_diagnostics_common.process_hooks import at_exit_from_now, at_fork
-from ml_diagnostics_common.worker import start, wait_until
+from ml_diagnostics_common.worker import Worker, wait_until
 from ml_diagnostics_common.xplane import read_xplane
 
 from google_cloud_mldiagnostics._profiling.engines import Engine, engine_for
@@ -50,7 +50,7 @@ __all__ = [
 logger = job_logger("google_cloud_mldiagnostics.profiling")
 
 EXIT_SECONDS: Final = 30.0
-"""How long the end of the process waits for profiles that are being uploaded; the rest stays on this machine."""
+"""How long the end of the process waits for a profiler to stop, and then for uploads."""
 _LAST_CHECKS_SECONDS: Final = 6.0
 _OTHER_HOSTS_SECONDS: Final = 5.0
 _MOST_REMEMBERED: Final = 1000
@@ -83,7 +83,7 @@ class Capture:
         started_seconds: When it started, in monotonic seconds.
         trace_json: True if the trace is kept as JSON, too.
         ending: Held by the thread that ends it, once.
-        ended: Set when there is no more to do, or a thread does it.
+        ended: Set when there is no more to do, or it is reported as lost.
     """
 
     session: Session
@@ -101,6 +101,7 @@ class Captures:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()  # Never waited for: a thread that does not get it takes no profile.
+        self._worker = Worker("mldiagnostics-profiler")
         self._current: Capture | None = None
         self._checks: list[HostsCheck] = []
         self._session_ids: dict[str, SessionIds] = {}
@@ -169,6 +170,7 @@ class Captures:
         undo.callback(engine.abandon)
         capture = Capture(session, location, engine, scratch, time.monotonic())
         at_exit_from_now(finish_profiles)
+        self._worker.start()  # From Python 3.12 on, no thread can be started when the process exits.
         undo.callback(self._forget)
         self._folders.append(session.folder)
         self._current = capture
@@ -188,10 +190,7 @@ class Captures:
         session = capture.session
         try:
             try:
-                if capture.trace_json:
-                    file = capture.engine.stop(capture.scratch, trace_json=True)
-                else:
-                    file = capture.engine.stop(capture.scratch)
+                file = capture.engine.stop(capture.scratch, trace_json=capture.trace_json)
             except BaseException:
                 capture.engine.abandon()
                 raise
@@ -252,10 +251,9 @@ class Captures:
 
     def finish(self, timeout_seconds: float) -> bool:
         """See `finish_profiles`."""
+        deadline = time.monotonic() + timeout_seconds
         capture = self._current
-        if capture is not None:
-            logger.info("Profile %s runs while the process ends: it is ended, too.", capture.session.session_id)
-            self.end(capture)
+        is_kept = capture is None or self._end_within(capture, lambda: deadline - time.monotonic(), "the process")
         deliveries_of_this_process().end()
         is_delivered = deliveries_of_this_process().wait(timeout_seconds)
         if not is_delivered:
@@ -266,22 +264,39 @@ class Captures:
             )
         self._hurry_checks(_OTHER_HOSTS_SECONDS)
         deliveries_of_this_process().wait(_LAST_CHECKS_SECONDS if is_delivered else 0.0)
-        return is_delivered
+        return is_kept and is_delivered
 
     def end_with(self, active: ActiveRun, seconds_left: Callable[[], float]) -> None:
         """See `end_profiles_of`."""
         capture = self._current
         if capture is not None and capture.session.active is active:
-            logger.info("Profile %s runs while its run ends: it is ended, too.", capture.session.session_id)
-            # Its profiler may take long, or wait for the very thread that a signal has interrupted.
-            if start(functools.partial(self.end, capture), "mldiagnostics-profiles") is None:  # The interpreter ends.
-                self.end(capture)
-            if not wait_until(capture.ended.is_set, seconds_left):
-                _report_failed(capture.session, "the run ended before its profiler had")
+            self._end_within(capture, seconds_left, "the run")
         deliveries = deliveries_of_this_process()
         if deliveries.wait_until_idle(seconds_left):
             self._hurry_checks(seconds_left())
             deliveries.wait_until_idle(seconds_left)
+
+    def _end_within(self, capture: Capture, seconds_left: Callable[[], float], ending: str) -> bool:
+        """End the profile of a run or process that ends; return False if its profiler does not stop in time."""
+        if capture.ended.is_set():
+            return False  # It is reported as lost, and its profiler has not stopped yet.
+        session = capture.session
+        logger.info("Profile %s runs while %s ends: it is ended, too.", session.session_id, ending)
+        # Its profiler may never return, or wait for the very thread that a signal has interrupted.
+        if not self._worker.put(functools.partial(self.end, capture)):  # There can be no more threads.
+            self.end(capture)
+        if wait_until(capture.ended.is_set, seconds_left):
+            return True
+        capture.ended.set()
+        LOSSES.add("xprof stop: timeout")
+        problem = f"{ending} ended before its profiler had"
+        _report_failed(session, problem)
+        logger.warning(
+            "Profile %s is lost: %s. If its device does not hang, call stop() of the profile before.",
+            session.session_id,
+            problem,
+        )
+        return False
 
     def _hurry_checks(self, wait_seconds: float) -> None:
         """Report the hosts that have sent their file by then."""
@@ -312,10 +327,11 @@ def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
     """End the profile that still runs, and wait for uploads: for the end of the process.
 
     Args:
-        timeout_seconds: How long to wait for uploads.
+        timeout_seconds: How long to wait until the profiler has stopped, and then for uploads.
 
     Returns:
-        Whether all are where they belong; those that are not wait on this machine for `mldiagnostics sync`.
+        True if all are at their destination. A profile that was not uploaded waits on this machine for `mldiagnostics
+        sync`; one with a profiler that has not stopped is lost.
     """
     return captures_of_this_process().finish(timeout_seconds)
 

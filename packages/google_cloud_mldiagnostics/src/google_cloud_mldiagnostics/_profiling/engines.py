@@ -24,7 +24,7 @@ class Engine(Protocol):
         """Start to trace; `folder` is empty and of this profile alone."""
         ...
 
-    def stop(self, folder: Path, *, trace_json: bool = False) -> Path:
+    def stop(self, folder: Path, *, trace_json: bool) -> Path:
         """End the trace and return its xplane file, which is somewhere in the folder; and if asked, one in JSON."""
         ...
 
@@ -76,7 +76,7 @@ class JaxEngine:
 
         jax.profiler.start_trace(self._path_for_jax(folder))
 
-    def stop(self, folder: Path, *, trace_json: bool = False) -> Path:
+    def stop(self, folder: Path, *, trace_json: bool) -> Path:
         """End the trace.
 
         `stop_trace` also makes a JSON of it, for which the job would wait two to ten times as long. So
@@ -195,7 +195,7 @@ class XlaEngine:
             )
         profiler.start_trace(str(folder))
 
-    def stop(self, folder: Path, *, trace_json: bool = False) -> Path:
+    def stop(self, folder: Path, *, trace_json: bool) -> Path:
         """End the trace; torch_xla writes it as JSON in any case."""
         _profiler().stop_trace()
         return captured_file(folder)
