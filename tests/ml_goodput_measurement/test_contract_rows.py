@@ -81,6 +81,36 @@ def test_the_first_data_load_is_waited_for_and_the_others_run_beside_the_steps()
     assert truth.report.data_loading_async_ns == 3 * 10**9
 
 
+# --- Buckets and kinds of badput ----------------------------------------------------------------------------
+
+_BUCKETS_WITHOUT_A_KIND = {
+    Bucket.PRODUCTIVE: "it is goodput",
+    Bucket.EXCLUDED: "excluded time counts neither as goodput nor as badput",
+    Bucket.IN_FLIGHT: "part of OTHER: the public package has no kind for a step that may still count",
+    Bucket.UNKNOWN: "part of OTHER: nothing was recorded about it",
+}
+_KINDS_WITHOUT_A_BUCKET = {
+    BadputType.DATA_LOADING_ASYNC: "it overlaps steps, so it is no part of the wall time's sum",
+    BadputType.OTHER: "the sum of IN_FLIGHT, UNKNOWN and, of a window, the time outside of the job",
+}
+
+
+def test_each_bucket_has_a_kind_of_badput_or_a_reason_to_have_none() -> None:
+    """A bucket without either would be missing in every breakdown, and the shares would not sum to 100 percent."""
+    kinds = {kind.name: kind for kind in BadputType}
+    assert {bucket for bucket in Bucket if bucket.value not in kinds} == _BUCKETS_WITHOUT_A_KIND.keys()
+    assert set(kinds.values()) - {kinds.get(bucket.value) for bucket in Bucket} == _KINDS_WITHOUT_A_BUCKET.keys()
+
+
+def test_the_time_of_each_bucket_is_in_the_breakdown() -> None:
+    """`account_of` compares the breakdown with the report, by the names of the buckets."""
+    job = History().start(0).init(0, 2).prepare(2, 4).steps(range(6), at=10)
+    job.start(80).restore(3, 80, 81).load(81, 82).step(3, 82).steps(range(4, 12), at=112)
+    job.custom(121, 122).save(5, 131, 132).wait(141, 142).wait(151, 152, "scale_up").reinitialize(161, 162)
+    truth = account_of(job, now=200)
+    assert set(truth.seconds) == set(Bucket) - {Bucket.EXCLUDED}
+
+
 # --- Shares -------------------------------------------------------------------------------------------------
 
 
