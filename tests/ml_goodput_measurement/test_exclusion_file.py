@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_goodput_measurement._cli.exclusion_file import read_exclusions
+from ml_goodput_measurement.exclusion_utils import read_exclusions
 
 
 def utc(hour: int, minute: int = 0, microsecond: int = 0) -> datetime.datetime:

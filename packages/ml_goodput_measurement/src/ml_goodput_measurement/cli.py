@@ -18,7 +18,7 @@ from ml_goodput_measurement._version import __version__
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
-    from ml_goodput_measurement._cli.exclusion_file import Exclusion
+    from ml_goodput_measurement.exclusion_utils import ExclusionInterval
     from ml_goodput_measurement.partition import JobReport
 
 __all__ = ["main"]
@@ -89,8 +89,8 @@ class ReportCommand:
         return DONE
 
 
-def _exclusions(name: str) -> list[Exclusion]:
-    from ml_goodput_measurement._cli.exclusion_file import read_exclusions
+def _exclusions(name: str) -> list[ExclusionInterval]:
+    from ml_goodput_measurement.exclusion_utils import read_exclusions
 
     try:
         return read_exclusions(name)
@@ -98,7 +98,7 @@ def _exclusions(name: str) -> list[Exclusion]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _report(job: str, logger: str | None, exclusions: Sequence[Exclusion], *, with_timeline: bool) -> JobReport:
+def _report(job: str, logger: str | None, exclusions: Sequence[ExclusionInterval], *, with_timeline: bool) -> JobReport:
     """Return the report of a job.
 
     Raises:

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["AttemptEnd", "AttemptSummary", "Bucket", "Disruption", "JobReport", "Piece"]
+__all__ = ["AttemptEnd", "AttemptSummary", "Bucket", "BucketedTime", "Disruption", "JobReport", "Piece"]
 
 
 class Bucket(enum.Enum):
@@ -34,6 +34,30 @@ class Bucket(enum.Enum):
 
     # Members are alone of their kind: their identity is hashed, at a tenth of what hashing their names costs.
     __hash__ = object.__hash__
+
+
+class BucketedTime:
+    """Base of stretches of wall time with the sums of their buckets."""
+
+    __slots__ = ()
+    start_ns: int
+    end_ns: int
+    buckets: Mapping[Bucket, int]
+
+    @property
+    def wall_ns(self) -> int:
+        """The wall time."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def counted_ns(self) -> int:
+        """The wall time without excluded time: the whole that all percentages refer to."""
+        return self.wall_ns - self.buckets[Bucket.EXCLUDED]
+
+    @property
+    def goodput_percent(self) -> float:
+        """Productive share of the counted time, in percent; 0.0 without counted time."""
+        return 100 * self.buckets[Bucket.PRODUCTIVE] / self.counted_ns if self.counted_ns else 0.0
 
 
 class AttemptEnd(enum.Enum):
@@ -136,7 +160,7 @@ class Disruption:
 
 
 @dataclass(frozen=True, slots=True)
-class JobReport:
+class JobReport(BucketedTime):
     """Where the time of a job went."""
 
     job_name: str
@@ -162,18 +186,3 @@ class JobReport:
     timeline: Sequence[Piece]
     notes: Sequence[str] = ()
     """What a reader should know: entries that were lost or skipped, a second recorder, a backend that is not there."""
-
-    @property
-    def wall_ns(self) -> int:
-        """The job's wall time."""
-        return self.end_ns - self.start_ns
-
-    @property
-    def counted_ns(self) -> int:
-        """The wall time without what is excluded: the whole of all percentages."""
-        return self.wall_ns - self.buckets[Bucket.EXCLUDED]
-
-    @property
-    def goodput_percent(self) -> float:
-        """Productive share of the time that counts, in percent; 0.0 for a job without any."""
-        return 100.0 * self.buckets[Bucket.PRODUCTIVE] / self.counted_ns if self.counted_ns else 0.0

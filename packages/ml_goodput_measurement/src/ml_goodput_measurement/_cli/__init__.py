@@ -1,1 +1,1 @@
-"""The text, the picture and the file of exclusions of the command `goodput`."""
+"""The text and the picture of the command `goodput`."""

@@ -28,7 +28,7 @@ from ml_goodput_measurement._ledger.intervals import Interval
 from ml_goodput_measurement._ledger.step_times import JobStepTimes
 from ml_goodput_measurement._ledger.windows import Life, Window, exclude
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
-from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, Piece
+from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, BucketedTime, Disruption, Piece
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._ledger.events import EventBatch
@@ -191,7 +191,7 @@ def _length_without(exclusions: Sequence[Interval], start_ns: int, end_ns: int) 
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(BucketedTime):
     """Where the time of a job went, in sums; all in nanoseconds unless specified otherwise."""
 
     start_ns: int
@@ -208,11 +208,6 @@ class Summary:
     ideal_step_seconds: float | None
     slice_shares: tuple[float, float] | None
     """Means over time of the slices that were active, and available, of all; None without reports."""
-
-    @property
-    def wall_ns(self) -> int:
-        """The job's wall time."""
-        return self.end_ns - self.start_ns
 
 
 class Ledger:

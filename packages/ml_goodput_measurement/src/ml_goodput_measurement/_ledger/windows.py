@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ml_goodput_measurement._ledger.accounting import Account
 from ml_goodput_measurement._ledger.attempts import Attempts, recorded_end
-from ml_goodput_measurement.partition import Bucket, Piece
+from ml_goodput_measurement.partition import Bucket, BucketedTime, Piece
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._ledger.books import Books
@@ -22,7 +22,7 @@ _BUCKETS = tuple(Bucket)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(BucketedTime):
     """Where a stretch of a job's life went, by the whole history; in nanoseconds unless specified otherwise."""
 
     start_ns: int

@@ -15,9 +15,8 @@ from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
-from ml_goodput_measurement._query.exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
 from ml_goodput_measurement._query.job_reader import DEFAULT_CACHE_DIR, JobReader
-from ml_goodput_measurement._query.results import StepDeviations, badput, counted_ns, goodput_percent
+from ml_goodput_measurement._query.results import StepDeviations, badput
 from ml_goodput_measurement._query.step_statistics import compute_step_deviation_from_baseline
 from ml_goodput_measurement._record.arguments import (
     LONGEST_SECONDS,
@@ -28,6 +27,7 @@ from ml_goodput_measurement._record.arguments import (
     shown,
 )
 from ml_goodput_measurement.exceptions import NoGoodputError
+from ml_goodput_measurement.goodput_exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
 from ml_goodput_measurement.metric_details import (
     BadputType,
     ElasticIntervalWorkloadMetricDetails,
@@ -147,8 +147,8 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             NoGoodputError: Nothing was recorded for the job, or all of it at one moment; also a ValueError.
         """
         summary = self._query(configured_ideal_step_time)
-        breakdown = self._badput(summary, counted_ns(summary) / 100) if include_badput_breakdown else {}
-        return JobGoodput(goodput_percent(summary), breakdown, summary.last_step)
+        breakdown = self._badput(summary, summary.counted_ns / 100) if include_badput_breakdown else {}
+        return JobGoodput(summary.goodput_percent, breakdown, summary.last_step)
 
     def get_job_goodput_details(self) -> WorkloadMetricDetails:
         """Return what the last query found, in seconds; only the first call queries.
@@ -172,7 +172,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             goodput_time={GoodputType.TOTAL: summary.buckets[Bucket.PRODUCTIVE] / 1e9},
             badput_time=self._badput(summary, 1e9),
             max_productive_step=summary.last_step,
-            total_elapsed_time=counted_ns(summary) / 1e9,
+            total_elapsed_time=summary.counted_ns / 1e9,
             disruption_count=summary.disruptions,
             step_time_deviation=deviations,
             ideal_step_time=ideal or 0.0,
@@ -200,9 +200,9 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             NoGoodputError: Nothing was recorded, or the job did not live then; also a ValueError.
         """
         window = self._window(interval_start, interval_end)
-        seconds = counted_ns(window) / 1e9
-        breakdown = self._badput(window, counted_ns(window) / 100)
-        return goodput_percent(window), breakdown, window.last_step, seconds, window.disruptions
+        seconds = window.counted_ns / 1e9
+        breakdown = self._badput(window, window.counted_ns / 100)
+        return window.goodput_percent, breakdown, window.last_step, seconds, window.disruptions
 
     def get_interval_metric_details(
         self, interval_start: Moment, interval_end: Moment
@@ -323,9 +323,9 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         if window is None:
             return IntervalWorkloadMetricDetails(interval_goodput={}, interval_badput={}, interval_size=0)
         return IntervalWorkloadMetricDetails(
-            interval_goodput={GoodputType.TOTAL: goodput_percent(window)},
-            interval_badput=self._badput(window, counted_ns(window) / 100),
-            interval_size=counted_ns(window) / 1e9,
+            interval_goodput={GoodputType.TOTAL: window.goodput_percent},
+            interval_badput=self._badput(window, window.counted_ns / 100),
+            interval_size=window.counted_ns / 1e9,
         )
 
     def _badput(self, part: Summary | Window, unit_ns: float) -> UnproductiveTimeDict:
@@ -350,9 +350,9 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
     def _cumulative(self, summary: Summary) -> Cumulative:
         return Cumulative(
             goodput_seconds=summary.buckets[Bucket.PRODUCTIVE] / 1e9,
-            goodput_percent=goodput_percent(summary),
+            goodput_percent=summary.goodput_percent,
             badput_seconds=self._badput(summary, 1e9),
-            badput_percent=self._badput(summary, counted_ns(summary) / 100),
+            badput_percent=self._badput(summary, summary.counted_ns / 100),
             max_productive_step=summary.last_step,
             total_elapsed_seconds=summary.wall_ns / 1e9,
             disruptions=summary.disruptions,
@@ -376,8 +376,8 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
     def _rolling(self, window_seconds: int, window: Window) -> RollingWindow:
         return RollingWindow(
             window_seconds=window_seconds,
-            goodput_percent=goodput_percent(window),
-            badput_percent=self._badput(window, counted_ns(window) / 100),
+            goodput_percent=window.goodput_percent,
+            badput_percent=self._badput(window, window.counted_ns / 100),
             slice_efficiency=_slice_efficiency(window),
         )
 
@@ -425,7 +425,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
                     f"Total job time is zero, Goodput cannot be calculated: all that was recorded for job "
                     f"{self.job_name[:200]!r} is of one moment. Ask again when it has run for a while."
                 )
-            if is_kept and not counted_ns(summary):
+            if is_kept and not summary.counted_ns:
                 raise NoGoodputError("Total job time is zero, Goodput cannot be calculated: all of it is excluded.")
             if is_kept:
                 self._summary, self._configured_ideal_seconds = summary, configured_seconds

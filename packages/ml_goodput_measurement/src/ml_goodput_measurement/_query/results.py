@@ -8,7 +8,7 @@ from ml_goodput_measurement._ledger import Summary, Window
 from ml_goodput_measurement.metric_details import BadputType, UnproductiveTimeDict
 from ml_goodput_measurement.partition import Bucket
 
-__all__ = ["StepDeviations", "badput", "counted_ns", "goodput_percent"]
+__all__ = ["StepDeviations", "badput"]
 
 _OTHER = (Bucket.UNKNOWN, Bucket.IN_FLIGHT)
 _KINDS = [
@@ -17,17 +17,6 @@ _KINDS = [
     if kind is not BadputType.CUSTOM_BADPUT_EVENTS
 ]
 _ELASTIC = {BadputType.ELASTIC_SLICE_DOWN, BadputType.ELASTIC_SCALE_UP, BadputType.ELASTIC_REINITIALIZATION}
-
-
-def counted_ns(part: Summary | Window) -> int:
-    """Return the time that shares refer to: that of a job without excluded time, or all of a window."""
-    return part.end_ns - part.start_ns - part.buckets[Bucket.EXCLUDED]
-
-
-def goodput_percent(part: Summary | Window) -> float:
-    """Return the productive share, in percent; 0.0 without any time."""
-    whole_ns = counted_ns(part)
-    return 100 * part.buckets[Bucket.PRODUCTIVE] / whole_ns if whole_ns else 0.0
 
 
 def badput(part: Summary | Window, unit_ns: float, *, elastic: bool = False) -> UnproductiveTimeDict:
