@@ -32,7 +32,7 @@ def test_a_creation_without_its_answer_waits_until_the_run_exists(
     server.operations.polls = 2
     server.faults.script([Reset(after_apply=True)], on="create")
     server.faults.script([Status(404), Status(404)], on="get")
-    operations = server._operations
+    operations = server.operations
 
     def finish() -> None:  # As the service does after a while, even if no client polls the operation.
         for name in list(operations._operations):
