@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from benchmarks import process
@@ -86,24 +83,11 @@ def serve(count: int) -> None:
         sys.stdin.read()
 
 
-@contextmanager
-def _server(count: int) -> Iterator[dict[str, Any]]:
-    command = [sys.executable, "-m", "benchmarks.cloud_reading", str(count)]
-    with subprocess.Popen(
-        command, cwd=process.REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None
-        try:
-            yield json.loads(server.stdout.readline())
-        finally:
-            server.communicate(timeout=60)
-
-
 def measure(*, quick: bool) -> list[Table]:
     count = 20_000 if quick else 100_000
     mine: list[float] = []
     google: list[float] = []
-    with _server(count) as server:
+    with process.server(__name__, count) as (server, _):
         for _ in range(1 if quick else 5):
             run = process.ours(read_ours, environment={**server["environment"], "ML_DIAGNOSTICS_BACKEND": "cloud"})
             _check(run, count)

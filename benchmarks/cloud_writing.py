@@ -14,8 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,20 +78,6 @@ def serve(folder: str) -> None:
         sys.stdin.read()
 
 
-@contextmanager
-def _server() -> Iterator[dict[str, str]]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.cloud_writing", folder]
-        with subprocess.Popen(
-            command, cwd=process.REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as server:
-            assert server.stdout is not None
-            try:
-                yield json.loads(server.stdout.readline())
-            finally:
-                server.communicate(timeout=60)
-
-
 def _run(arm: str, environment: dict[str, str], steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         settings = {
@@ -126,7 +110,10 @@ def measure(*, quick: bool) -> list[Table]:
     rounds, steps = (1, 500) if quick else (5, 1_000)
     runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in _ARMS}
     order, rng = list(_ARMS), random.Random(rounds)
-    with _server() as environment:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        process.server(__name__, folder) as (environment, _),
+    ):
         for _ in range(rounds):
             rng.shuffle(order)
             for arm in order:

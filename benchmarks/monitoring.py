@@ -7,7 +7,6 @@ import json
 import os
 import statistics
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -279,13 +278,9 @@ def loopback_cloud(sent: list[list[int]]) -> Iterator[dict[str, str]]:
     Yields:
         The environment variables that lead there.
     """
-    command = [sys.executable, "-m", "benchmarks.monitoring"]
-    with subprocess.Popen(
-        command, cwd=process.REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None
+    with process.server(__name__) as (environment, server):
         try:
-            yield json.loads(server.stdout.readline())
+            yield environment
         finally:
             output, _ = server.communicate(timeout=60)
             with contextlib.suppress(ValueError):

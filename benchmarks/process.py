@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,22 @@ def reference_python_of(pins: str) -> Path:
     from tests.reference_environment import reference_python
 
     return reference_python(pins, timeout_seconds=600)
+
+
+@contextlib.contextmanager
+def server(module: str, *arguments: object) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
+    """Run a module that serves until its stdin ends.
+
+    Yields:
+        The first line that it prints, which is JSON, and its process.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        try:
+            yield json.loads(running.stdout.readline()), running
+        finally:
+            running.communicate(timeout=60)
 
 
 def environment_of_a_job(settings: dict[str, str]) -> dict[str, str]:

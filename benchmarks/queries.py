@@ -60,7 +60,7 @@ def write_attempts(count: int) -> int:
     for attempt in range(count):
         writer, run_start = f"host-{attempt}-{1_700_000_000_000_000_000 + attempt}", START + 60 * attempt
         header = Header(LOG, writer, {"job": JOB, "process_index": "0"}, {}, "INFO", ship=False)
-        payloads = [{"job_name": JOB, "job_start_time": run_start}]
+        payloads: list[dict[str, Any]] = [{"job_name": JOB, "job_start_time": run_start}]
         for step in range(5):
             started = run_start + 10 * (step + 1)
             payloads.append({"job_name": JOB, "step_count": 3 * attempt + step, "step_start_time": started})

@@ -47,9 +47,9 @@ class Addresses:
 class RunCloud(Addresses):
     """A cloud that runs."""
 
-    def __init__(self, server: subprocess.Popen[str]) -> None:
+    def __init__(self, urls: dict[str, str], server: subprocess.Popen[str]) -> None:
         self._server = server
-        super().__init__(**self._answer())
+        super().__init__(**urls)
 
     def steps(self, metric: str) -> int:
         """How many steps have a value of a metric in Cloud Logging."""
@@ -61,12 +61,9 @@ class RunCloud(Addresses):
 
     def _ask(self, *question: str) -> Any:
         assert self._server.stdin is not None
+        assert self._server.stdout is not None
         self._server.stdin.write(" ".join(question) + "\n")
         self._server.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self._server.stdout is not None
         return json.loads(self._server.stdout.readline())
 
 
@@ -78,14 +75,8 @@ def run_cloud(*, polls: int = 0, logging_delay_seconds: float = 0.0) -> Iterator
         polls: How often a long-running operation must be asked for until it is done.
         logging_delay_seconds: How long each request to Cloud Logging takes, at least.
     """
-    command = [sys.executable, "-m", "benchmarks.run_cloud", str(polls), str(logging_delay_seconds)]
-    with subprocess.Popen(
-        command, cwd=process.REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            yield RunCloud(server)
-        finally:
-            server.communicate(timeout=60)
+    with process.server(__name__, polls, logging_delay_seconds) as (urls, server):
+        yield RunCloud(urls, server)
 
 
 def serve(polls: int, delay_seconds: float) -> None:
