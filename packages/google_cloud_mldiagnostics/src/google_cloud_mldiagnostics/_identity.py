@@ -20,10 +20,19 @@ from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.texts import readable_id
 
-from google_cloud_mldiagnostics._agreement import agree, jax_processes
+from google_cloud_mldiagnostics._agreement import agree, has_coordinator, jax_processes
 from google_cloud_mldiagnostics.mlrun_types import Orchestrator
 
-__all__ = ["RunIdentity", "Workload", "identify", "process_position", "with_instance", "workload_of"]
+__all__ = [
+    "RunIdentity",
+    "Workload",
+    "identify",
+    "process_position",
+    "warn_if_split",
+    "warn_if_started_too_early",
+    "with_instance",
+    "workload_of",
+]
 
 CUSTOM = "CUSTOM"
 UNKNOWN_INSTANCE = "unknown-instance-id"
@@ -130,6 +139,32 @@ def process_position(environ: Mapping[str, str] = os.environ) -> tuple[int, int]
     """Return the index of this process among all of the job, and how many there are: 1 if unknown."""
     identity = environment.identity(environ)
     return identity.process_index, identity.process_count
+
+
+def warn_if_split(run_id: str, workload: Workload, process_count: int) -> None:
+    """Warn if each of the job's processes has started a run of its own. On GKE, `workload_of` has warned already."""
+    if process_count > 1 and not workload.id_parts and workload.wire != "GKE" and not has_coordinator():
+        warn_once(
+            "too early",
+            "The %d processes of this job cannot agree on one run: this one's is %s, and the others have "
+            "their own. Set RUN_WORKLOAD_ID to the same text on all of them, or give torchrun an --rdzv-id, or "
+            "call machinelearning_run after jax.distributed.initialize or torch.distributed.init_process_group.",
+            process_count,
+            run_id,
+        )
+
+
+def warn_if_started_too_early(run_id: str, process_count: int) -> None:
+    """Warn if JAX knows of more processes by now than when the run started."""
+    position = jax_processes()
+    if position is not None and position[1] > process_count:
+        warn_once(
+            "too early",
+            "machinelearning_run was called before jax.distributed.initialize: the %d processes of this job could "
+            "not agree on one run, and this one's is %s. Call it afterwards, or set RUN_WORKLOAD_ID.",
+            position[1],
+            run_id,
+        )
 
 
 # --- Sources ------------------------------------------------------------------------------------------

@@ -12,19 +12,19 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ml_diagnostics_common.process_hooks import PROCESS_START_LOCK
+from ml_diagnostics_common.process_hooks import PROCESS_START_LOCK, import_undisturbed
 from ml_diagnostics_common.redaction import redact, redact_text
 
 from google_cloud_mldiagnostics import _agreement as agreement
 from google_cloud_mldiagnostics._runtimes import computes_with_pytorch, jax_is_initialised, torch_xla_is_initialised
 from google_cloud_mldiagnostics._system_metrics.cgroup import cpu_limit, memory_limit_bytes
-from google_cloud_mldiagnostics.mlrun_types import Framework
+from google_cloud_mldiagnostics.mlrun_types import Framework, MLRun
 
-__all__ = ["collect_hardware", "collect_host", "collect_software"]
+__all__ = ["collect_hardware", "collect_host", "collect_software", "collector"]
 
 _PACKAGES: Final = (
     "jax",
@@ -55,6 +55,28 @@ _REVISION: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 # State of the process: the index and count with which it has published its host.
 _published_by_this_process: tuple[int, int] | None = None
+
+
+def collector(run: MLRun) -> Callable[[], tuple[dict[str, dict[str, str]], bool]]:
+    """Return a function that collects software and hardware, in a thread of its own.
+
+    It returns the sections of a run's configs, and True if the devices are known.
+    """
+    software: dict[bool, dict[str, str]] = {}
+    given = run.framework
+
+    def collect() -> tuple[dict[str, dict[str, str]], bool]:
+        hardware = collect_hardware()
+        is_pytorch = computes_with_pytorch()
+        if is_pytorch not in software:
+            import_undisturbed("importlib.metadata", "importlib.metadata._adapters", "email.parser", "subprocess")
+            software[is_pytorch] = collect_software(given)
+        if hardware is not None:  # Before, the program may import another framework yet.
+            run.framework = Framework(software[is_pytorch]["framework"])
+        known = collect_host() if hardware is None else hardware
+        return {"softwareConfigs": dict(software[is_pytorch]), "hardwareConfigs": known}, hardware is not None
+
+    return collect
 
 
 # --- Software -----------------------------------------------------------------------------------------

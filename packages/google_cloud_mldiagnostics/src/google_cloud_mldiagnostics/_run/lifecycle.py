@@ -20,8 +20,8 @@ from ml_diagnostics_common.raised_exception import RaisedException
 from ml_diagnostics_common.worker import Task, Worker, start
 
 from google_cloud_mldiagnostics import _entries as entries
-from google_cloud_mldiagnostics._agreement import jax_processes
 from google_cloud_mldiagnostics._configs.user_configs import to_wire
+from google_cloud_mldiagnostics._identity import warn_if_started_too_early
 from google_cloud_mldiagnostics._profiling import end_profiles
 from google_cloud_mldiagnostics._recording import device_values
 from google_cloud_mldiagnostics._run.termination import Termination
@@ -311,18 +311,7 @@ class Lifecycle:
                 if self._active.process_index == 0:  # The others' are like it.
                     self._send_section(section, dict(values))
         self._registration.configs_are_collected()
-        self._warn_if_started_too_early()
-
-    def _warn_if_started_too_early(self) -> None:
-        position = jax_processes()
-        if position is not None and position[1] > self._active.process_count:
-            warn_once(
-                "too early",
-                "machinelearning_run was called before jax.distributed.initialize: the %d processes of this job could "
-                "not agree on one run, and this one's is %s. Call it afterwards, or set RUN_WORKLOAD_ID.",
-                position[1],
-                self._active.run.name,
-            )
+        warn_if_started_too_early(self._active.run.name, self._active.process_count)
 
     def _send_section(self, section: str, values: dict[str, str]) -> None:
         self._active.log.write(entries.CONFIGS, {section: values})

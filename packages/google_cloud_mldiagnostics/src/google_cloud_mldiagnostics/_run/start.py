@@ -13,18 +13,19 @@ from ml_diagnostics_common.credentials.instance_metadata import instance_metadat
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, ProcessEndings, format_timestamp, parse_timestamp
 from ml_diagnostics_common.environment import Backend, announce_run, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
-from ml_diagnostics_common.guard import job_logger, report_loss, warn_once
+from ml_diagnostics_common.guard import job_logger, report_loss
 from ml_diagnostics_common.process_hooks import import_undisturbed
 from ml_diagnostics_common.worker import start
 
-from google_cloud_mldiagnostics._agreement import has_coordinator, jax_processes, publish, subscribe
-from google_cloud_mldiagnostics._configs.system_configs import collect_hardware, collect_host, collect_software
+from google_cloud_mldiagnostics._agreement import jax_processes, publish, subscribe
+from google_cloud_mldiagnostics._configs.system_configs import collector
 from google_cloud_mldiagnostics._configs.user_configs import to_wire
 from google_cloud_mldiagnostics._identity import (
     RunIdentity,
     Workload,
     identify,
     process_position,
+    warn_if_split,
     with_instance,
     workload_of,
 )
@@ -37,12 +38,11 @@ from google_cloud_mldiagnostics._run_state.connections import find_google, find_
 from google_cloud_mldiagnostics._run_state.process_life import is_alive, own_mark
 from google_cloud_mldiagnostics._run_state.registration import Registration
 from google_cloud_mldiagnostics._run_state.unreported_runs import warn_folder_failed
-from google_cloud_mldiagnostics._runtimes import computes_with_pytorch
 from google_cloud_mldiagnostics._system_metrics.sampler import SystemMetrics
 from google_cloud_mldiagnostics.control_plane import Connection
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError
-from google_cloud_mldiagnostics.mlrun_types import ConfigDict, Framework, MLRun, Orchestrator
+from google_cloud_mldiagnostics.mlrun_types import ConfigDict, MLRun, Orchestrator
 
 __all__ = ["RunStart", "details_logger"]
 
@@ -74,7 +74,7 @@ class RunStart:
         self.workload = workload_of(arguments.run_workload_id)
         self.index, self.count = process_position()
         self.identity = _identity(arguments, self.workload)
-        self._warn_if_split()
+        warn_if_split(self.identity.run_id, self.workload, self.count)
         self.local = LocalControlPlane(diagnostics_directory())
         self.user_configs = to_wire(arguments.configs)
         self.location = arguments.region or _region_of_this_machine()
@@ -89,9 +89,7 @@ class RunStart:
         run.attempt = self._join_attempt(member, _attempt_number(process.attempt))
         self._active = active = self._new_active_run(member)
         active.registration = self._registration = self._new_registration()
-        self._lifecycle = lifecycle = Lifecycle(
-            active, member, self.local, active.registration, collect=_collector(run)
-        )
+        self._lifecycle = lifecycle = Lifecycle(active, member, self.local, active.registration, collect=collector(run))
         set_active_run(active)
         announce_run(run.name, run.display_name)
         lifecycle.start(self.user_configs, is_settled=self._is_attempt_settled())
@@ -103,18 +101,6 @@ class RunStart:
         if self.arguments.strict:
             self._raise_what_failed(has_verdict=has_verdict)
         return run
-
-    def _warn_if_split(self) -> None:
-        """Warn if each of the job's processes has started a run of its own. On GKE, identity has warned already."""
-        if self.count > 1 and not self.workload.id_parts and self.workload.wire != "GKE" and not has_coordinator():
-            warn_once(
-                "too early",
-                "The %d processes of this job cannot agree on one run: this one's is %s, and the others have "
-                "their own. Set RUN_WORKLOAD_ID to the same text on all of them, or give torchrun an --rdzv-id, or "
-                "call machinelearning_run after jax.distributed.initialize or torch.distributed.init_process_group.",
-                self.count,
-                self.identity.run_id,
-            )
 
     # --- The parts of a run ---------------------------------------------------------------------------
 
@@ -311,25 +297,6 @@ def _region_of_this_machine() -> str:
 def _attempt_number(text: str) -> int:
     """Return the attempt's number from the scheduler's count of restarts."""
     return int(text) + 1 if text.isascii() and text.isdigit() and len(text) < 9 else 1
-
-
-def _collector(run: MLRun) -> Callable[[], tuple[dict[str, dict[str, str]], bool]]:
-    """Return what collects software and hardware, and returns whether that is all: for a thread of its own."""
-    software: dict[bool, dict[str, str]] = {}
-    given = run.framework
-
-    def collect() -> tuple[dict[str, dict[str, str]], bool]:
-        hardware = collect_hardware()
-        is_pytorch = computes_with_pytorch()
-        if is_pytorch not in software:
-            import_undisturbed("importlib.metadata", "importlib.metadata._adapters", "email.parser", "subprocess")
-            software[is_pytorch] = collect_software(given)
-        if hardware is not None:  # Before, the program may import another framework yet.
-            run.framework = Framework(software[is_pytorch]["framework"])
-        known = collect_host() if hardware is None else hardware
-        return {"softwareConfigs": dict(software[is_pytorch]), "hardwareConfigs": known}, hardware is not None
-
-    return collect
 
 
 def _moment(text: object) -> datetime.datetime | None:

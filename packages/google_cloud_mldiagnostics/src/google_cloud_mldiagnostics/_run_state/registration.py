@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import CredentialsError
-from ml_diagnostics_common.guard import LOSSES, warn_once
-from ml_diagnostics_common.worker import Worker, start
+from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.worker import Worker
 
 from google_cloud_mldiagnostics._run_state.mirroring import RunCopy, is_sent_to_cloud
 from google_cloud_mldiagnostics._run_state.unreported_runs import (
     UnreportedRuns,
     warn_end_not_reported,
     warn_not_reported,
+    warn_session_not_kept,
 )
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneClientNotInitializedError,
@@ -100,8 +101,6 @@ class Registration:
         self._done = threading.Event()
         self._connection: Connection | None = None
         self._unreported: UnreportedRuns | None = None
-        self._is_marked = False
-        self._reports_others = False
         self._copy: RunCopy | None = None
         self._is_behind = is_owner
         self._due_at = 0.0
@@ -324,8 +323,7 @@ class Registration:
 
     def _mark_unreported(self) -> None:
         """Leave a mark until the end is confirmed: the process may end before that."""
-        if self._unreported is not None and not self._is_marked:
-            self._is_marked = True
+        if self._unreported is not None:
             self._unreported.add(self._run_id)
 
     def _unmark(self) -> None:
@@ -334,19 +332,10 @@ class Registration:
 
     def _report_other_runs(self) -> None:
         """Once this run is registered, report the ends of earlier runs of this machine, in another thread."""
-        unreported = self._unreported
-        if (
-            unreported is None
-            or self._copy is None
-            or self._copy.attempt is None
-            or self._reports_others
-            or self._is_end_asked()
-        ):
-            return
-        self._reports_others = True
-        plane = self._plane
-        # At the end, `hurry` interrupts its waits as well, and the process does not wait for the thread.
-        start(lambda: unreported.report(plane, self._is_end_asked), "mldiagnostics-unreported")
+        is_registered = self._copy is not None and self._copy.attempt is not None
+        if self._unreported is not None and is_registered and not self._is_end_asked():
+            # At the end, `hurry` interrupts its waits as well, and the process does not wait for the thread.
+            self._unreported.start_report(self._plane, self._is_end_asked)
 
     def _is_end_asked(self) -> bool:
         return self._asked_end is not None
@@ -408,11 +397,4 @@ class Registration:
         try:
             self._local.put_session(self._run_id, session_id, session)
         except ControlPlaneError as error:
-            LOSSES.add("session_not_kept")
-            warn_once(
-                ("session not kept", self._run_id),
-                "A profile of the run %s could not be written down in its folder: %s. `mldiagnostics show` reads it "
-                "from the journal.",
-                self._run_id,
-                str(error).rstrip("."),
-            )
+            warn_session_not_kept(self._run_id, error)

@@ -16,6 +16,7 @@ from typing import Final
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.files import read_regular
 from ml_diagnostics_common.guard import LOSSES, job_logger, warn_once
+from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics._run_state.attempts import Member, last_attempt
 from google_cloud_mldiagnostics._run_state.mirroring import as_cloud_run, attempt_of, mirrored
@@ -24,7 +25,14 @@ from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
 
-__all__ = ["UnreportedRuns", "send_run", "warn_end_not_reported", "warn_folder_failed", "warn_not_reported"]
+__all__ = [
+    "UnreportedRuns",
+    "send_run",
+    "warn_end_not_reported",
+    "warn_folder_failed",
+    "warn_not_reported",
+    "warn_session_not_kept",
+]
 
 logger = job_logger("google_cloud_mldiagnostics")
 
@@ -47,9 +55,14 @@ class UnreportedRuns:
     def __init__(self, local: LocalControlPlane, address: str) -> None:
         self._local = local
         self._address = address
+        self._added: set[str] = set()
+        self._is_report_started = False
 
     def add(self, run_id: str) -> None:
-        """Mark a run; without effect if its folder cannot be written."""
+        """Mark a run, once: a later call may follow `remove`. Without effect if its folder cannot be written."""
+        if run_id in self._added:
+            return
+        self._added.add(run_id)
         path = self._marker(run_id)
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
@@ -62,6 +75,12 @@ class UnreportedRuns:
         """Remove a run's mark, if it has one."""
         with contextlib.suppress(OSError):
             self._marker(run_id).unlink(missing_ok=True)
+
+    def start_report(self, plane: ControlPlane, is_over: Callable[[], bool]) -> None:
+        """Call `report` in a thread of its own, once."""
+        if not self._is_report_started:
+            self._is_report_started = True
+            start(lambda: self.report(plane, is_over), "mldiagnostics-unreported")
 
     def report(self, plane: ControlPlane, is_over: Callable[[], bool]) -> None:
         """Report the end of the newest marked runs, 20 at most, for one minute at most.
@@ -160,6 +179,18 @@ def warn_folder_failed(run_id: str, error: ControlPlaneError) -> None:
         "The run %s could not be updated in its folder: %s. Its entries are in the journal.",
         run_id,
         error,
+    )
+
+
+def warn_session_not_kept(run_id: str, error: ControlPlaneError) -> None:
+    """Count, and warn once of each run, that a profiler session cannot be written to its folder."""
+    LOSSES.add("session_not_kept")
+    warn_once(
+        ("session not kept", run_id),
+        "A profile of the run %s could not be written to its folder: %s. `mldiagnostics show` reads it from the "
+        "journal.",
+        run_id,
+        str(error).rstrip("."),
     )
 
 
