@@ -18,7 +18,7 @@ from ml_diagnostics_common.guard import LOSSES, job_logger
 from ml_diagnostics_common.worker import start
 
 from cloud_tpu_diagnostics._collect.console import Console
-from cloud_tpu_diagnostics._collect.dump_requests import DumpRequests
+from cloud_tpu_diagnostics._collect.dump_requests import DumpRequests, Helper
 from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, guarded_as, log, warn_once
 from cloud_tpu_diagnostics._collect.timer import Rounds, Timer, TimerPause
 from cloud_tpu_diagnostics._collect.watchdog import Watchdog, undo_all
@@ -27,7 +27,6 @@ from cloud_tpu_diagnostics._dumps.text import dump_text, exception_text, header,
 
 if TYPE_CHECKING:
     from cloud_tpu_diagnostics._collect.companion import CompanionLink
-    from cloud_tpu_diagnostics._collect.helper import Helper
     from cloud_tpu_diagnostics._collect.trace_file import TraceFile
 
 __all__ = ["Collection"]
@@ -157,17 +156,9 @@ class Collection:
     @guarded_as("start a process beside the job")
     def _start_helper(self) -> None:
         """Start the process that asks faulthandler to answer where Python cannot, unless a companion does so."""
-        if self._companion is not None:
-            return
-        from ml_diagnostics_common.process_hooks import import_undisturbed
-
-        # Outside of our lock: a thread that forks waits for this import, and others may wait for that thread.
-        import_undisturbed("cloud_tpu_diagnostics._collect.helper")
-        from cloud_tpu_diagnostics._collect.helper import Helper
-
         with self._changing:
             requests, watchdog, output = self._requests, self._watchdog, self._output
-            if not self._is_on or self._helper is not None:
+            if not self._is_on or self._companion is not None or self._helper is not None:
                 return
             if requests is None or watchdog is None or output is None or watchdog.dump_signal is None:
                 return

@@ -7,8 +7,8 @@ byte to the wake-up descriptor. The first of these writes the dump:
 
 1. the main thread, when it next executes Python: it knows exactly where it was interrupted;
 2. after 50 ms a thread of this package: the main thread is stuck, or waits, in native code without the GIL;
-3. after half a second another process, if the byte is still unread because the GIL is held: see
-   `_companion.requests`. It has faulthandler dump all threads, which is safe as none of them executes Python.
+3. after half a second another process, the companion or `Helper`, if the byte is still unread because the GIL is held:
+   see `_companion.requests`. It has faulthandler dump all threads, which is safe as none of them executes Python.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.signal_wakeups import SignalWakeups, in_main_thread, subscribe, unsubscribe
+from ml_diagnostics_common.worker import start
 
-from cloud_tpu_diagnostics._collect.log_queue import guarded_as, warn_once
+from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, guarded_as, warn_once
 from cloud_tpu_diagnostics._collect.watchdog import Output, is_left_harmless, make_harmless, undo_all
 from cloud_tpu_diagnostics._dumps.text import signal_dump_text, write_at_once, write_in_parts
 from cloud_tpu_diagnostics._signals import (
@@ -40,7 +41,10 @@ from cloud_tpu_diagnostics._signals import (
     signal_name,
 )
 
-__all__ = ["DumpRequests"]
+if TYPE_CHECKING:
+    from ml_diagnostics_common.sidecar import Sidecar
+
+__all__ = ["DumpRequests", "Helper"]
 
 _MAIN_THREAD_SECONDS: Final = 0.05
 """The wait for the main thread: ten switch intervals of the GIL."""
@@ -350,3 +354,65 @@ def _put_down(each: int, handler: object) -> None:
     if signal.getsignal(each) is handler or (signal.getsignal(each) is signal.SIG_DFL and is_left_harmless(each)):
         signal.signal(each, _do_nothing)
         signal.siginterrupt(each, False)
+
+
+class Helper:
+    """A small process beside a block without a companion: it asks faulthandler if Python does not answer a request.
+
+    Nothing in the job itself can do so: a Python thread waits for the GIL, and this package has no C code.
+
+    Args:
+        requests: The requests that it watches.
+        dump_signal: The signal that it sends.
+    """
+
+    def __init__(self, requests: DumpRequests, dump_signal: int) -> None:
+        self._requests, self._dump_signal = requests, dump_signal
+        self._is_over = False
+        self.sidecar: Sidecar | None = None
+        """The process, once it was started."""
+        self.thread_ident = 0
+        """The identifier of the thread that starts the process; 0 while there is none."""
+
+    def start(self) -> None:
+        """Start the process in a thread; return at once."""
+        start(self._run, "cloud-tpu-diagnostics-helper")
+
+    def stop(self) -> None:
+        """End the process."""
+        self._is_over = True
+        if self.sidecar is not None:
+            self.sidecar.end_messages()
+
+    @guarded_as("start a process beside the job")
+    def _run(self) -> None:
+        self.thread_ident = threading.get_ident()
+        try:
+            self._start()
+        finally:
+            self.thread_ident = 0
+
+    def _start(self) -> None:
+        from ml_diagnostics_common.process_hooks import import_undisturbed
+
+        import_undisturbed("ml_diagnostics_common.sidecar")  # Here, off the thread of the rounds.
+        from ml_diagnostics_common.sidecar import Sidecar
+
+        descriptors = self._requests.descriptors
+        if not {"wakeups", "answers"} <= descriptors.keys():
+            return  # The program has closed them.
+        settings = {"dump_signal": self._dump_signal}
+        try:
+            self.sidecar = Sidecar("cloud_tpu_diagnostics._companion.requests", settings, descriptors=descriptors)
+            self.sidecar.wait()  # Until it is not a child of this process any more.
+        except OSError as error:
+            warn_once(
+                "no helper",
+                "No process can be started beside the job (%s): while native code holds the GIL, a signal leaves no "
+                "stack traces. The periodic ones continue.",
+                error,
+            )
+            flush_in_background()
+        finally:
+            if self._is_over:  # Stopped meanwhile.
+                self.stop()

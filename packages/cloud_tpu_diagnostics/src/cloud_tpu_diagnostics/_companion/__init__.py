@@ -1,8 +1,8 @@
 """The companion: a process beside the job that outlives it; and a small helper beside jobs without one.
 
-link       both processes' starter in the job: the companion as a block sees it
-helper     the same for the small helper, which only watches for unanswered requests (`requests`)
-~~~~~~~~~  a socket: see `ml_diagnostics_common.sidecar`; the timer's dumps arrive over a pipe
+A block starts the companion in `_collect.companion`, and the helper in `_collect.dump_requests`. They are connected by
+the socket of `ml_diagnostics_common.sidecar`; the timer's dumps arrive over a pipe.
+
 main       the companion's main program: a loop over everything that it receives, until the end of the job
 job        the job as a process: signals to it, and if it is stuck
 requests   requests for stack traces that the job's Python does not answer; the helper's main program
