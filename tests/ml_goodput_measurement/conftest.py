@@ -1,4 +1,4 @@
-"""Fixtures of several tests: the reference, which is started once, and the helper process of a monitor."""
+"""Fixtures of several tests: the reference, small sizes of the ledger, and the helper process of a monitor."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ def reference() -> Iterator[Reference]:
         pytest.skip(f"the reference cannot be installed here: {error}")
     with Reference(python) as process:
         yield process
+
+
+@pytest.fixture(scope="module", params=["as they are", "as small as can be"])
+def ledger_sizes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Make the ledger's sizes small, too: generated lives are short, and so reach code that only long ones would."""
+    from ml_goodput_measurement._ledger import accounting, books, intervals, step_times
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "as small as can be":
+            patch.setattr(books, "_UNSETTLED_STEPS", 1)
+            patch.setattr(accounting, "_FEW_STEPS", 2)
+            patch.setattr(intervals, "_PART", 2)
+            patch.setattr(step_times, "_BLOCK", 2)
+        yield
 
 
 @pytest.fixture

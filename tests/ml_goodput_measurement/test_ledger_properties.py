@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement._ledger import Ledger, Summary, books, step_times
-from ml_goodput_measurement._ledger import attempts as runs
+from ml_goodput_measurement._ledger import Ledger, Summary
 from ml_goodput_measurement._ledger.events import read_events
 from ml_goodput_measurement.partition import Bucket
 
@@ -24,18 +22,9 @@ from .histories import JOB, History, Payload
 from .lives import columns_of, deliver, ledger_of, lives
 from .oracle import Truth, judge
 
+pytestmark = pytest.mark.usefixtures("ledger_sizes")
+
 thorough = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@pytest.fixture(autouse=True, scope="module", params=["as they are", "as small as can be"])
-def _sizes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Generated lives are short; with these sizes made small they go through what only long ones would."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "as small as can be":
-            patch.setattr(books, "_UNSETTLED_STEPS", 1)
-            patch.setattr(runs, "_FEW_STEPS", 2)
-            patch.setattr(step_times, "_BLOCK", 2)
-        yield
 
 
 junk = st.recursive(

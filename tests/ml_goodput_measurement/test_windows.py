@@ -8,14 +8,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement._ledger import Ledger, books
-from ml_goodput_measurement._ledger import attempts as runs
-from ml_goodput_measurement._ledger import intervals as pairs
+from ml_goodput_measurement._ledger import Ledger
 from ml_goodput_measurement.partition import Bucket, Piece
 
 from .accounts import CUSTOM, PRODUCTIVE, RECOVERY, STARTUP, UNKNOWN, WASTED, moment_ns
 from .histories import History, Payload
 from .lives import deliver, ledger_of, lives
+
+pytestmark = pytest.mark.usefixtures("ledger_sizes")
 
 thorough = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Life = tuple[list[Payload], float]
@@ -23,17 +23,6 @@ moments = st.integers(-8, 400).map(lambda quarters: quarters / 4)
 spans = st.lists(st.tuples(moments, moments).map(sorted), min_size=1, max_size=4)
 
 SECOND_NS = 10**9
-
-
-@pytest.fixture(autouse=True, scope="module", params=["as they are", "as small as can be"])
-def _sizes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Generated lives are short; with these sizes made small they go through what only long ones would."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "as small as can be":
-            patch.setattr(books, "_UNSETTLED_STEPS", 1)
-            patch.setattr(runs, "_FEW_STEPS", 2)
-            patch.setattr(pairs, "_PART", 2)
-        yield
 
 
 @thorough

@@ -1,23 +1,155 @@
-"""From runs and overlays to disjoint pieces of time, and from pieces to sums.
+"""From steps to runs, from runs and overlays to disjoint pieces of time, and from pieces to sums.
+
+A run is a stretch of time as the steps alone describe it, before other activities take precedence.
 
 Saves and restores are overlays of their own: many hosts report one operation, which counts once.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import le, lt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ml_goodput_measurement._ledger.attempts import recorded_end
 from ml_goodput_measurement._ledger.facts import NEVER_NS, CheckpointKey, Facts
-from ml_goodput_measurement._ledger.intervals import Interval, Overlay, resolve
+from ml_goodput_measurement._ledger.intervals import PRECEDENCE, Interval, Overlay, resolve
 from ml_goodput_measurement.partition import Bucket
 
 if TYPE_CHECKING:
-    from ml_goodput_measurement._ledger.attempts import Attempts, Changes, Run
+    from ml_goodput_measurement._ledger.attempts import Attempts, Changes
 
-__all__ = ["Account", "CheckpointOverlays", "Painted", "paint"]
+__all__ = [
+    "FAILED_YIELDS_TO",
+    "WASTED_YIELDS_TO",
+    "Account",
+    "CheckpointOverlays",
+    "Painted",
+    "Run",
+    "paint",
+    "runs_before",
+    "step_runs",
+]
+
+
+WASTED_YIELDS_TO = PRECEDENCE[Bucket.WASTED_PROGRESS]
+"""Wasted steps are wasted in full, with all that lies over them."""
+FAILED_YIELDS_TO = PRECEDENCE[Bucket.CUSTOM] + 1
+"""A failed attempt is recovery whatever it initialised or restored; custom events still count."""
+_FEW_STEPS = 32
+_YIELDS_TO_ALL = PRECEDENCE[Bucket.PROGRAM_STARTUP]
+
+
+class Run(NamedTuple):
+    """A stretch of an attempt."""
+
+    start_ns: int
+    end_ns: int
+    bucket: Bucket
+    steps: int = 0
+    """How many measured steps it holds."""
+    estimated: bool = False
+    first_step: bool = False
+    yields_to: int = _YIELDS_TO_ALL
+    """Overlays of a lower rank than this take its time."""
+
+
+def step_runs(
+    facts: Facts, first: int, stop: int, attempt_first: int, overlays: Sequence[Overlay] | None = None
+) -> Iterator[Run]:
+    """Yield runs from the start of step `first` to the start of step `stop`, both of one attempt.
+
+    A step lasts to its recorded end, else to the start of the next step if that is the next number. Where a number
+    is missing, the end of the step is unknown.
+
+    Args:
+        facts: Holds the steps.
+        first: Index of the first of these steps.
+        stop: Index after the last; there must be a step, which ends the last run.
+        attempt_first: Index of the attempt's first step, which gets a run of its own.
+        overlays: In order, for a caller that only adds up: without overlays, many steps may be one run of
+            all their time and one of all the time between them. None for runs that are true to every moment.
+    """
+    if first == attempt_first and first < stop:
+        yield from _single_step(facts, first, is_first=True)
+        first += 1
+    if overlays is None:
+        yield from _stretch(facts, first, stop, exact=True)
+        return
+    times = facts.steps.times
+    for overlay in overlays:
+        lower = max(first, min(stop, bisect_right(times, overlay.start_ns, first, stop) - 1))
+        end = bisect_left(times, overlay.end_ns, lower, stop)
+        yield from _stretch(facts, first, lower, exact=False)
+        yield from _stretch(facts, lower, end, exact=True)
+        first = end
+    yield from _stretch(facts, first, stop, exact=False)
+
+
+def runs_before(runs: Iterable[Run], time_ns: int) -> Iterator[Run]:
+    """Yield the parts of some runs, in order, that lie before a moment."""
+    for run in runs:
+        if run.end_ns >= time_ns:
+            if run.start_ns < time_ns:
+                yield run._replace(end_ns=time_ns)
+            return
+        yield run
+
+
+def _stretch(facts: Facts, first: int, stop: int, *, exact: bool) -> Iterator[Run]:
+    if first >= stop:
+        return
+    times, numbers = facts.steps.times, facts.steps.numbers
+    # Numbers rise within an attempt, so as many numbers as steps means that none is missing.
+    if numbers[stop] - numbers[first] == stop - first and not _has_step_ends(facts, times[first], times[stop]):
+        yield Run(times[first], times[stop], Bucket.PRODUCTIVE, stop - first)
+        return
+    productive_ns = None if exact else _time_of_ended_steps(facts, first, stop)
+    if productive_ns is not None:
+        yield Run(times[first], times[first] + productive_ns, Bucket.PRODUCTIVE, stop - first)
+        if times[first] + productive_ns < times[stop]:
+            yield Run(times[first] + productive_ns, times[stop], Bucket.UNKNOWN)
+    elif exact or stop - first < _FEW_STEPS:
+        for index in range(first, stop):
+            yield from _single_step(facts, index, is_first=False)
+    else:
+        middle = (first + stop) // 2
+        yield from _stretch(facts, first, middle, exact=False)
+        yield from _stretch(facts, middle, stop, exact=False)
+
+
+def _time_of_ended_steps(facts: Facts, first: int, stop: int) -> int | None:
+    """Return the sum of the times of steps which all have one recorded end, before the next starts; else None."""
+    ends = facts.step_ends
+    position = bisect_right(ends.times, facts.steps.times[first])
+    starts, following = facts.steps.times[first:stop], facts.steps.times[first + 1 : stop + 1]
+    ended = ends.times[position : position + stop - first]
+    if ends.numbers[position : position + stop - first] != facts.steps.numbers[first:stop]:
+        return None
+    if not (all(map(lt, starts, ended)) and all(map(le, ended, following))):
+        return None
+    return sum(ended) - sum(starts)
+
+
+def _has_step_ends(facts: Facts, start_ns: int, end_ns: int) -> bool:
+    ends = facts.step_ends.times
+    return bisect_right(ends, start_ns) < bisect_left(ends, end_ns)
+
+
+def _single_step(facts: Facts, index: int, *, is_first: bool) -> Iterator[Run]:
+    times, numbers = facts.steps.times, facts.steps.numbers
+    start_ns, next_ns = times[index], times[index + 1]
+    end_ns = recorded_end(facts, index, next_ns)
+    if end_ns is None and numbers[index + 1] == numbers[index] + 1:
+        end_ns = next_ns
+    if end_ns is None:
+        yield Run(start_ns, next_ns, Bucket.UNKNOWN)
+        return
+    yield Run(start_ns, end_ns, Bucket.PRODUCTIVE, 1, first_step=is_first)
+    if end_ns < next_ns:
+        yield Run(end_ns, next_ns, Bucket.UNKNOWN)
 
 
 class Painted(NamedTuple):

@@ -1,170 +1,34 @@
-"""A job's attempts: where one ends and the next starts, and the runs of steps in each of them.
-
-A run is a stretch of time as the steps alone describe it, before other activities take precedence.
-"""
+"""A job's attempts: where one ends and the next starts, and the steps of each that count."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
-from operator import le, lt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice, pairwise
+from operator import sub
+from typing import TYPE_CHECKING, Any
 
 from ml_goodput_measurement._ledger.facts import NEVER_NS, Facts, rises
-from ml_goodput_measurement._ledger.intervals import PRECEDENCE, Interval, Overlay
+from ml_goodput_measurement._ledger.intervals import Interval
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 from ml_goodput_measurement.partition import Bucket
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._ledger.events import ProcessEnd
 
-__all__ = [
-    "FAILED_YIELDS_TO",
-    "PROCESS_GONE",
-    "WASTED_YIELDS_TO",
-    "Attempt",
-    "Attempts",
-    "Changes",
-    "Run",
-    "recorded_end",
-    "runs_before",
-    "step_runs",
-]
-
-WASTED_YIELDS_TO = PRECEDENCE[Bucket.WASTED_PROGRESS]
-"""Wasted steps are wasted in full, with all that lies over them."""
-FAILED_YIELDS_TO = PRECEDENCE[Bucket.CUSTOM] + 1
-"""A failed attempt is recovery whatever it initialised or restored; custom events still count."""
-_FEW_STEPS = 32
-_YIELDS_TO_ALL = PRECEDENCE[Bucket.PROGRAM_STARTUP]
-
-
-class Run(NamedTuple):
-    """A stretch of an attempt."""
-
-    start_ns: int
-    end_ns: int
-    bucket: Bucket
-    steps: int = 0
-    """How many measured steps it holds."""
-    estimated: bool = False
-    first_step: bool = False
-    yields_to: int = _YIELDS_TO_ALL
-    """Overlays of a lower rank than this take its time."""
-
-
-def step_runs(
-    facts: Facts, first: int, stop: int, attempt_first: int, overlays: Sequence[Overlay] | None = None
-) -> Iterator[Run]:
-    """Yield runs from the start of step `first` to the start of step `stop`, both of one attempt.
-
-    A step lasts to its recorded end, else to the start of the next step if that is the next number. Where a number
-    is missing, the end of the step is unknown.
-
-    Args:
-        facts: Holds the steps.
-        first: Index of the first of these steps.
-        stop: Index after the last; there must be a step, which ends the last run.
-        attempt_first: Index of the attempt's first step, which gets a run of its own.
-        overlays: In order, for a caller that only adds up: without overlays, many steps may be one run of
-            all their time and one of all the time between them. None for runs that are true to every moment.
-    """
-    if first == attempt_first and first < stop:
-        yield from _single_step(facts, first, is_first=True)
-        first += 1
-    if overlays is None:
-        yield from _stretch(facts, first, stop, exact=True)
-        return
-    times = facts.steps.times
-    for overlay in overlays:
-        lower = max(first, min(stop, bisect_right(times, overlay.start_ns, first, stop) - 1))
-        end = bisect_left(times, overlay.end_ns, lower, stop)
-        yield from _stretch(facts, first, lower, exact=False)
-        yield from _stretch(facts, lower, end, exact=True)
-        first = end
-    yield from _stretch(facts, first, stop, exact=False)
-
-
-def runs_before(runs: Iterable[Run], time_ns: int) -> Iterator[Run]:
-    """Yield the parts of some runs, in order, that lie before a moment."""
-    for run in runs:
-        if run.end_ns >= time_ns:
-            if run.start_ns < time_ns:
-                yield run._replace(end_ns=time_ns)
-            return
-        yield run
-
-
-def _stretch(facts: Facts, first: int, stop: int, *, exact: bool) -> Iterator[Run]:
-    if first >= stop:
-        return
-    times, numbers = facts.steps.times, facts.steps.numbers
-    # Numbers rise within an attempt, so as many numbers as steps means that none is missing.
-    if numbers[stop] - numbers[first] == stop - first and not _has_step_ends(facts, times[first], times[stop]):
-        yield Run(times[first], times[stop], Bucket.PRODUCTIVE, stop - first)
-        return
-    productive_ns = None if exact else _time_of_ended_steps(facts, first, stop)
-    if productive_ns is not None:
-        yield Run(times[first], times[first] + productive_ns, Bucket.PRODUCTIVE, stop - first)
-        if times[first] + productive_ns < times[stop]:
-            yield Run(times[first] + productive_ns, times[stop], Bucket.UNKNOWN)
-    elif exact or stop - first < _FEW_STEPS:
-        for index in range(first, stop):
-            yield from _single_step(facts, index, is_first=False)
-    else:
-        middle = (first + stop) // 2
-        yield from _stretch(facts, first, middle, exact=False)
-        yield from _stretch(facts, middle, stop, exact=False)
-
-
-def _time_of_ended_steps(facts: Facts, first: int, stop: int) -> int | None:
-    """Return the sum of the times of steps which all have one recorded end, before the next starts; else None."""
-    ends = facts.step_ends
-    position = bisect_right(ends.times, facts.steps.times[first])
-    starts, following = facts.steps.times[first:stop], facts.steps.times[first + 1 : stop + 1]
-    ended = ends.times[position : position + stop - first]
-    if ends.numbers[position : position + stop - first] != facts.steps.numbers[first:stop]:
-        return None
-    if not (all(map(lt, starts, ended)) and all(map(le, ended, following))):
-        return None
-    return sum(ended) - sum(starts)
-
-
-def recorded_end(facts: Facts, index: int, until_ns: int) -> int | None:
-    """Return when a step ended, if that was recorded after its start and no later than a moment."""
-    ends = facts.step_ends
-    number = facts.steps.numbers[index]
-    position = bisect_right(ends.times, facts.steps.times[index])
-    while position < len(ends) and ends.times[position] <= until_ns:
-        if ends.numbers[position] == number:
-            return ends.times[position]
-        position += 1
-    return None
-
-
-def _has_step_ends(facts: Facts, start_ns: int, end_ns: int) -> bool:
-    ends = facts.step_ends.times
-    return bisect_right(ends, start_ns) < bisect_left(ends, end_ns)
-
-
-def _single_step(facts: Facts, index: int, *, is_first: bool) -> Iterator[Run]:
-    times, numbers = facts.steps.times, facts.steps.numbers
-    start_ns, next_ns = times[index], times[index + 1]
-    end_ns = recorded_end(facts, index, next_ns)
-    if end_ns is None and numbers[index + 1] == numbers[index] + 1:
-        end_ns = next_ns
-    if end_ns is None:
-        yield Run(start_ns, next_ns, Bucket.UNKNOWN)
-        return
-    yield Run(start_ns, end_ns, Bucket.PRODUCTIVE, 1, first_step=is_first)
-    if end_ns < next_ns:
-        yield Run(end_ns, next_ns, Bucket.UNKNOWN)
-
+__all__ = ["PROCESS_GONE", "Attempt", "Attempts", "Changes", "recorded_end"]
 
 PROCESS_GONE = -1
 """In place of the moment of a query: the job's process is gone, so its life ends with the last thing it recorded."""
+
+_FACTOR = 3
+_STARTUP_FLOOR_NS = 1_800 * 10**9
+_FLOOR_NS = 600 * 10**9
+_FEWEST_STEPS = 5
+"""The first steps may be compilation."""
+_RECENT_STEPS = 1_000
+_WAITS = (Bucket.ELASTIC_SLICE_DOWN, Bucket.ELASTIC_SCALE_UP)
 
 
 @dataclass(slots=True)
@@ -331,6 +195,27 @@ class Attempts:
             return self.facts.last_before(NEVER_NS), False
         return max(now_ns, self.facts.last_before(NEVER_NS)), True
 
+    def is_silent(self, now_ns: int) -> bool:
+        """Return True if the job has recorded nothing for longer than a hang may last.
+
+        The limit follows from the log alone, as that of cloud-tpu-diagnostics does: three times the longest interval
+        between steps so far, and at least half an hour while the job starts, or ten minutes later.
+        """
+        limit_ns = self._longest_silence_ns() if self._attempts else None
+        return limit_ns is not None and now_ns - self.facts.last_before(NEVER_NS) > limit_ns
+
+    def _longest_silence_ns(self) -> int | None:
+        """Return the longest silence of a running job; None for no limit: it may wait for slices for any time."""
+        facts, last = self.facts, self._attempts[-1]
+        if any(marks.codes and marks.codes[-1] & 1 for (bucket, _), marks in facts.marks.items() if bucket in _WAITS):
+            return None
+        if last.stop - last.first < _FEWEST_STEPS:
+            startups = [facts.steps.times[one.first] - one.start_ns for one in self._attempts[-2:] if one.has_steps]
+            return max(_STARTUP_FLOOR_NS, _FACTOR * max(startups, default=0))
+        times = facts.steps.times[max(last.first, last.stop - _RECENT_STEPS) : last.stop]
+        longest_ns: int = max(map(sub, islice(times, 1, None), times))
+        return max(_FLOOR_NS, _FACTOR * longest_ns)
+
     def to_state(self) -> list[Any]:
         """Return everything as JSON."""
         return [[attempt.start_ns, attempt.first, attempt.stop, attempt.cut, attempt.first_load] for attempt in self]
@@ -389,6 +274,18 @@ class Attempts:
         ends = self.facts.job_ends[bisect_left(self.facts.job_ends, last.start_ns) :]
         after_end = (bisect_right(times, end_ns) for end_ns in ends)
         return returns + [index for index in after_end if last.first < index < len(times)]
+
+
+def recorded_end(facts: Facts, index: int, until_ns: int) -> int | None:
+    """Return when a step ended, if that was recorded after its start and no later than a moment."""
+    ends = facts.step_ends
+    number = facts.steps.numbers[index]
+    position = bisect_right(ends.times, facts.steps.times[index])
+    while position < len(ends) and ends.times[position] <= until_ns:
+        if ends.numbers[position] == number:
+            return ends.times[position]
+        position += 1
+    return None
 
 
 def _start_ns(attempt: Attempt) -> int:

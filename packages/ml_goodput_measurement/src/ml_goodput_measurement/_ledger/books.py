@@ -9,18 +9,17 @@ from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from ml_goodput_measurement._ledger.accounting import Account, Painted, paint
-from ml_goodput_measurement._ledger.attempts import (
+from ml_goodput_measurement._ledger.accounting import (
     FAILED_YIELDS_TO,
     WASTED_YIELDS_TO,
-    Attempt,
-    Attempts,
-    Changes,
+    Account,
+    Painted,
     Run,
-    recorded_end,
+    paint,
     runs_before,
     step_runs,
 )
+from ml_goodput_measurement._ledger.attempts import Attempt, Attempts, Changes, recorded_end
 from ml_goodput_measurement._ledger.intervals import Overlay
 from ml_goodput_measurement.partition import Bucket
 

@@ -16,8 +16,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from operator import sub
 from typing import TYPE_CHECKING, Any
 
 from ml_goodput_measurement._ledger.accounting import CheckpointOverlays
@@ -33,39 +31,7 @@ from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket,
 if TYPE_CHECKING:
     from ml_goodput_measurement._ledger.events import EventBatch
 
-__all__ = ["PROCESS_GONE", "Ledger", "Summary", "Window", "is_silent", "summarize_attempts", "summarize_disruptions"]
-
-_FACTOR = 3
-_STARTUP_FLOOR_NS = 1_800 * 10**9
-_FLOOR_NS = 600 * 10**9
-_FEWEST_STEPS = 5
-"""The first steps may be compilation."""
-_RECENT_STEPS = 1_000
-_WAITS = (Bucket.ELASTIC_SLICE_DOWN, Bucket.ELASTIC_SCALE_UP)
-
-
-def is_silent(attempts: Attempts, now_ns: int) -> bool:
-    """Return True if a job has recorded nothing for longer than a hang may last.
-
-    The bound follows from the log alone, as that of cloud-tpu-diagnostics does: three times the longest interval
-    between steps so far, and at least half an hour while the job starts, or ten minutes later.
-    """
-    bound_ns = _bound_ns(attempts)
-    return bound_ns is not None and now_ns - attempts.facts.last_before(NEVER_NS) > bound_ns
-
-
-def _bound_ns(attempts: Attempts) -> int | None:
-    """Return the longest silence of a job that lives; None for any: it waits for slices, however long that takes."""
-    facts = attempts.facts
-    if any(marks.codes and marks.codes[-1] & 1 for (bucket, _), marks in facts.marks.items() if bucket in _WAITS):
-        return None
-    last = attempts[len(attempts) - 1]
-    if last.stop - last.first < _FEWEST_STEPS:
-        startups = [facts.steps.times[one.first] - one.start_ns for one in list(attempts)[-2:] if one.has_steps]
-        return max(_STARTUP_FLOOR_NS, _FACTOR * max(startups, default=0))
-    times = facts.steps.times[max(last.first, last.stop - _RECENT_STEPS) : last.stop]
-    longest_ns: int = max(map(sub, islice(times, 1, None), times))
-    return max(_FLOOR_NS, _FACTOR * longest_ns)
+__all__ = ["PROCESS_GONE", "Ledger", "Summary", "Window", "summarize_attempts", "summarize_disruptions"]
 
 
 def summarize_attempts(attempts: Attempts, books: Books, now_ns: int) -> list[AttemptSummary]:
@@ -263,7 +229,7 @@ class Ledger:
     def is_silent(self, now_ns: int) -> bool:
         """Return True if the job has recorded nothing for longer than a hang may last."""
         self._update()
-        return len(self._attempts) > 0 and is_silent(self._attempts, now_ns)
+        return self._attempts.is_silent(now_ns)
 
     def windows(self, spans: Iterable[Interval], now_ns: int) -> list[Window]:
         """Return where the time of some windows went, by the whole history; none without a fact.
