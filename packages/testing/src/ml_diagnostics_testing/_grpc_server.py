@@ -1,4 +1,4 @@
-"""A gRPC server on loopback that shares the faults and the request log of a service."""
+"""gRPC on loopback, with the faults and the request log of a service; and servers that answer REST as well."""
 
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -11,7 +11,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[i
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from ml_diagnostics_testing.faults import Drip, Ending, Hang, Oversize, Reset, Status, Truncate
-from ml_diagnostics_testing.http_server import STATUS_NAMES, ApiError, RequestRecord, Service
+from ml_diagnostics_testing.http_server import STATUS_NAMES, ApiError, LoopbackServer, RequestRecord, Service
 
 _WORKERS = 32  # a hanging call occupies one until it ends
 _RETRY_INFO = f"type.googleapis.com/{error_details_pb2.RetryInfo.DESCRIPTOR.full_name}"
@@ -103,6 +103,53 @@ class GrpcServer:
         if isinstance(fault, Hang | Drip):
             self._service.faults.wait(fault.seconds if isinstance(fault, Hang) else None, while_=context.is_active)
         return ApiError(503, "recvmsg: Connection reset by peer (a scripted fault)")
+
+
+class RestAndGrpcServer(LoopbackServer):
+    """Serve one API over REST and gRPC at one port, as Google Cloud does.
+
+    Args:
+        project: The project in `environment`.
+        gcloud_name: The API's name in the settings of gcloud: "LOGGING".
+        grpc_name: The full name of the gRPC service.
+        methods: The methods of the gRPC service, by name.
+        **options: See `LoopbackServer`.
+    """
+
+    def __init__(
+        self, project: str, gcloud_name: str, grpc_name: str, methods: Mapping[str, Method], **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.project = project
+        self._gcloud_name = gcloud_name
+        self._grpc = GrpcServer(self, grpc_name, methods)
+        self.serve_http2_by(self._grpc.port)
+
+    @property
+    def rest_url(self) -> str:
+        """The API endpoint, `http://127.0.0.1:PORT`, with TLS `https://...`. It serves REST, and gRPC as well."""
+        return self.url
+
+    @property
+    def grpc_target(self) -> str:
+        """The API endpoint for gRPC without TLS: `127.0.0.1:PORT`."""
+        return f"127.0.0.1:{self._grpc.port}"
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that redirect gcloud and the ML diagnostics libraries to this server."""
+        return {
+            **super().environment(),
+            f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{self._gcloud_name}": f"{self.url}/",
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
+            "CLOUDSDK_CORE_PROJECT": self.project,
+            "GOOGLE_CLOUD_PROJECT": self.project,
+        }
+
+    def close(self) -> None:
+        """Stop serving. Safe to call twice."""
+        self.faults.close()
+        self._grpc.close()
+        super().close()
 
 
 def _large_message(fault: Oversize, context: Any) -> bytes:

@@ -6,13 +6,13 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ml_diagnostics_testing._grpc_server import RestAndGrpcServer
 from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_logging._entries import make_entry
-from ml_diagnostics_testing.cloud_logging._grpc_front import GrpcFront, frame
+from ml_diagnostics_testing.cloud_logging._grpc_methods import SERVICE, frame, methods
 from ml_diagnostics_testing.cloud_logging._store import MAX_REQUEST_BYTES, EntryStore, Page
 from ml_diagnostics_testing.http_server import (
     ApiError,
-    LoopbackServer,
     Request,
     RequestRecord,
     Response,
@@ -20,7 +20,7 @@ from ml_diagnostics_testing.http_server import (
 )
 
 
-class CloudLoggingServer(LoopbackServer):
+class CloudLoggingServer(RestAndGrpcServer):
     """Serve Cloud Logging on 127.0.0.1: gRPC and REST with one store and the limits of the real service.
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
@@ -49,23 +49,18 @@ class CloudLoggingServer(LoopbackServer):
         tls: CertificateAuthority | None = None,
         require_client_certificate: bool = False,
     ) -> None:
-        self.project = project
         self._store = EntryStore(
             clock=clock, max_page_size=max_page_size, scan_limit=scan_limit, retention_seconds=retention_seconds
         )
-        super().__init__(clock=clock, tls=tls, require_client_certificate=require_client_certificate)
-        self._grpc = GrpcFront(self, write=self._write, list_=self._list)
-        self.serve_http2_by(self._grpc.port)
-
-    @property
-    def rest_url(self) -> str:
-        """The API endpoint, `http://127.0.0.1:PORT`, with TLS `https://...`. It serves REST, and gRPC as well."""
-        return self.url
-
-    @property
-    def grpc_target(self) -> str:
-        """The API endpoint for gRPC without TLS: `127.0.0.1:PORT`."""
-        return f"127.0.0.1:{self._grpc.port}"
+        super().__init__(
+            project,
+            "LOGGING",
+            SERVICE,
+            methods(write=self._write, list_=self._list),
+            clock=clock,
+            tls=tls,
+            require_client_certificate=require_client_certificate,
+        )
 
     @property
     def duplicates(self) -> int:
@@ -80,16 +75,6 @@ class CloudLoggingServer(LoopbackServer):
     @ingestion_delay_seconds.setter
     def ingestion_delay_seconds(self, seconds: float) -> None:
         self._store.delay_seconds = seconds
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables that redirect gcloud and the ML diagnostics libraries to this server."""
-        return {
-            **super().environment(),
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{self.url}/",
-            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
-            "CLOUDSDK_CORE_PROJECT": self.project,
-            "GOOGLE_CLOUD_PROJECT": self.project,
-        }
 
     def log_name(self, log_id: str) -> str:
         """Return a log's full name in this server's project, `projects/PROJECT/logs/LOG_ID`, URL-encoded."""
@@ -132,12 +117,6 @@ class CloudLoggingServer(LoopbackServer):
     def clear(self) -> None:
         """Forget all entries."""
         self._store.clear()
-
-    def close(self) -> None:
-        """Stop serving. Safe to call twice."""
-        self.faults.close()
-        self._grpc.close()
-        super().close()
 
     def operation(self, method: str, path: str) -> str:
         """Name the two operations "write" and "list"."""

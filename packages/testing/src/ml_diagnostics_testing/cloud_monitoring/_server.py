@@ -15,12 +15,11 @@ from google.cloud.monitoring_v3.types import (
 )
 from google.protobuf import empty_pb2, json_format  # type: ignore[import-untyped]
 
-from ml_diagnostics_testing._grpc_server import GrpcServer, Method
+from ml_diagnostics_testing._grpc_server import Method, RestAndGrpcServer
 from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_monitoring._store import TimeSeriesStore
 from ml_diagnostics_testing.http_server import (
     ApiError,
-    LoopbackServer,
     Request,
     RequestRecord,
     Response,
@@ -44,7 +43,7 @@ _METHODS: Mapping[str, tuple[str, Any, str, str, str]] = {
 }
 
 
-class CloudMonitoringServer(LoopbackServer):
+class CloudMonitoringServer(RestAndGrpcServer):
     """Serve Cloud Monitoring on 127.0.0.1: gRPC and REST with one store and the limits of the real service.
 
     It accepts gauges, with these limits: at most 200 time series per request, each once; points of a series in order
@@ -53,6 +52,7 @@ class CloudMonitoringServer(LoopbackServer):
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
     are "write", "list", "descriptor" and "dashboard". Dashboards are stored without validation, over REST only.
+    The Google client for Python uses gRPC only.
 
     Args:
         project: The project for `environment`. Requests may name any project.
@@ -70,33 +70,10 @@ class CloudMonitoringServer(LoopbackServer):
         clock: Callable[[], float] = time.time,
         tls: CertificateAuthority | None = None,
     ) -> None:
-        self.project = project
         self.dashboards: list[dict[str, Any]] = []
         self._store = TimeSeriesStore()
-        super().__init__(clock=clock, tls=tls)
         methods = {name: self._method(name, operation) for name, (operation, *_) in _METHODS.items()}
-        self._grpc = GrpcServer(self, _SERVICE, methods)
-        self.serve_http2_by(self._grpc.port)
-
-    @property
-    def rest_url(self) -> str:
-        """The API endpoint, `http://127.0.0.1:PORT`, with TLS `https://...`. It serves REST, and gRPC as well."""
-        return self.url
-
-    @property
-    def grpc_target(self) -> str:
-        """The API endpoint for gRPC without TLS: `127.0.0.1:PORT`. The real Python client supports only gRPC."""
-        return f"127.0.0.1:{self._grpc.port}"
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables that redirect gcloud and the ML diagnostics libraries to this server."""
-        return {
-            **super().environment(),
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": f"{self.url}/",
-            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
-            "CLOUDSDK_CORE_PROJECT": self.project,
-            "GOOGLE_CLOUD_PROJECT": self.project,
-        }
+        super().__init__(project, "MONITORING", _SERVICE, methods, clock=clock, tls=tls)
 
     def series(self, filter_: str = "") -> list[dict[str, Any]]:
         """Return the time series of all projects that pass a filter, as REST's JSON; points newest first.
@@ -110,12 +87,6 @@ class CloudMonitoringServer(LoopbackServer):
         """Delete all time series, metric descriptors and dashboards."""
         self.dashboards.clear()
         self._store.clear()
-
-    def close(self) -> None:
-        """Stop serving. Safe to call twice."""
-        self.faults.close()
-        self._grpc.close()
-        super().close()
 
     def operation(self, method: str, path: str) -> str:
         """Return the operation of a request."""

@@ -6,12 +6,12 @@ from typing import Any
 from google.cloud.logging_v2.types import ListLogEntriesRequest, LogEntry, WriteLogEntriesRequest
 from google.protobuf import json_format  # type: ignore[import-untyped]
 
-from ml_diagnostics_testing._grpc_server import GrpcServer, Method
+from ml_diagnostics_testing._grpc_server import Method
 from ml_diagnostics_testing.cloud_logging._entries import Entry, parse_timestamp
 from ml_diagnostics_testing.cloud_logging._store import MAX_REQUEST_BYTES, Page
-from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, RequestRecord
+from ml_diagnostics_testing.http_server import ApiError, RequestRecord
 
-_SERVICE = "google.logging.v2.LoggingServiceV2"
+SERVICE = "google.logging.v2.LoggingServiceV2"
 _NS = 1_000_000_000
 _PLAIN_FIELDS = {
     *("logName", "resource", "timestamp", "receiveTimestamp", "severity", "insertId", "labels"),
@@ -24,23 +24,14 @@ _LogEntry: Any = LogEntry.pb()
 Do = Callable[[dict[str, Any], RequestRecord, float], Page | None]
 
 
-class GrpcFront:
-    """Serve WriteLogEntries and ListLogEntries, without TLS, on a free port of 127.0.0.1.
+def methods(write: Do, list_: Do) -> dict[str, Method]:
+    """Return WriteLogEntries and ListLogEntries.
 
     Args:
-        service: Provides the faults, the log of requests and the clock.
         write: Handles WriteLogEntries.
         list_: Handles ListLogEntries.
     """
-
-    def __init__(self, service: LoopbackServer, write: Do, list_: Do) -> None:
-        methods = {"WriteLogEntries": _method("write", write), "ListLogEntries": _method("list", list_)}
-        self._server = GrpcServer(service, _SERVICE, methods)
-        self.port = self._server.port
-
-    def close(self) -> None:
-        """End every call and stop serving."""
-        self._server.close()
+    return {"WriteLogEntries": _method("write", write), "ListLogEntries": _method("list", list_)}
 
 
 def _method(operation: str, do: Do) -> Method:
