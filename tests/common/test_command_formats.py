@@ -182,3 +182,8 @@ def test_an_option_more_than_two_edits_away_is_not_a_near_miss() -> None:
     assert nearest_flag("--project", flags) is None
     assert nearest_flag("zones", flags) is None
     assert nearest_flag("-zone", flags) is None
+
+
+def test_an_unknown_format_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"expected the format json, yaml or csv, got 'table'"):
+        format_data({"a": 1}, "table")

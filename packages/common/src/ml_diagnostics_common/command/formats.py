@@ -104,14 +104,19 @@ def format_data(document: Any, style: str, rows: Iterable[Mapping[str, Any]] = (
         style: json, yaml or csv.
         rows: The rows of CSV; None is an empty cell.
         fields: The columns of CSV, in this order.
+
+    Raises:
+        ValueError: The style is another one.
     """
     if style == "csv":
         return "".join(csv_lines(fields, ([row[field] for field in fields] for row in rows))).rstrip("\n")
     if style == "yaml":
         return "\n".join(_yaml_lines(document))
-    import json
+    if style == "json":
+        import json
 
-    return json.dumps(document, indent=2)
+        return json.dumps(document, indent=2)
+    raise ValueError(f"expected the format json, yaml or csv, got {style!r}; a table is made by format_table")
 
 
 def csv_lines(fields: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
