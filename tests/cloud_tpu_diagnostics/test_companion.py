@@ -211,8 +211,9 @@ def test_a_job_notices_that_its_companion_was_killed_and_continues(trace: Path) 
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 companion = start()
 os.kill(companion.pid, signal.SIGKILL)
-while companion.is_alive():
+while {"kind": "ended"} not in messages:
     time.sleep(0.01)
+assert not companion._sidecar.is_connected
 faulthandler.dump_traceback_later(0.01, repeat=True, file=companion.timer_descriptor)
 companion.send({"kind": "snapshot", "groups": ["x" * 500_000]})
 time.sleep(0.5)
@@ -273,7 +274,7 @@ numbers = [companion._sidecar._socket.number(), companion.timer_descriptor]
 os.closerange(3, 1024)
 file = os.open(path + ".its", os.O_WRONLY | os.O_CREAT)
 files = [os.dup2(file, number) for number in numbers]
-assert not companion.is_alive()
+assert not companion._sidecar.is_connected
 companion.send({"kind": "snapshot"})
 time.sleep(1.2)
 companion.leave("clean")
@@ -299,7 +300,7 @@ child = os.fork()
 if not child:
     companion.send({"kind": "left", "how": "clean"})
     companion.leave("exception", "ValueError")
-    assert not companion.is_alive()
+    assert not companion._sidecar.is_connected
     signal.pause()
 report(child)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -386,7 +387,7 @@ def test_a_console_without_a_reader_does_not_block_the_companion_forever(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "another" in kind:
-        monkeypatch.setattr(output_module, "_opened_again", lambda _: None)
+        monkeypatch.setattr(output_module, "open_nonblocking", lambda _: None)
     if kind == "terminal":
         reader, writer = os.openpty()
     elif "pipe" in kind:
@@ -411,7 +412,7 @@ def test_a_console_without_a_reader_does_not_block_the_companion_forever(
 
 
 def test_a_console_of_another_user_is_written_to_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_module, "_opened_again", lambda _: None)
+    monkeypatch.setattr(output_module, "open_nonblocking", lambda _: None)
     reader, writer = os.pipe()
     output = ConsoleOutput(writer)
     text = b"".join(b"line %d\n" % number for number in range(5000))

@@ -187,7 +187,7 @@ class Collection:
                 dump_signal=watchdog.dump_signal,
                 main_thread_signal=watchdog.main_thread_signal,
                 on_end=self._continue_without_companion,
-                requests=self._requests.descriptors if self._requests is not None else None,
+                requests=self._requests.descriptors if self._requests is not None else {},
                 our_threads=self._our_threads,
             )
             # Into the pipe, as the companion learns only from what it reads in which frame a job is stuck.

@@ -117,10 +117,6 @@ class CompanionProcess:
         if os.getpid() == self._owner:
             self._close_timer_pipe()
 
-    def is_alive(self) -> bool:
-        """Return True if there is a companion that receives from this process."""
-        return self._sidecar.is_connected and self._timer_write.number() is not None
-
     def _close_timer_pipe(self) -> None:
         try:
             self._timer_write.close()
@@ -186,8 +182,8 @@ class CompanionLink:
         dump_signal: int | None,
         main_thread_signal: int | None,
         on_end: Callable[[], None],
-        requests: Mapping[str, int] | None = None,
-        our_threads: Callable[[], Collection[int]] = tuple,
+        requests: Mapping[str, int],
+        our_threads: Callable[[], Collection[int]],
     ) -> None:
         self._our_other_threads = our_threads
         self._hangs = plan.hangs

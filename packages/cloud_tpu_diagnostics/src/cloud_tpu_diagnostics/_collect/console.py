@@ -9,6 +9,8 @@ from typing import Final
 
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 
+from cloud_tpu_diagnostics._dumps.text import open_nonblocking
+
 __all__ = ["Console"]
 
 _STDERR = 2
@@ -52,20 +54,8 @@ class Console:
         if stat.S_ISREG(mode):
             return number
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-            return self._open_again(number)
-        return None
-
-    def _open_again(self, number: int) -> int | None:
-        """Open the same pipe or terminal again, with an O_NONBLOCK of its own.
-
-        Set on the job's descriptor, the flag would make prints fail in the job and in all processes that share it.
-        """
-        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_APPEND
-        for path in (f"/proc/self/fd/{number}", f"/dev/fd/{number}"):
-            try:
-                return self._keep(os.open(path, flags))
-            except OSError:  # No such file here, a pipe without a reader, or another user's terminal.
-                continue
+            opened = open_nonblocking(number)
+            return None if opened is None else self._keep(opened)
         return None
 
     def _keep(self, number: int) -> int:

@@ -11,14 +11,12 @@ from typing import Protocol
 
 from ml_diagnostics_common.worker import Worker
 
-from cloud_tpu_diagnostics._dumps.text import header
+from cloud_tpu_diagnostics._dumps.text import PIPE_BYTES, header, open_nonblocking
 
 __all__ = ["ConsoleOutput", "FileOutput", "Headers", "TraceOutput"]
 
 _READ_BYTES = 2**20
 _MOST_HELD_BYTES = 2**16
-_PIPE_BYTES = 4096
-"""PIPE_BUF of Linux: a pipe that polls as writable accepts so many in one write."""
 _CONSOLE_SECONDS = 1.0
 _POLL_SECONDS = 0.005
 _MOST_WAITING_PARTS = 256
@@ -144,7 +142,7 @@ class ConsoleOutput:
         self._is_socket = stat.S_ISSOCK(mode)
         # A terminal that polls as writable may accept less than is written; so may a pipe that others fill meanwhile.
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-            again = _opened_again(descriptor)
+            again = open_nonblocking(descriptor)
             if again is None:
                 self._waiting = _WaitingWriter(descriptor)
             else:
@@ -156,7 +154,7 @@ class ConsoleOutput:
         deadline = time.monotonic() + _CONSOLE_SECONDS
         while data:
             try:
-                data = data[self._write(data[:_PIPE_BYTES]) :]
+                data = data[self._write(data[:PIPE_BYTES]) :]
                 deadline = time.monotonic() + _CONSOLE_SECONDS
             except BlockingIOError:
                 if time.monotonic() >= deadline:
@@ -222,12 +220,3 @@ class _WaitingWriter:
                 data = data[os.write(self._descriptor, data) :]
         except OSError:
             pass  # Its reader is gone.
-
-
-def _opened_again(descriptor: int) -> int | None:
-    """Open the same pipe or terminal again, so that writes here do not wait; return None if it is another user's."""
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    try:
-        return os.open(f"/dev/fd/{descriptor}", flags)
-    except OSError:
-        return None

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 __all__ = [
     "EXCEPTION_START",
     "HEADER_START",
+    "PIPE_BYTES",
     "dump_text",
     "exception_text",
     "header",
+    "open_nonblocking",
     "signal_dump_text",
     "write_at_once",
     "write_in_parts",
@@ -32,13 +34,13 @@ __all__ = [
 HEADER_START: Final = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every "
 EXCEPTION_START: Final = "Exception left diagnose()"
 
+PIPE_BYTES: Final = 4096
+"""PIPE_BUF of Linux: a pipe that polls as writable accepts so many in one write."""
 
 _DEEPEST = 100
 """Frames of a thread; also faulthandler's limit."""
 _LONGEST_NAME = 500
 _PART_BYTES = 1 << 16
-_PIPE_BYTES = 4096
-"""PIPE_BUF of Linux: a pipe that polls as writable accepts so many in one write."""
 _WAIT_SECONDS = 0.005
 _MOST_WAITS = 200
 
@@ -115,6 +117,23 @@ def _exception_line(frame: CodeLocation) -> str:
     return f'  File "{frame.file}", line {frame.line or "???"} in {frame.function}'
 
 
+def open_nonblocking(number: int) -> int | None:
+    """Open the same pipe or terminal again, with an O_NONBLOCK of its own.
+
+    Set on the given descriptor, the flag would make prints fail in the job and in all processes that share it.
+
+    Returns:
+        Another descriptor; None for a pipe without a reader, or another user's terminal.
+    """
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_APPEND
+    for path in (f"/proc/self/fd/{number}", f"/dev/fd/{number}"):
+        try:
+            return os.open(path, flags)
+        except OSError:  # There is no such file here, for example.
+            continue
+    return None
+
+
 def write_in_parts(number: int, text: str, goes_on: Callable[[], bool], *, is_nonblocking: bool = True) -> None:
     """Write to a file, a pipe or a terminal; wait for its reader here, for a second.
 
@@ -147,7 +166,7 @@ def write_at_once(number: int, data: memoryview, *, is_nonblocking: bool) -> mem
     poller.register(number, select.POLLOUT)
     while data and (is_nonblocking or poller.poll(0)):
         try:
-            data = data[os.write(number, data[: _PART_BYTES if is_nonblocking else _PIPE_BYTES]) :]
+            data = data[os.write(number, data[: _PART_BYTES if is_nonblocking else PIPE_BYTES]) :]
         except BlockingIOError:
             break
     return data
