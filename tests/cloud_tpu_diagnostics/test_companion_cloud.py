@@ -92,19 +92,19 @@ def test_what_is_not_for_the_cloud_stays_in_the_journal(
     assert cloud_logging_server.requests == []
 
 
-def test_a_tpu_vm_and_a_pod_are_the_resources_that_dashboards_ask_for(
+def test_a_tpu_vm_and_a_pod_are_the_resources_that_dashboards_select(
     monkeypatch: pytest.MonkeyPatch, metadata_server: MetadataServer
 ) -> None:
-    assert monitored_resource() == {}  # On none of Google's machines nothing is asked.
+    assert monitored_resource() == {}  # Outside of Google's machines nothing is requested.
     for name, value in metadata_server.environment().items():
         monkeypatch.setenv(name, value)
     metadata_server.attributes["tpu-env"] = "ZONE: 'us-central2-b'\nNODE_ID: 'my-tpu'\nWORKER_ID: '3'\n"
     metadata_server.attributes["cluster-name"] = "cluster"
     metadata_server.attributes["cluster-location"] = "us-central2"
-    place = {"project_id": "test-project", "zone": "us-central2-b"}
+    location = {"project_id": "test-project", "zone": "us-central2-b"}
     assert monitored_resource() == {
         "type": "tpu_worker",
-        "labels": {**place, "node_id": "my-tpu", "worker_id": "3"},
+        "labels": {**location, "node_id": "my-tpu", "worker_id": "3"},
     }
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("POD_NAME", "train-0-0-abcde")

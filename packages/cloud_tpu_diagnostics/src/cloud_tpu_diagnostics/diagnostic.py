@@ -38,7 +38,8 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
             run_job(...)
 
     Blocks may be nested, and entered by any thread: the configuration of the first one applies until all are left.
-    Leaving never waits, and restores the previous signal handlers. Exceptions of the block pass through unchanged.
+    Leaving restores the previous signal handlers; it waits for nothing but a warning that is being logged, at most a
+    second. Exceptions of the block pass through unchanged.
 
     Args:
         config: What is collected, and its destination. Parts that are None or off do nothing.

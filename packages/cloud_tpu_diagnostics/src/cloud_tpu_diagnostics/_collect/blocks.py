@@ -93,8 +93,8 @@ def _join(plan: Plan, block: Block) -> None:
         elif plan != _current.plan:
             log_queue.warn_once(
                 "another configuration",
-                "A block of diagnose() was entered within another one of a different configuration: "
-                "the first one's holds until all are left.",
+                "A block of diagnose() was entered within another one that has a different configuration: "
+                "that of the first block applies until all are left.",
             )
 
 

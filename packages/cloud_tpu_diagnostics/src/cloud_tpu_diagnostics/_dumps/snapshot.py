@@ -28,7 +28,6 @@ _MOST_BYTES: Final = 100_000
 """An entry of Cloud Logging has at most 256 KB, and its message is in it too."""
 
 _Stack = tuple[list[CodeType], list[int]]
-_KnownFrames = dict[tuple[int, int], Frame]
 
 
 class Snapshot(NamedTuple):
@@ -98,7 +97,7 @@ def take_snapshot(*, leave_out: Collection[int] = ()) -> Snapshot:
         key = (tuple(map(id, codes)), tuple(instructions))
         by_stack.setdefault(key, ((codes, instructions), []))[1].append(ident)
     groups = []
-    known: _KnownFrames = {}
+    known: dict[tuple[int, int], Frame] = {}
     for (codes, instructions), idents in by_stack.values():
         frames = tuple(_resolve(codes, instructions, known))
         idents.sort(key=lambda ident: ident != main)

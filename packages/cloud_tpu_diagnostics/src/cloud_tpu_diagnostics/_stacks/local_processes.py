@@ -34,7 +34,7 @@ _SENTENCE: Final = re.compile(
     rb"^INFO: SIGUSR1 is \w+" + _IN_SENTENCE + rb"(?:send (?P<signal>SIG[A-Z0-9+]+)|no signal is free)",
     re.MULTILINE,
 )
-"""`watchdog.py` writes this if the signal for stack traces is not SIGUSR1, and when that changes."""
+"""`_collect.dump_requests` writes this if the signal for stack traces is not SIGUSR1, and when that changes."""
 
 
 class DumpError(DiagnosticsError):
@@ -235,7 +235,7 @@ def _read_dumps(descriptor: int, timeout_seconds: float) -> list[Dump]:
     last = time.monotonic()
     patience, deadline = timeout_seconds, last + timeout_seconds
     while True:
-        data = os.read(descriptor, 1 << 20)
+        data = os.read(descriptor, _READ_BYTES)
         now = time.monotonic()
         if data:
             complete = parser.feed(data)

@@ -45,7 +45,7 @@ def start_debugging(debug_config: DebugConfig) -> None:
 
 
 def stop_debugging(debug_config: DebugConfig) -> None:
-    """Leave the block that `start_debugging` has entered last; waits for nothing.
+    """Leave the block that `start_debugging` has entered last, without waiting for the end of the interval.
 
     Args:
         debug_config: What that was given.
