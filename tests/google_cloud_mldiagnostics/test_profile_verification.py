@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from google_cloud_mldiagnostics._profiling.verification import problem_of
+from google_cloud_mldiagnostics._profiling.sessions import problem_of
 from ml_diagnostics_common.xplane import summary_of
 from ml_diagnostics_testing._xspace import message
 

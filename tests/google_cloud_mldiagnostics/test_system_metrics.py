@@ -21,11 +21,10 @@ import pynvml
 import pytest
 from google_cloud_mldiagnostics._recording.run_log import RunLog
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
-from google_cloud_mldiagnostics._system_metrics import SystemMetrics, cgroup, gpu, host, tpu
+from google_cloud_mldiagnostics._system_metrics import Reading, cgroup, gpu, host, payload_of, tpu
 from google_cloud_mldiagnostics._system_metrics.gpu import GpuMeter, is_visible
 from google_cloud_mldiagnostics._system_metrics.host import HostMeter, ProcessMeter
-from google_cloud_mldiagnostics._system_metrics.readings import Reading, payload_of
-from google_cloud_mldiagnostics._system_metrics.sampler import Bounded, Claims
+from google_cloud_mldiagnostics._system_metrics.sampler import Bounded, Claims, SystemMetrics
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from hypothesis import given
@@ -599,7 +598,7 @@ def test_starting_imports_nothing_in_the_jobs_thread(tmp_path: Path) -> None:
         from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
         from google_cloud_mldiagnostics.mlrun_types import MLRun
         from google_cloud_mldiagnostics._recording.run_log import RunLog
-        from google_cloud_mldiagnostics._system_metrics import SystemMetrics
+        from google_cloud_mldiagnostics._system_metrics.sampler import SystemMetrics
         root = Path(sys.argv[1])
         log = RunLog("r", location="l", project="", labels={}, is_shipped=False, root=root)
         run = ActiveRun(MLRun(name="r"), log, root / "r", "h", 0, 1, os.getpid(), True)

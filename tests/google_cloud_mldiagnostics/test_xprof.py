@@ -22,8 +22,7 @@ import pytest
 from google_cloud_mldiagnostics._profiling import captures as captures_module
 from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process, finish_profiles
 from google_cloud_mldiagnostics._profiling.engines import JaxEngine
-from google_cloud_mldiagnostics._profiling.sessions import Session
-from google_cloud_mldiagnostics._profiling.verification import HostsCheck
+from google_cloud_mldiagnostics._profiling.sessions import HostsCheck, Session
 from google_cloud_mldiagnostics._profiling.xprof import Xprof as xprof  # noqa: N813
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.exceptions import ProfilingError

@@ -98,7 +98,7 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
     """Send the run's profiles and their sessions; return how many that were."""
     from google_cloud_mldiagnostics._cli.run_sync import arrived, profile_files, send_profiles, send_sessions
     from google_cloud_mldiagnostics._profiling.locations import session_folder
-    from google_cloud_mldiagnostics._profiling.verification import hosts_of
+    from google_cloud_mldiagnostics._profiling.sessions import hosts_of
     from google_cloud_mldiagnostics._reading.run_source import run_id_of
 
     folder = local.control_plane.folder(run_id)

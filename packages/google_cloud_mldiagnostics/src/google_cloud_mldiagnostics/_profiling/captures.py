@@ -32,9 +32,16 @@ from google_cloud_mldiagnostics._profiling.locations import (
     scratch_folder,
     xplane_name,
 )
-from google_cloud_mldiagnostics._profiling.sessions import ACTIVE, FAILED, SUCCEEDED, Session, SessionIds
+from google_cloud_mldiagnostics._profiling.sessions import (
+    ACTIVE,
+    FAILED,
+    SUCCEEDED,
+    HostsCheck,
+    Session,
+    SessionIds,
+    problem_of,
+)
 from google_cloud_mldiagnostics._profiling.uploads import Upload, deliveries_of_this_process, move, stage
-from google_cloud_mldiagnostics._profiling.verification import HostsCheck, problem_of
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 
 __all__ = [
@@ -155,7 +162,7 @@ class Captures:
                 logger.warning(
                     "Profile %s could not be started (%s); the job goes on without.", session_id, _shown(error)
                 )
-                _report_failed(session, f"could not be started: {_shown(error)}")
+                session.report_failed(f"could not be started: {_shown(error)}")
                 return None
             capture.trace_json = trace_json
             undo.pop_all()
@@ -200,7 +207,7 @@ class Captures:
         except BaseException as error:
             LOSSES.add(f"xprof stop: {type(error).__name__}")
             logger.warning("Profile %s is lost (%s); the job goes on.", session.session_id, _shown(error))
-            _report_failed(session, _shown(error))
+            session.report_failed(_shown(error))
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -290,7 +297,7 @@ class Captures:
         capture.ended.set()
         LOSSES.add("xprof stop: timeout")
         problem = f"{ending} ended before its profiler had"
-        _report_failed(session, problem)
+        session.report_failed(problem)
         logger.warning(
             "Profile %s is lost: %s. If its device does not hang, call stop() of the profile before.",
             session.session_id,
@@ -373,11 +380,6 @@ def _keep_json(capture: Capture, location: Location) -> None:
     if location.mode is not UploadMode.STAGED:
         upload = Upload(staged, f"{capture.session.folder}/{name}", lambda _: None)
         deliveries_of_this_process().add(upload, is_awaited=True)
-
-
-def _report_failed(session: Session, problem: str) -> None:
-    session.record(FAILED, problem)
-    session.report([session.name], FAILED)
 
 
 def _report_staged(session: Session, location: Location, folder: Path, problem: str) -> None:

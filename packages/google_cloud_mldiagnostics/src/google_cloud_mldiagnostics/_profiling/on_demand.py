@@ -24,9 +24,8 @@ from google_cloud_mldiagnostics._agreement import jax_processes
 from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process
 from google_cloud_mldiagnostics._profiling.engines import Engine, engine_for
 from google_cloud_mldiagnostics._profiling.locations import Location, UploadMode, file_of, location_of, xplane_name
-from google_cloud_mldiagnostics._profiling.sessions import FAILED, SUCCEEDED, Session
+from google_cloud_mldiagnostics._profiling.sessions import FAILED, SUCCEEDED, HostsCheck, Session, problem_of
 from google_cloud_mldiagnostics._profiling.uploads import Upload, deliveries_of_this_process
-from google_cloud_mldiagnostics._profiling.verification import HostsCheck, problem_of
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import Framework

@@ -1,30 +1,51 @@
-"""Profiler sessions: their ids, and their state in the run's log and at the control planes."""
+"""Profiler sessions: their ids, their state in the run's log and at the control planes, and checks of their files."""
 
 from __future__ import annotations
 
 import datetime
 import re
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.entry import format_timestamp
-from ml_diagnostics_common.guard import guarded_as
+from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.guard import guarded_as, job_logger
 from ml_diagnostics_common.profiler_service import TracerLevels
+from ml_diagnostics_common.storage import storage_for
+from ml_diagnostics_common.xplane import Xplane
 
 from google_cloud_mldiagnostics import _entries as entries
 from google_cloud_mldiagnostics._agreement import agree
+from google_cloud_mldiagnostics._profiling.locations import SUFFIX
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics.control_plane import Resource
 
-__all__ = ["ACTIVE", "FAILED", "SUCCEEDED", "Session", "SessionIds", "checked_session_id", "session_resource"]
+__all__ = [
+    "ACTIVE",
+    "FAILED",
+    "SUCCEEDED",
+    "HostsCheck",
+    "Session",
+    "SessionIds",
+    "checked_session_id",
+    "hosts_of",
+    "problem_of",
+    "session_resource",
+]
+
+logger = job_logger("google_cloud_mldiagnostics.profiling")
 
 _JOINED_WITHIN_SECONDS: Final = 120.0
 _FORMAT: Final = "%Y_%m_%d_%H_%M_%S_%f"
 _LONGEST_ID: Final = 120
 _TIMEOUT_SECONDS: Final = 3.0
 _MOST_STALE: Final = 200
+_HOSTS_SECONDS: Final = 120.0
+_HURRIED_PAUSE_SECONDS: Final = 0.2
 
 
 class SessionIds:
@@ -149,6 +170,11 @@ class Session:
         if self.speaks and registration is not None:
             registration.put_session(self.session_id, session_resource(self, hosts, phase))
 
+    def report_failed(self, problem: str) -> None:
+        """Record and report that there is no profile of this process."""
+        self.record(FAILED, problem)
+        self.report([self.name], FAILED)
+
 
 def session_resource(session: Session, hosts: Sequence[str], phase: str) -> Resource:
     """Return a profilerSession as the control plane has it; docs/reference/wire-format.md shows the request."""
@@ -171,3 +197,100 @@ def session_resource(session: Session, hosts: Sequence[str], phase: str) -> Reso
 
 def _timestamp(moment: datetime.datetime) -> str:
     return format_timestamp(round(moment.timestamp() * 1e6) * 1000)
+
+
+def problem_of(xplane: Xplane, *, has_accelerator: bool) -> str:
+    """Return the problem of a profile; empty if there is none.
+
+    Args:
+        xplane: The profile.
+        has_accelerator: Whether the process has a TPU or a GPU, which then must be in it.
+    """
+    if not xplane.size_bytes:
+        return "its file is empty"
+    if not xplane.is_whole:
+        return "its file is cut off, or not a profile"
+    if not xplane.planes:
+        return "it has no events; profile something that takes longer"
+    if has_accelerator and not xplane.device_planes:
+        return "it shows no device: nothing ran on one meanwhile, or another profiler holds it"
+    return ""
+
+
+def hosts_of(folder: str) -> list[str]:
+    """Return the hosts with a file in a session's folder that is not empty.
+
+    Raises:
+        StorageError: The folder cannot be read.
+    """
+    store = storage_for(folder)
+    found = [path for path in store.list_prefix(f"{folder}/") if path.endswith(SUFFIX)]
+    full = [path for path in found if store.read_with_generation(path, first_bytes=1)[0]]
+    return sorted(path.rpartition("/")[2].removesuffix(SUFFIX) for path in full)
+
+
+class HostsCheck:
+    """Wait, in the thread of deliveries, until every host's file is in the session's folder, and report that.
+
+    Args:
+        session: The session, of the process that reports for all.
+        wait_seconds: How long others may take after this process.
+        monotonic: The clock.
+
+    Attributes:
+        is_over: True once it has reported.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        wait_seconds: float = _HOSTS_SECONDS,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.is_over = False
+        self._session = session
+        self._monotonic = monotonic
+        self._deadline = monotonic() + (wait_seconds if session.expected_hosts > 1 else 0.0)
+        self._is_hurried = False
+        self._backoff = Backoff(1.0, 10.0)
+
+    def hurry(self, wait_seconds: float) -> None:
+        """Limit the wait, as the process ends; then the hosts that have arrived are reported."""
+        self._is_hurried = True
+        self._deadline = min(self._deadline, self._monotonic() + wait_seconds)
+
+    def __call__(self) -> float | None:
+        """Check once: a job of deliveries."""
+        if self.is_over:
+            return None
+        hosts, problem = self._find_hosts()
+        if len(hosts) < self._session.expected_hosts and self._monotonic() < self._deadline:
+            return _HURRIED_PAUSE_SECONDS if self._is_hurried else self._backoff.failed()
+        self.is_over = True
+        self._report(hosts, problem)
+        return None
+
+    def _find_hosts(self) -> tuple[list[str], str]:
+        try:
+            return hosts_of(self._session.folder), ""
+        except DiagnosticsError as error:
+            return [], f": {error}"
+
+    def _report(self, hosts: Sequence[str], problem: str) -> None:
+        session = self._session
+        if len(hosts) >= session.expected_hosts:
+            if session.expected_hosts > 1:
+                logger.info("Profile %s: all %d hosts are in %s.", session.session_id, len(hosts), session.folder)
+        elif not self._is_hurried:  # Else they had less time than they may take.
+            missing = f"{len(hosts)} of {session.expected_hosts} hosts are there{problem}"
+            logger.warning(
+                "Profile %s in %s: %s (%s). See in the logs of the others why; hosts that share no folder need "
+                "gcs_path='gs://...'.",
+                session.session_id,
+                session.folder,
+                missing,
+                ", ".join(hosts) or "none",
+            )
+            session.record(SUCCEEDED if session.name in hosts else FAILED, missing)
+        session.report(hosts or [session.name], SUCCEEDED)

@@ -15,6 +15,7 @@ from ml_diagnostics_common.environment import Backend, announce_run, diagnostics
 from ml_diagnostics_common.environment import identity as identity_of_process
 from ml_diagnostics_common.guard import job_logger, report_loss
 from ml_diagnostics_common.process_hooks import import_undisturbed
+from ml_diagnostics_common.texts import readable_id
 from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics._agreement import jax_processes, publish, subscribe
@@ -34,12 +35,11 @@ from google_cloud_mldiagnostics._run.arguments import DEFAULT_REGION, RunArgumen
 from google_cloud_mldiagnostics._run.lifecycle import Lifecycle
 from google_cloud_mldiagnostics._run_state import attempts
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
-from google_cloud_mldiagnostics._run_state.connections import find_google, find_self_hosted
 from google_cloud_mldiagnostics._run_state.process_life import is_alive, own_mark
 from google_cloud_mldiagnostics._run_state.registration import Registration
 from google_cloud_mldiagnostics._run_state.unreported_runs import warn_folder_failed
 from google_cloud_mldiagnostics._system_metrics.sampler import SystemMetrics
-from google_cloud_mldiagnostics.control_plane import Connection
+from google_cloud_mldiagnostics.control_plane import Connection, find_google, find_self_hosted
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError
 from google_cloud_mldiagnostics.mlrun_types import ConfigDict, MLRun, Orchestrator
@@ -189,7 +189,13 @@ class RunStart:
         run, is_owner = self._run, self.index == 0
         connect: Callable[[], Connection] | None = None
         if self.arguments.base_url is not None:
-            connect = find_self_hosted(self.arguments.base_url, run, self.workload, is_owner=is_owner)
+            connect = find_self_hosted(
+                self.arguments.base_url,
+                # Without a workload the run's name: the run's own id is another at each start.
+                workload_id="-".join(self.workload.id_parts) or readable_id(run.display_name),
+                cluster_id=run.cluster_id or "",
+                joined_run=None if is_owner else run.name,
+            )
         elif self.backend is not Backend.LOCAL:
             connect = find_google(self.arguments.project, run.location, run.environment)
         return Registration(

@@ -1,5 +1,58 @@
 """Metrics of the run's hosts and chips, measured every few seconds by a thread that is never waited for."""
 
-from google_cloud_mldiagnostics._system_metrics.sampler import SystemMetrics
+from __future__ import annotations
 
-__all__ = ["SystemMetrics"]
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from google_cloud_mldiagnostics.metric_types import AcceleratorType
+
+__all__ = ["Collect", "Reading", "payload_of"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One metric at one moment, of a host, a process or an accelerator's chips.
+
+    Attributes:
+        name: Of the metric.
+        unit: Of the values: %, bytes, bytes/s.
+        values: One, or one a chip.
+        chips: Each chip's name, such as tpu0; empty where the values are of no chips.
+        accelerator: Of what kind the chips are.
+        beside: Further fields of the entry.
+    """
+
+    name: str
+    unit: str
+    values: list[float]
+    chips: list[str] = field(default_factory=list)
+    accelerator: AcceleratorType | None = None
+    beside: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        """Of the values."""
+        return sum(self.values) / len(self.values)
+
+
+Collect: TypeAlias = Callable[[], list[Reading]]
+"""Measures. What cannot be measured is absent: never zero, and never a guess."""
+
+
+def payload_of(reading: Reading, host: str, process_index: int) -> dict[str, Any]:
+    """Return the entry's payload, with the public package's keys; `mean` and the fields of `beside` are ours.
+
+    Args:
+        reading: What was measured.
+        host: The host's name.
+        process_index: Of the process that measured, among all of the run.
+    """
+    payload: dict[str, Any] = {"values": reading.values, "unit": reading.unit, "hostname": host}
+    payload["process_index"] = str(process_index)
+    if reading.accelerator is not None:
+        payload["accelerator_type"] = reading.accelerator.value
+        payload["accelerator_labels"] = [f"{host}-{chip}" for chip in reading.chips]
+        payload["mean"] = reading.mean
+    return payload | dict(reading.beside)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from ml_diagnostics_common.process_hooks import import_undisturbed
 
-from google_cloud_mldiagnostics._system_metrics.readings import Reading
+from google_cloud_mldiagnostics._system_metrics import Reading
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 
 __all__ = ["GpuMeter", "is_visible", "may_have_gpu"]

@@ -9,8 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common.process_hooks import import_undisturbed
 
-from google_cloud_mldiagnostics._system_metrics import cgroup
-from google_cloud_mldiagnostics._system_metrics.readings import Reading
+from google_cloud_mldiagnostics._system_metrics import Reading, cgroup
 
 __all__ = ["HostMeter", "ProcessMeter"]
 

@@ -17,9 +17,8 @@ from ml_diagnostics_common.process_hooks import LiveObjects, at_fork
 from ml_diagnostics_common.worker import Interval, Task, Worker, start
 
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
-from google_cloud_mldiagnostics._system_metrics import gpu, tpu
+from google_cloud_mldiagnostics._system_metrics import Collect, Reading, gpu, payload_of, tpu
 from google_cloud_mldiagnostics._system_metrics.host import HostMeter, ProcessMeter
-from google_cloud_mldiagnostics._system_metrics.readings import Collect, Reading, payload_of
 
 __all__ = ["Bounded", "Claims", "SystemMetrics"]
 

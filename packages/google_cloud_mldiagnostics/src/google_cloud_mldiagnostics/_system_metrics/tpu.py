@@ -17,7 +17,7 @@ from typing import Any, Final
 from ml_diagnostics_common.process_hooks import import_undisturbed
 
 from google_cloud_mldiagnostics._runtimes import jax_is_initialised, torch_xla_is_initialised
-from google_cloud_mldiagnostics._system_metrics.readings import Reading
+from google_cloud_mldiagnostics._system_metrics import Reading
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 
 __all__ = ["collect_tpu", "may_have_tpu", "runtime_is_up"]

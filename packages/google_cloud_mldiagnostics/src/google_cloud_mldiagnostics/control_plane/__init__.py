@@ -1,11 +1,25 @@
-"""Control planes, which keep runs: a folder on this machine, Google's API, and others. All have one format."""
+"""Control planes, which keep runs: a folder on this machine, Google's API, and others. All have one format.
+
+The clients of those over a network are imported when a connection is made, in the thread that makes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Change", "Connection", "ControlPlane", "DistantControlPlane", "Resource"]
+from ml_diagnostics_common.process_hooks import import_clients
+
+__all__ = [
+    "Change",
+    "Connection",
+    "ControlPlane",
+    "DistantControlPlane",
+    "Resource",
+    "find_google",
+    "find_self_hosted",
+]
 
 Resource: TypeAlias = dict[str, Any]
 """A run, or a profiler session, as JSON of `hypercomputecluster.googleapis.com`."""
@@ -79,3 +93,59 @@ class Connection(NamedTuple):
     plane: DistantControlPlane
     project: str
     address: str = ""
+
+
+def find_google(project: str | None, location: str, environment: str) -> Callable[[], Connection]:
+    """Return a function that connects to Google's control plane; it raises CredentialsError without a cloud.
+
+    Args:
+        project: The project's id; None for the one that is found.
+        location: The region.
+        environment: prod, staging or autopush.
+    """
+
+    def connect() -> Connection:
+        import_clients("google_cloud_mldiagnostics.control_plane.google")
+        from ml_diagnostics_common.credentials import find_cloud
+
+        from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
+
+        cloud = find_cloud(project)
+        plane = GoogleControlPlane(
+            cloud.project, location, cloud.credentials, environment=environment, principal=cloud.principal
+        )
+        return Connection(plane, cloud.project, plane.address)
+
+    return connect
+
+
+def find_self_hosted(
+    base_url: str, *, workload_id: str, cluster_id: str, joined_run: str | None, environ: Mapping[str, str] = os.environ
+) -> Callable[[], Connection]:
+    """Return a function that connects to a control plane on the user's own cluster.
+
+    Args:
+        base_url: The URL of the control plane.
+        workload_id: The id of the workload, unless the environment has one.
+        cluster_id: The id of the cluster; may be empty.
+        joined_run: The id of a run that another process registers; None if this process registers its run.
+        environ: The environment variables.
+    """
+    workload_id = environ.get("DIAGON_WORKLOAD_ID") or environ.get("WORKLOAD_ID") or workload_id
+
+    def connect() -> Connection:
+        import_clients("google_cloud_mldiagnostics.control_plane.self_hosted")
+        from google_cloud_mldiagnostics.control_plane.self_hosted import SelfHostedControlPlane
+
+        plane = SelfHostedControlPlane(
+            base_url,
+            workload_id=workload_id,
+            namespace=environ.get("POD_NAMESPACE") or "default",
+            cluster_id=cluster_id,
+            agent_url=environ.get("DIAGON_AGENT_URL", ""),
+        )
+        if joined_run is not None:
+            plane.join_run(joined_run)
+        return Connection(plane, "")
+
+    return connect

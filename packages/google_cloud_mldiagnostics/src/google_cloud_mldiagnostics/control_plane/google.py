@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, Session, open_session
@@ -21,14 +21,6 @@ from ml_diagnostics_common.environment import require_secure, secure_endpoint
 from ml_diagnostics_common.failures import Kind, RemoteError, classify, status_error
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
-from google_cloud_mldiagnostics.control_plane._google_resources import (
-    as_resource,
-    is_made_of,
-    merged,
-    only,
-    quoted,
-    writable,
-)
 from google_cloud_mldiagnostics.control_plane._requests import Call, Caller, NotYetError, request_json
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneError,
@@ -50,6 +42,9 @@ _PAGE_SIZE = "1000"  # The most that the API gives; its own choice is ten.
 _PLAIN: Mapping[Kind, type[ControlPlaneError]] = {}
 _MISSING: Mapping[Kind, type[ControlPlaneError]] = {Kind.MISSING: RunNotFoundError}
 _MISSING_OR_CHANGED: Mapping[Kind, type[ControlPlaneError]] = {**_MISSING, Kind.CONFLICT: RunChangedError}
+_Value = TypeVar("_Value")
+_NOT_OURS_TO_WRITE = ("@type", "attempts", "createTime", "endTime", "metrics", "state", "updateTime")
+_NOT_YET = "0001-01-01"  # The API's endTime of a run that has not ended.
 
 
 class GoogleControlPlane:
@@ -125,7 +120,7 @@ class GoogleControlPlane:
             ControlPlaneError: The request was refused, or not answered.
         """
         with self._explained(f"read the run {run_id}", _MISSING):
-            return as_resource(self._get(self._run_path(run_id), self._start_call()))
+            return _as_resource(self._get(self._run_path(run_id), self._start_call()))
 
     def create_run(self, run_id: str, run: Resource) -> Resource:
         """See `ControlPlane.create_run`.
@@ -138,18 +133,18 @@ class GoogleControlPlane:
         """
         call = self._creation = Call(self._clock, self.call_seconds, self._sleep or self._hurried.wait, is_patient=True)
         retries = call.retries()
-        body = {**writable(run), "name": run_id}
+        body = {**_writable(run), "name": run_id}
         body.pop("etag", None)
         path = self._run_path(run_id)
         with self._explained(f"create the run {run_id}", {Kind.CONFLICT: RunExistsError}):
             while True:
                 try:
                     answer = self._send("POST", self._runs, call, {"machine_learning_run_id": run_id}, body)
-                    return as_resource(self._done(answer, call, path))
+                    return _as_resource(self._done(answer, call, path))
                 except RemoteError as error:
                     if error.kind is Kind.CONFLICT and retries.failures:
-                        kept = as_resource(self._appeared(path, call, error))
-                        if is_made_of(kept, body):
+                        kept = _as_resource(self._appeared(path, call, error))
+                        if _is_made_of(kept, body):
                             return kept
                     retries.wait_after(error)
 
@@ -167,14 +162,14 @@ class GoogleControlPlane:
         with self._explained(f"change the run {run_id}", _MISSING_OR_CHANGED):
             while True:
                 kept = self._get(path, call)
-                given = as_resource(kept)
+                given = _as_resource(kept)
                 wanted = change(copy.deepcopy(given))
                 if wanted is None or wanted == given:
                     return given
-                body = {**writable(wanted), **only(kept, "name", "etag", "metrics")}
+                body = {**_writable(wanted), **_only(kept, "name", "etag", "metrics")}
                 try:
                     answer = self._send("PATCH", path, call, {"update_mask": "*"}, body)
-                    return as_resource(self._done(answer, call, path))
+                    return _as_resource(self._done(answer, call, path))
                 except RemoteError as error:
                     (conflicts if error.kind is Kind.CONFLICT else retries).wait_after(error)
 
@@ -186,11 +181,11 @@ class GoogleControlPlane:
         """
         query = {"orderBy": "create_time desc"}
         if group is not None:
-            query["filter"] = f"run_set = {quoted(group)}"
+            query["filter"] = f"run_set = {_quoted(group)}"
         with self._explained("list the runs"):
             for run in self._pages(self._runs, "machineLearningRuns", query):
                 if group is None or run.get("runSet") == group:
-                    yield as_resource(run)
+                    yield _as_resource(run)
 
     def put_session(self, run_id: str, session_id: str, session: Resource) -> None:
         """See `ControlPlane.put_session`. The entries of other hosts are kept.
@@ -208,7 +203,7 @@ class GoogleControlPlane:
             while True:
                 try:
                     if exists:
-                        body = merged(self._appeared(path, call, exists), session)
+                        body = _merged(self._appeared(path, call, exists), session)
                         answer = self._send("PATCH", path, call, {"update_mask": "target_sessions"}, body)
                     else:
                         answer = self._send("POST", sessions, call, {"profiler_session_id": session_id}, session)
@@ -229,7 +224,7 @@ class GoogleControlPlane:
         """
         with self._explained(f"list the sessions of the run {run_id}", _MISSING):
             found = list(self._pages(f"{self._run_path(run_id)}/profilerSessions", "profilerSessions", {}))
-        yield from map(as_resource, sorted(found, key=lambda session: str(session.get("createTime", ""))))
+        yield from map(_as_resource, sorted(found, key=lambda session: str(session.get("createTime", ""))))
 
     @property
     def address(self) -> str:
@@ -357,3 +352,51 @@ class GoogleControlPlane:
         except (RemoteError, NotYetError) as error:
             failure = classify(error)
             raise self._caller.error(failure, doing, kinds.get(failure.kind, ControlPlaneError)) from error
+
+
+def _as_resource(kept: Resource) -> Resource:
+    """Return a resource of the API with its id as the name, and without the endTime of a run that has not ended."""
+    resource = {name: value for name, value in kept.items() if name != "@type"}
+    resource["name"] = str(kept.get("name", "")).rpartition("/")[2]
+    if str(kept.get("endTime", "")).startswith(_NOT_YET):
+        del resource["endTime"]
+    return resource
+
+
+def _writable(run: Resource) -> Resource:
+    """Return the fields of a run to send: not those that the service computes, nor those for this machine only."""
+    return {name: value for name, value in run.items() if name not in _NOT_OURS_TO_WRITE}
+
+
+def _only(kept: Resource, *names: str) -> Resource:
+    """Return some of the fields, if they exist."""
+    return {name: kept[name] for name in names if name in kept}
+
+
+def _is_made_of(kept: Any, sent: Any) -> bool:
+    """Return whether a kept resource has all fields that were sent; empty ones may be missing."""
+    if not isinstance(sent, Mapping) or not isinstance(kept, Mapping):
+        return bool(kept == sent)
+    return all(_is_made_of(kept.get(name), value) for name, value in sent.items() if value or name in kept)
+
+
+def _merged(kept: Resource, session: Resource) -> Resource:
+    """Return a session with the entries of this host and of the others."""
+    targets = [*_as(list, kept.get("profilerTargets")), *session.get("profilerTargets", ())]
+    sessions = {**_as(dict, kept.get("targetSessions")), **session.get("targetSessions", {})}
+    return {
+        **session,
+        **_only(kept, "name", "etag"),
+        **({"profilerTargets": sorted(set(map(str, targets)))} if targets else {}),
+        **({"targetSessions": sessions} if sessions else {}),
+    }
+
+
+def _as(kind: type[_Value], value: Any) -> _Value:
+    return value if isinstance(value, kind) else kind()
+
+
+def _quoted(text: str) -> str:
+    """Quote a text for a filter (https://google.aip.dev/160): quotes and backslashes are escaped."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
