@@ -19,6 +19,7 @@ from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
+from ..waiting import run_program
 from .diagnosed_jobs import run
 
 
@@ -66,6 +67,20 @@ def test_a_block_that_collects_nothing_costs_less_than_an_empty_context_manager(
             pass
 
     assert min(timeit.repeat(ours, number=2000, repeat=9)) < 1.5 * min(timeit.repeat(theirs, number=2000, repeat=9))
+
+
+def test_a_block_on_the_console_loads_nothing_that_only_trace_files_and_companions_need() -> None:
+    program = """
+import sys
+before = set(sys.modules)
+from cloud_tpu_diagnostics import diagnostic
+from cloud_tpu_diagnostics.configuration import debug_configuration, diagnostic_configuration, stack_trace_configuration
+traces = stack_trace_configuration.StackTraceConfig(collect_stack_trace=True)
+with diagnostic.diagnose(diagnostic_configuration.DiagnosticConfig(debug_configuration.DebugConfig(traces))):
+    loaded = set(sys.modules) - before
+print(sorted(name for name in loaded if name.startswith(("pathlib", "json", "subprocess", "socket", "urllib"))))
+"""
+    assert run_program(program) == "[]\n"
 
 
 def test_the_documented_example_writes_to_the_console(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import _thread
 import logging
 import os
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.guard import LOSSES, job_logger
@@ -245,11 +244,8 @@ class Collection:
 
     @guarded_as("delete old stack traces")
     def _prune(self) -> None:
-        output = self._output
-        if output is not None and output.path is not None:
-            from cloud_tpu_diagnostics._collect.trace_file import prune
-
-            prune(Path(output.path).parent)
+        if self._output is not None:
+            self._output.prune()
 
     @guarded_as("recheck its signals")
     def _recheck(self) -> None:

@@ -44,6 +44,9 @@ class Console:
         """Return False: a console has no limit."""
         return False
 
+    def prune(self) -> None:
+        """Do nothing: a console has no old files beside it."""
+
     def close(self) -> None:
         """Close what was opened here, never the job's stderr."""
         for descriptor in self._opened:

@@ -73,6 +73,10 @@ class TraceFile:
         number = self._descriptor.number()
         return number is not None and os.fstat(number).st_size >= MOST_FILE_BYTES
 
+    def prune(self) -> None:
+        """Delete old files beside it: see the function `prune`."""
+        prune(Path(self.path).parent)
+
     def close(self) -> None:
         """Close it."""
         self._descriptor.close()
