@@ -89,8 +89,8 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
         target: Where Cloud Monitoring is.
         replica: The label that distinguishes the time series of this run.
     """
-    from ml_goodput_measurement._export.cloud_monitoring import cloud_monitoring_exporter
-    from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
+    from ml_goodput_measurement._export.cloud_monitoring import CloudMonitoringExporter
+    from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
     from ml_goodput_measurement._monitor.settings import Upload
     from ml_goodput_measurement._monitor.sinks import Sink
     from ml_goodput_measurement._monitor.worker import Worker
@@ -110,14 +110,12 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
         "GCE_METADATA_HOST": "127.0.0.1:1",
     }
     os.environ.update(environ)
-    cloud = cloud_monitoring_exporter(
-        JOB, options, environ=environ, clock_ns=clock.nanoseconds, monotonic=clock.seconds
-    )
+    cloud = CloudMonitoringExporter(JOB, options, environ=environ, clock_ns=clock.nanoseconds, monotonic=clock.seconds)
     sinks = {
         "snapshot": [],
         "snapshot, caches cold": [],
         "with TensorBoard": [
-            Sink("TensorBoard", lambda: tensorboard_exporter(folder, JOB, include_badput_breakdown=True), wants)
+            Sink("TensorBoard", lambda: TensorBoardExporter(folder, JOB, include_badput_breakdown=True), wants)
         ],
         "with Cloud Monitoring": [Sink("Cloud Monitoring", lambda: cloud, wants)],
     }
@@ -171,13 +169,13 @@ def _pretend_exported(folder: str, until_ns: int) -> None:
 
 def deviate_ours(cycles: int) -> dict[str, Any]:
     """Exports the deviations of a job's steps to TensorBoard until all are, then after every ten new steps."""
-    from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
+    from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
     from ml_goodput_measurement._query.calculator import GoodputCalculator
 
     job = journalled.JournalledJob.resumed()
     calculator = GoodputCalculator(JOB, LOG, _clock_ns=job.clock_ns)
     folder, step = tempfile.mkdtemp(), job.training.step
-    exporter = tensorboard_exporter(folder, JOB, include_badput_breakdown=False)
+    exporter = TensorBoardExporter(folder, JOB, include_badput_breakdown=False)
 
     def export() -> None:
         exporter(calculator.snapshot(cumulative=False, deviation=True))

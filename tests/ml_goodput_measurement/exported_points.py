@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from ml_goodput_measurement._export.cloud_monitoring import cloud_monitoring_exporter
+from ml_goodput_measurement._export.cloud_monitoring import CloudMonitoringExporter
 from ml_goodput_measurement.goodput_utils import GCPOptions
 
 from .snapshots import cumulative, snapshot
@@ -42,7 +42,7 @@ def exporters(server: Any, clock: Any) -> Iterator[Any]:
     with contextlib.ExitStack() as made:
 
         def make(options: Any = OPTIONS, environ: Any = None, **arguments: Any) -> Any:
-            exporter = cloud_monitoring_exporter(
+            exporter = CloudMonitoringExporter(
                 "run-1",
                 options,
                 environ=server.environment() if environ is None else environ,

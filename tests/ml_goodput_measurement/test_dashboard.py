@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
-from ml_goodput_measurement._export.cloud_monitoring import gauges_of
+from ml_goodput_measurement._export.gauges import gauges_of
 
 from .snapshots import snapshot
 

@@ -12,7 +12,7 @@ import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
 from ml_goodput_measurement._export.scalars import custom_event_tags
-from ml_goodput_measurement._export.tensorboard import TensorBoardExporter, tensorboard_exporter
+from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
 from ml_goodput_measurement.goodput_utils import BadputType
 from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, RollingWindow, Snapshot
 
@@ -33,7 +33,7 @@ from .tensorboard_points import (
 
 
 def exporter_to(folder: Path, job_name: str = "job", *, breakdown: bool = True) -> TensorBoardExporter:
-    return tensorboard_exporter(folder, job_name, include_badput_breakdown=breakdown)
+    return TensorBoardExporter(folder, job_name, include_badput_breakdown=breakdown)
 
 
 # --- What is written ------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_jobs_and_directories_do_not_share_what_was_written(tmp_path: Path) -> N
 def test_a_directory_that_is_spelled_otherwise_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("runs", "./runs/", tmp_path / "runs", "x/../runs"):
-        exporter = tensorboard_exporter(folder, "job", include_badput_breakdown=False)
+        exporter = TensorBoardExporter(folder, "job", include_badput_breakdown=False)
         exporter(whole_life(3))
         exporter.close()
     assert points(tmp_path / "runs" / "goodput") == [Point("goodput/goodput", 3, 80.0)]
@@ -329,7 +329,7 @@ def test_an_event_that_is_named_like_the_tag_of_another_gets_its_own() -> None:
 @pytest.mark.parametrize("directory", ["s3://bucket/x", "gs:/bucket/x", "gs://", "gs:///x", "a\0b"])
 def test_a_directory_that_cannot_be_one_is_refused_at_once(directory: str) -> None:
     with pytest.raises(ConfigurationError):
-        tensorboard_exporter(directory, "job", include_badput_breakdown=False)
+        TensorBoardExporter(directory, "job", include_badput_breakdown=False)
 
 
 def test_a_missing_tensorboardx_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,8 +340,8 @@ def test_a_missing_tensorboardx_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_making_an_exporter_imports_nothing_heavy_and_touches_no_disk(tmp_path: Path) -> None:
     program = (
-        "from ml_goodput_measurement._export.tensorboard import tensorboard_exporter;"
-        f"tensorboard_exporter({str(tmp_path / 'x')!r}, 'job', include_badput_breakdown=True)"
+        "from ml_goodput_measurement._export.tensorboard import TensorBoardExporter;"
+        f"TensorBoardExporter({str(tmp_path / 'x')!r}, 'job', include_badput_breakdown=True)"
     )
     assert not {"tensorboardX", "numpy", "google.cloud", "torch"} & loaded_by(program)
     assert not (tmp_path / "x").exists()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import StorageError
-from ml_goodput_measurement._export.tensorboard import TensorBoardExporter, tensorboard_exporter
+from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
 
 from .tensorboard_points import (
     NOW_NS,
@@ -43,7 +43,7 @@ def exporter(tmp_path: Path) -> TensorBoardExporter:
 
 
 def new_exporter(tmp_path: Path) -> TensorBoardExporter:
-    return tensorboard_exporter(tmp_path, "job", include_badput_breakdown=False)
+    return TensorBoardExporter(tmp_path, "job", include_badput_breakdown=False)
 
 
 def note_files(directory: Any) -> Any:
@@ -201,13 +201,13 @@ def test_files_are_read_in_the_order_of_their_points_also_when_the_clock_went_ba
 _KILLED = """
 import itertools, os, signal, sys
 from ml_goodput_measurement._export import event_files
-from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
+from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
 from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, Snapshot
 
 directory, when = sys.argv[1:]
 NOW_NS, SECOND_NS = 1_780_000_000 * 10**9, 10**9
 steps = [DeviatingStep(step, NOW_NS + step * SECOND_NS, step / 64) for step in range(200)]
-exporter = tensorboard_exporter(directory, "job", include_badput_breakdown=False)
+exporter = TensorBoardExporter(directory, "job", include_badput_breakdown=False)
 
 def export(count):
     since = lambda start_ns: (step for step in steps[:count] if step.start_ns > start_ns)

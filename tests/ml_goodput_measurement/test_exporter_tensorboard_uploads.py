@@ -14,7 +14,7 @@ from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 from ml_goodput_measurement._export.event_files import UploadLimits
-from ml_goodput_measurement._export.tensorboard import TensorBoardExporter, tensorboard_exporter
+from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
 
 from .tensorboard_points import Point, cumulative, deviating, deviation_points, points, steps_of, whole_life
 
@@ -46,7 +46,7 @@ def stored(server: CloudStorageServer, tmp_path_factory: pytest.TempPathFactory)
 
 
 def new_exporter(directory: str = DIRECTORY, limits: UploadLimits = QUICK) -> TensorBoardExporter:
-    return tensorboard_exporter(directory, "job", include_badput_breakdown=False, upload_limits=limits)
+    return TensorBoardExporter(directory, "job", include_badput_breakdown=False, upload_limits=limits)
 
 
 def kept_files() -> list[Path]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
+from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
 from ml_goodput_measurement.goodput_utils import BadputType
 
 from ..waiting import wait_until
@@ -68,7 +68,7 @@ def test_a_browser_shows_a_card_for_each_tag(tmp_path: Path, address: str) -> No
         BadputType.CUSTOM_BADPUT_EVENTS: {"EVAL STEP": 2.0},
     }
     life = cumulative(29, 93.0, badput)
-    exporter = tensorboard_exporter(tmp_path / "run", "job", include_badput_breakdown=True)
+    exporter = TensorBoardExporter(tmp_path / "run", "job", include_badput_breakdown=True)
     exporter(deviating(steps_of(range(30)), with_cumulative=life))
     _wait_until_loaded(address)
     page = _page(f"{address}?tagFilter=.#timeseries", tmp_path, until="step_deviation")

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from ml_goodput_measurement._export.cloud_monitoring import OTHER_EVENTS, event_seconds, gauges_of
+from ml_goodput_measurement._export.gauges import OTHER_EVENTS, event_seconds, gauges_of
 from ml_goodput_measurement.gcp_metrics import ValueType
 from ml_goodput_measurement.goodput_utils import BadputType
 

@@ -1,7 +1,4 @@
-"""A snapshot as gauges of Cloud Monitoring, sent at the rate that the service allows.
-
-Types and labels are those of the public package ml-goodput-measurement, so its dashboards keep working; see
-docs/reference/wire-format.md. The only difference: `performance` is the ideal step time and nothing else.
+"""Sends snapshots to Cloud Monitoring, as gauges and at the rate that the service allows.
 
 A gauge that could not be sent is not sent later, since the next snapshot is newer; only `flush`, after the last
 snapshot, tries once more.
@@ -12,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,160 +19,16 @@ from ml_diagnostics_common.environment import Backend, configured_backend
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.guard import Counters, warn_once
 
+from ml_goodput_measurement._export.gauges import Gauge, GaugeKey, event_seconds, gauges_of
 from ml_goodput_measurement.exceptions import CloudMonitoringError
-from ml_goodput_measurement.gcp_metrics import REQUEST_SECONDS, SERIES_PER_REQUEST, GCPMetrics, ValueType
-from ml_goodput_measurement.metric_details import (
-    ACTIVITY_EXCLUSION_LIST,
-    BadputType,
-    GCPOptions,
-    GoodputType,
-    MonitoringWindowType,
-    UnproductiveTimeDict,
-)
-from ml_goodput_measurement.snapshot import Cumulative, RollingWindow, SliceEfficiency, Snapshot
+from ml_goodput_measurement.gcp_metrics import REQUEST_SECONDS, SERIES_PER_REQUEST, GCPMetrics
+from ml_goodput_measurement.metric_details import GCPOptions
+from ml_goodput_measurement.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from google.cloud.monitoring_v3 import TimeSeries
 
-__all__ = [
-    "OTHER_EVENTS",
-    "CloudMonitoringExporter",
-    "Gauge",
-    "cloud_monitoring_exporter",
-    "event_seconds",
-    "gauges_of",
-]
-
-OTHER_EVENTS = "ALL_OTHER_TYPES"
-"""The event type under which those are summed that have no series of their own."""
-
-_PREFIX = "compute.googleapis.com/workload/"
-_EVENTS = BadputType.CUSTOM_BADPUT_EVENTS.name
-_LONGEST_LABEL = 1024
-_CUMULATIVE, _INTERVAL = MonitoringWindowType.CUMULATIVE.name, MonitoringWindowType.INTERVAL.name
-
-
-class Gauge(NamedTuple):
-    """One time series and its value."""
-
-    metric_type: str
-    labels: tuple[tuple[str, str], ...]
-    """Of the metric, sorted by name."""
-    value_type: ValueType
-    value: float
-
-    @property
-    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """Identifies this series among those of the job."""
-        return self.metric_type, self.labels
-
-
-def gauges_of(
-    snapshot: Snapshot,
-    *,
-    accelerator_type: str,
-    cluster_name: str,
-    own_events: Container[str],
-    include_slice_efficiency: bool = False,
-) -> list[Gauge]:
-    """Return the gauges of what a snapshot has.
-
-    Args:
-        snapshot: What is known of the job.
-        accelerator_type: The label of that name, of every metric but `performance`.
-        cluster_name: The same; no label where it is empty.
-        own_events: The types of custom events that have series of their own. All others are summed.
-        include_slice_efficiency: True to include the efficiencies of slices, if they are known.
-
-    Returns:
-        The gauges, no series twice.
-    """
-    common = {"accelerator_type": accelerator_type}
-    if cluster_name:
-        common["cluster_name"] = cluster_name
-    parts = _Parts(common, own_events, include_slice_efficiency)
-    found: list[Gauge] = []
-    if snapshot.cumulative is not None:
-        found += parts.cumulative(snapshot.cumulative)
-    if snapshot.deviation is not None and snapshot.deviation.from_baseline_seconds is not None:
-        found.append(parts.double("step_time_deviation", snapshot.deviation.from_baseline_seconds))
-    for window in snapshot.windows:
-        found += parts.window(window)
-    return list({gauge.key: gauge for gauge in found if math.isfinite(gauge.value)}.values())
-
-
-def event_seconds(snapshot: Snapshot) -> dict[str, float]:
-    """Return the types of custom events of a snapshot with what each weighs, to compare them by."""
-    found: dict[str, float] = {}
-    badput = [window.badput_percent for window in snapshot.windows]
-    if snapshot.cumulative is not None:
-        badput.append(snapshot.cumulative.badput_seconds)
-    for kinds in badput:
-        events = kinds.get(BadputType.CUSTOM_BADPUT_EVENTS)
-        if isinstance(events, Mapping):
-            found.update(events)
-    return found
-
-
-class _Parts(NamedTuple):
-    """What all gauges of a snapshot share."""
-
-    common: Mapping[str, str]
-    own_events: Container[str]
-    include_slice_efficiency: bool
-
-    def cumulative(self, known: Cumulative) -> Iterator[Gauge]:
-        so_far = MonitoringWindowType.CUMULATIVE.value
-        yield self.double("goodput_time", known.goodput_seconds, goodput_source=GoodputType.TOTAL.name)
-        yield from self.badput("badput_time", known.badput_seconds)
-        yield self.integer("disruptions", known.disruptions, window_type=so_far)
-        yield self.integer("max_productive_steps", known.max_productive_step)
-        yield self.double("total_elapsed_time", known.total_elapsed_seconds, window_type=so_far)
-        if known.ideal_step_seconds is not None:
-            yield Gauge(f"{_PREFIX}performance", (), ValueType.DOUBLE, float(known.ideal_step_seconds))
-        yield from self.slices(known.slice_efficiency, window_type=_CUMULATIVE, rolling_window_size="0")
-
-    def window(self, known: RollingWindow) -> Iterator[Gauge]:
-        size = str(known.window_seconds)
-        yield self.double(
-            "interval_goodput", known.goodput_percent, goodput_source=GoodputType.TOTAL.name, rolling_window_size=size
-        )
-        yield from self.badput("interval_badput", known.badput_percent, rolling_window_size=size)
-        yield from self.slices(known.slice_efficiency, window_type=_INTERVAL, rolling_window_size=size)
-
-    def badput(self, name: str, kinds: UnproductiveTimeDict, **labels: str) -> Iterator[Gauge]:
-        for source, value in self._by_source(kinds).items():
-            yield self.double(name, value, badput_source=source, **labels)
-
-    def slices(self, known: SliceEfficiency | None, **labels: str) -> Iterator[Gauge]:
-        if known is None or not self.include_slice_efficiency:
-            return
-        yield self.double("stepping_slice_efficiency", known.stepping, **labels)
-        yield self.double("available_slice_efficiency", known.available, **labels)
-
-    def double(self, name: str, value: float, **labels: str) -> Gauge:
-        return self._gauge(name, ValueType.DOUBLE, float(value), labels)
-
-    def integer(self, name: str, value: int, **labels: str) -> Gauge:
-        return self._gauge(name, ValueType.INT, int(value), labels)
-
-    def _gauge(self, name: str, value_type: ValueType, value: float, labels: Mapping[str, str]) -> Gauge:
-        return Gauge(f"{_PREFIX}{name}", tuple(sorted({**self.common, **labels}.items())), value_type, value)
-
-    def _by_source(self, kinds: UnproductiveTimeDict) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for kind, value in kinds.items():
-            if kind.name in ACTIVITY_EXCLUSION_LIST:
-                continue
-            if not isinstance(value, Mapping):
-                found[kind.name] = float(value)
-                continue
-            for event, part in value.items():
-                shown = event if event in self.own_events else OTHER_EVENTS
-                source = f"{_EVENTS}.{shown}"[:_LONGEST_LABEL]
-                found[source] = found.get(source, 0.0) + float(part)
-        return found
-
+__all__ = ["MOST_EVENT_TYPES", "CloudMonitoringExporter"]
 
 MOST_EVENT_TYPES = 100
 """Types of custom events with series of their own, of one exporter; each costs one more for every rolling window."""
@@ -188,47 +41,9 @@ _SEARCH_WAITS_SECONDS = (60.0,) * 10  # After the first searches for a cloud;
 _LATER_SEARCH_SECONDS = 600.0  # after all later ones.
 _SECOND = 1_000_000_000
 
-_Key = tuple[str, tuple[tuple[str, str], ...]]
-
-
-def cloud_monitoring_exporter(
-    job_name: str,
-    options: GCPOptions,
-    *,
-    include_slice_efficiency: bool = False,
-    environ: Mapping[str, str] = os.environ,
-    clock_ns: Callable[[], int] = time.time_ns,
-    monotonic: Callable[[], float] = time.monotonic,
-    wait: Callable[[float], None] = time.sleep,
-) -> CloudMonitoringExporter:
-    """Return an exporter to Cloud Monitoring. It searches for a cloud at its first call.
-
-    Args:
-        job_name: The label `workload_id`.
-        options: Project, location, replica, accelerator and cluster where the caller knows them, and whether to send.
-            It is only read.
-        include_slice_efficiency: True to include the efficiencies of slices, if they are known.
-        environ: The environment variables.
-        clock_ns: The wall clock, in nanoseconds since the POSIX epoch.
-        monotonic: A clock in seconds that does not jump.
-        wait: Waits a number of seconds.
-
-    Raises:
-        ConfigurationError: `ML_DIAGNOSTICS_BACKEND` has a value that it cannot have.
-    """
-    return CloudMonitoringExporter(
-        job_name,
-        options,
-        include_slice_efficiency=include_slice_efficiency,
-        environ=environ,
-        clock_ns=clock_ns,
-        monotonic=monotonic,
-        wait=wait,
-    )
-
 
 class CloudMonitoringExporter:
-    """Sends snapshots of one job; arguments as of `cloud_monitoring_exporter`.
+    """Sends snapshots of one job; it searches for a cloud at its first call.
 
     Attributes:
         counts: Points by what became of them: `written`, `held` (too soon after the last of their series),
@@ -240,12 +55,27 @@ class CloudMonitoringExporter:
         job_name: str,
         options: GCPOptions,
         *,
-        include_slice_efficiency: bool,
-        environ: Mapping[str, str],
-        clock_ns: Callable[[], int],
-        monotonic: Callable[[], float],
-        wait: Callable[[float], None],
+        include_slice_efficiency: bool = False,
+        environ: Mapping[str, str] = os.environ,
+        clock_ns: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
     ) -> None:
+        """Send nothing yet.
+
+        Args:
+            job_name: The label `workload_id`.
+            options: Project, location, replica, accelerator and cluster if the caller knows them, and whether to send.
+                It is only read.
+            include_slice_efficiency: True to include the efficiencies of slices, if they are known.
+            environ: The environment variables.
+            clock_ns: The wall clock, in nanoseconds since the POSIX epoch.
+            monotonic: A clock in seconds that does not jump.
+            wait: Waits a number of seconds.
+
+        Raises:
+            ConfigurationError: `ML_DIAGNOSTICS_BACKEND` is invalid.
+        """
         self.counts = Counters()
         self._job_name, self._options = job_name, options
         self._include_slice_efficiency = include_slice_efficiency
@@ -255,7 +85,7 @@ class CloudMonitoringExporter:
         self._destination: _Destination | None = None
         self._own_events: set[str] = set()
         self._pace = _Pace()
-        self._unsent: dict[_Key, tuple[float, Gauge]] = {}
+        self._unsent: dict[GaugeKey, tuple[float, Gauge]] = {}
         self._backoff = Backoff(first_seconds=5.0, longest_seconds=60.0)
         self._access_backoff = Backoff(first_seconds=60.0, longest_seconds=600.0)
         self._try_at = self._server_at = 0.0  # By our own backoff, and by what a server asked for.
@@ -305,10 +135,10 @@ class CloudMonitoringExporter:
         if self._destination is not None:
             self._destination.metrics.close()
 
-    # --- What to send -----------------------------------------------------------------------------------
+    # --- Contents -----------------------------------------------------------------------------------
 
     def _wanted(self, snapshot: Snapshot) -> Snapshot | None:
-        """The snapshot without what the options leave out; None where nothing is left."""
+        """Return the snapshot without the parts that the options exclude; None if no part is left."""
         if not self._options.enable_gcp_goodput_metrics:
             snapshot = replace(snapshot, cumulative=None, windows=())
         if not self._options.enable_gcp_step_deviation_metrics:
@@ -370,7 +200,7 @@ class CloudMonitoringExporter:
             self._access_backoff.succeeded()
 
     def _made(
-        self, destination: _Destination, gauges: Sequence[Gauge], ends: Mapping[_Key, int]
+        self, destination: _Destination, gauges: Sequence[Gauge], ends: Mapping[GaugeKey, int]
     ) -> Iterator[TimeSeries]:
         """Yield the series of the gauges that can be encoded."""
         for gauge in gauges:
@@ -432,7 +262,7 @@ class CloudMonitoringExporter:
         self._try_at = now + backoff.failed(asked)
         self._server_at = now + (asked or 0.0)
 
-    # --- Where to ---------------------------------------------------------------------------------------
+    # --- Destination ---------------------------------------------------------------------------------------
 
     def _found_destination(self) -> _Destination | None:
         """Return the destination; None while there is none.
@@ -457,7 +287,7 @@ class CloudMonitoringExporter:
         return self._destination
 
     def _new_destination(self, cloud: CloudEnvironment) -> _Destination:
-        """The labels are those of all points to come: a guess, for want of an answer, would stay."""
+        """Return a destination; its labels are those of all later points, so none is guessed."""
         from ml_goodput_measurement._export.gcp_metadata import get_accelerator_type, get_cluster_name, get_node_zone
 
         options = self._options
@@ -489,7 +319,7 @@ def _ends_all(error: DiagnosticsError) -> bool:
 
 
 class _Destination(NamedTuple):
-    """Where the points go, and as what."""
+    """The destination of the points, and their labels."""
 
     metrics: GCPMetrics
     project: str
@@ -512,7 +342,7 @@ class _Destination(NamedTuple):
 
 
 class _Pace:
-    """When each series may have its next point, and when that ends.
+    """The times of the next point of each series.
 
     Cloud Monitoring wants the points of a series in order and five seconds apart. How long ago the last one was is
     measured by a clock that does not jump; a wall clock that was set back is followed slowly, five seconds a point,
@@ -520,22 +350,22 @@ class _Pace:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[_Key, float] = {}
-        self._end_ns: dict[_Key, int] = {}
+        self._asked: dict[GaugeKey, float] = {}
+        self._end_ns: dict[GaugeKey, int] = {}
 
-    def due(self, key: _Key) -> float:
-        """When the next point may be sent, by the clock that does not jump."""
+    def due(self, key: GaugeKey) -> float:
+        """Return when the next point may be sent, by the clock that does not jump."""
         return self._asked.get(key, -math.inf) + _PERIOD_SECONDS
 
-    def end_ns(self, key: _Key, wall_ns: int) -> int:
-        """The end of a point that is sent now."""
+    def end_ns(self, key: GaugeKey, wall_ns: int) -> int:
+        """Return the end of a point that is sent now."""
         last = self._end_ns.get(key)
         return wall_ns if last is None else max(wall_ns, last + _PERIOD_SECONDS * _SECOND)
 
-    def asked(self, keys: Mapping[_Key, int], now: float) -> None:
+    def asked(self, keys: Mapping[GaugeKey, int], now: float) -> None:
         """Note that points are being sent."""
         self._asked.update(dict.fromkeys(keys, now))
 
-    def accepted(self, ends: Mapping[_Key, int]) -> None:
+    def accepted(self, ends: Mapping[GaugeKey, int]) -> None:
         """Note the ends of points that the server took."""
         self._end_ns.update(ends)

@@ -41,7 +41,7 @@ from ml_goodput_measurement._export.export_state import (
 from ml_goodput_measurement._export.scalars import cumulative_scalars
 from ml_goodput_measurement.snapshot import Cumulative, Deviation, Snapshot
 
-__all__ = ["TensorBoardExporter", "tensorboard_exporter"]
+__all__ = ["TensorBoardExporter"]
 
 _STEPS_A_CALL = 20_000
 _STEPS_A_BATCH = 2_500
@@ -51,48 +51,34 @@ _NOTE_SECONDS = 5.0
 """The timeout for reading and writing the progress beside the points."""
 
 
-def tensorboard_exporter(
-    tensorboard_dir: str | os.PathLike[str],
-    job_name: str,
-    *,
-    include_badput_breakdown: bool,
-    upload_limits: UploadLimits | None = None,
-) -> TensorBoardExporter:
-    """Make the exporter of a job to a TensorBoard directory.
-
-    Args:
-        tensorboard_dir: `gs://bucket/path` or a local path; the points go to its folder `goodput`.
-        job_name: The job.
-        include_badput_breakdown: Whether the kinds of badput are shown too.
-        upload_limits: What uploading to Cloud Storage may cost; None is a usual measure.
-
-    Returns:
-        The exporter. It opens nothing before its first call.
-
-    Raises:
-        ConfigurationError: The directory is neither on this machine nor in Cloud Storage.
-        MissingExtraError: tensorboardX is not installed.
-    """
-    require_tensorboardx()
-    return TensorBoardExporter(
-        os.fspath(tensorboard_dir),
-        job_name,
-        include_badput_breakdown=include_badput_breakdown,
-        upload_limits=upload_limits or UploadLimits(),
-    )
-
-
 class TensorBoardExporter:
-    """Writes what is new in a snapshot to TensorBoard. See `tensorboard_exporter`.
+    """Writes new points of snapshots to TensorBoard.
 
-    Of those that export one job to one directory on this host one works, and the others stand by.
+    Of the exporters of one job to one directory on this host, one works and the others stand by.
     """
 
     def __init__(
-        self, tensorboard_dir: str, job_name: str, *, include_badput_breakdown: bool, upload_limits: UploadLimits
+        self,
+        tensorboard_dir: str | os.PathLike[str],
+        job_name: str,
+        *,
+        include_badput_breakdown: bool,
+        upload_limits: UploadLimits = UploadLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """See `tensorboard_exporter`."""
-        self._target = _target(tensorboard_dir)
+        """Open nothing yet.
+
+        Args:
+            tensorboard_dir: `gs://bucket/path` or a local path; the points go to its folder `goodput`.
+            job_name: The job.
+            include_badput_breakdown: True to write the kinds of badput, too.
+            upload_limits: The limits of uploads to Cloud Storage.
+
+        Raises:
+            ConfigurationError: The directory is neither on this machine nor in Cloud Storage.
+            MissingExtraError: tensorboardX is not installed.
+        """
+        require_tensorboardx()
+        self._target = _target(os.fspath(tensorboard_dir))
         self._job_name = job_name
         self._include_badput_breakdown = include_badput_breakdown
         self._state_path = state_path("tensorboard", job_name, self._target)
@@ -134,7 +120,7 @@ class TensorBoardExporter:
         self._upload()
 
     def flush(self, timeout_seconds: float) -> None:
-        """Write the deviations that a call left for the next one, and uploads what waits for it.
+        """Write the deviations that a call left for the next one, and upload what waits for it.
 
         The last snapshot is written too if another process exported until just now.
 
@@ -155,7 +141,7 @@ class TensorBoardExporter:
         self._upload(deadline - time.monotonic())
 
     def close(self) -> None:
-        """End the event file, and lets another process take over; a later call starts again."""
+        """End the event file, and let another process take over; a later call starts again."""
         if self._file is not None:
             self._file.close()
         if self._uploader is not None:
@@ -182,7 +168,7 @@ class TensorBoardExporter:
         return True
 
     def _is_mine_soon(self, timeout_seconds: float) -> bool:
-        """As `_is_mine`, with some patience for the process of a trainer's last life, which may be about to end."""
+        """Wait for `_is_mine`: the process of the trainer's last life may be about to end."""
         deadline = time.monotonic() + timeout_seconds
         while not self._is_mine():
             if time.monotonic() >= deadline:
@@ -206,7 +192,7 @@ class TensorBoardExporter:
         return ExportState(self._note.read(_NOTE_SECONDS))
 
     def _recheck_folder(self) -> None:
-        """Where another process removed all that was written, nothing was."""
+        """Start again if another process removed all files."""
         if self._uploader is None and self._known.progress != Progress() and not event_file_names(self._folder):
             self._state = ExportState()
 
@@ -225,7 +211,7 @@ class TensorBoardExporter:
         return scalar_records(new, step=step, time_ns=self._time_ns), replace(progress, step=step, values=values)
 
     def _write_deviations(self, most: int) -> bool:
-        """Write so many of the steps that the last snapshot has and the file has not; whether there may be more."""
+        """Write new steps of the last snapshot, at most so many; return True if there may be more."""
         if self._deviation is None:
             return False
         steps = itertools.islice(self._deviation.steps_since(self._known.progress.deviations_until_ns), most)
@@ -237,7 +223,7 @@ class TensorBoardExporter:
         return written == most
 
     def _write(self, records: bytes, progress: Progress) -> None:
-        """Add records to the event file, after which `progress` is valid."""
+        """Append records to the event file; `progress` includes them."""
         if not records:
             self._state = replace(self._known, progress=progress)
             return
@@ -248,7 +234,7 @@ class TensorBoardExporter:
         self._state = ExportState(progress, name, next_length)
 
     def _growing_file(self) -> EventFile:
-        """The file to write to: a new one if there is none, or it is full or gone."""
+        """Return the file to write to: a new one if there is none, or if it is full or removed."""
         if self._file is not None:
             is_full = self._uploader is not None and self._uploader.is_full(self._file)
             if is_full or not self._file.is_usable():
@@ -283,10 +269,10 @@ def _is_ahead(cumulative: Cumulative, progress: Progress) -> bool:
 
 
 def _target(tensorboard_dir: str) -> str:
-    """The folder of the points, in one spelling."""
+    """Return the folder of the points, in one spelling."""
     if "\0" in tensorboard_dir:
         raise ConfigurationError(f"tensorboard_dir is {tensorboard_dir!r}: a path has no NUL bytes")
-    storage_for(tensorboard_dir)  # Raises for what is neither.
+    storage_for(tensorboard_dir)  # Raises if it is neither.
     if not in_bucket(tensorboard_dir):
         return str(Path(native_path(tensorboard_dir)).resolve() / "goodput")
     if not tensorboard_dir.removeprefix("gs://").split("/")[0]:

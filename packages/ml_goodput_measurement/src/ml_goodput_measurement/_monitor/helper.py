@@ -102,17 +102,17 @@ def sinks_of(settings: MonitorSettings) -> list[Sink]:
     """Return the destinations of snapshots."""
 
     def tensorboard() -> Exporter:
-        from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
+        from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
 
-        return tensorboard_exporter(
+        return TensorBoardExporter(
             settings.tensorboard_dir, settings.job_name, include_badput_breakdown=settings.include_badput_breakdown
         )
 
     def cloud_monitoring() -> Exporter:
-        from ml_goodput_measurement._export.cloud_monitoring import cloud_monitoring_exporter
+        from ml_goodput_measurement._export.cloud_monitoring import CloudMonitoringExporter
 
         # Badput is sent there by cause whatever TensorBoard shows: dashboards add goodput and badput up.
-        return cloud_monitoring_exporter(
+        return CloudMonitoringExporter(
             settings.job_name, settings.gcp_options, include_slice_efficiency=settings.include_slice_efficiency
         )
 
