@@ -62,7 +62,7 @@ with diagnostic.diagnose(config(100)):
 """,
         tmp_path / "d",
     )
-    assert err.count("of a different configuration") == 1
+    assert err.count("that has a different configuration") == 1
 
 
 def test_a_block_off_the_main_thread_is_as_good(tmp_path: Path) -> None:
