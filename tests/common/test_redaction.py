@@ -24,6 +24,7 @@ PLANTED = {
     "openai": "sk-proj-abc123def456ghi789",
     "slack": "xoxb-123456789012-abcdefghij",
     "aws": "AKIAIOSFODNN7EXAMPLE",
+    "stripe": "whsec_abcdefghijklmnop1234",
     "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",
     "pem": PEM,
 }
@@ -84,6 +85,10 @@ def test_a_secret_is_known_by_its_form(secret: Any, around: str) -> None:
         ("https://h/o?sv=1&sig=abc%2F&se=2", f"https://h/o?sv=1&sig={REDACTED}&se=2"),
         ("https://hooks.slack.com/services/T0/B0/abc", f"https://hooks.slack.com/services/{REDACTED}"),
         ("X-Goog-Signature=deadbeef", f"X-Goog-Signature={REDACTED}"),
+        ("githubPat=abc123def456ghi789", f"githubPat={REDACTED}"),
+        ("CREATE USER bob IDENTIFIED BY hunter2;", f"CREATE USER bob IDENTIFIED BY {REDACTED}"),
+        ("ALTER x identified by 'hunter2' expire", f"ALTER x identified by '{REDACTED}' expire"),
+        ("the job is identified by the name of its run", "the job is identified by the name of its run"),
     ],
 )
 def test_a_secret_in_the_middle_of_a_line_leaves_the_rest_readable(text: Any, cleaned: Any) -> None:

@@ -7,8 +7,8 @@ with a password. Every pattern is bounded in what it reads ahead, so that the ti
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from ml_diagnostics_common._secret_keys import (
     REDACTED,
@@ -21,37 +21,43 @@ from ml_diagnostics_common._secret_keys import (
     resembles_secret,
 )
 
-# A text without any of these has no secret that the patterns below can find; most texts end here.
-_HINT = re.compile(
-    r"pass|pw|secret|token|credential|auth|key|cookie|bearer|signature|sess|csrf|sig=|dsn|hook|://|@tcp\(|@unix\(|-----BEGIN"
-    r"|AIza|gh[pousr]_|github_pat_|gl[a-z]{2,4}-|hf_|sk-|[srp]k_|xox|xapp-|AKIA|ASIA|ya29|eyJ|GOCSPX|\bpat\b|_pat\b|jwt|(?<!\S)-u\s"
-    r"|--(?:proxy-)?user|npm_|pypi-|SG\.|gsk_|r8_|pplx-|nvapi-|do[opr]_v1_|shp|dapi|hvs\.|lsv2_|ATATT|1//0|xai-|lin_|ntn_"
-    r"|wandb_v1|AGE-S",
-    re.IGNORECASE,
+# What a key of a known service starts with (one or several), and what follows. Add a service here.
+_KNOWN_KEYS: Final = (
+    ("AIza", r"[\w-]{30,}"),  # Google API key
+    ("ya29.", r"[\w.-]{10,}"),  # Google access token
+    ("1//0", r"[\w-]{20,}"),  # Google refresh token
+    ("GOCSPX-", r"[\w-]{10,}"),  # Google client secret
+    ("ghp_ gho_ ghu_ ghs_ ghr_", r"[A-Za-z0-9]{20,}"),  # GitHub
+    ("github_pat_", r"\w{20,}"),
+    ("glpat- glptt- gldt- glrt- glsoat- glcbt- glft- glimt- glagent-", r"[\w-]{16,}"),  # GitLab
+    ("hf_", r"[A-Za-z0-9]{20,}"),  # Hugging Face
+    ("wandb_v1_", r"\w{20,}"),  # W&B
+    ("lsv2_pt_ lsv2_sk_", r"\w{16,}"),  # LangSmith
+    ("nvapi-", r"[\w-]{20,}"),  # NVIDIA
+    ("gsk_ r8_ pplx- xai-", r"[A-Za-z0-9]{20,}"),  # Groq, Replicate, Perplexity, xAI
+    ("sk-", r"(?=[\w-]{0,256}[0-9])[\w-]{16,}"),  # OpenAI, Anthropic
+    ("sk_live_ sk_test_ rk_live_ rk_test_ pk_live_ pk_test_", r"\w{10,}"),  # Stripe
+    ("whsec_", r"\w{16,}"),
+    ("xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs- xapp-", r"[\w-]{10,}"),  # Slack
+    ("AKIA ASIA", r"[0-9A-Z]{16}"),  # AWS
+    ("npm_", r"[A-Za-z0-9]{30,}"),
+    ("pypi-", r"[\w-]{40,}"),
+    ("SG.", r"[\w-]{16,64}\.[\w-]{16,}"),  # SendGrid
+    ("doo_v1_ dop_v1_ dor_v1_", r"[0-9a-f]{32,}"),  # DigitalOcean
+    ("dapi", r"[0-9a-f]{32}"),  # Databricks
+    ("hvs.", r"[\w-]{20,}"),  # HashiCorp Vault
+    ("shpat_ shpca_ shppa_ shpss_", r"[0-9a-fA-F]{32}"),  # Shopify
+    ("ATATT3", r"[\w=-]{20,}"),  # Atlassian
+    ("lin_api_ ntn_", r"\w{20,}"),  # Linear, Notion
+    ("AGE-SECRET-KEY-1", r"[0-9A-Z]{20,}"),
+    ("eyJ", r"[\w-]{5,1024}\.[\w-]{5,}(?:\.[\w-]*)*"),  # JWT
 )
 # No pattern may scan to the end of the text from each of many positions: lookahead is bounded.
-_FORMS = re.compile(
-    r"-----BEGIN [A-Z0-9 ]{1,40}-----.*?(?:-----END [A-Z0-9 ]{1,40}-----|\Z)"
-    r"|(?<![A-Za-z0-9])(?:"
-    r"AIza[\w-]{30,}"  # Google API key
-    r"|ya29\.[\w.-]{10,}|1//0[\w-]{20,}"  # Google access token, refresh token
-    r"|GOCSPX-[\w-]{10,}"  # Google client secret
-    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"  # GitHub
-    r"|gl(?:pat|ptt|dt|rt|soat|cbt|ft|imt|agent)-[\w-]{16,}"  # GitLab
-    r"|hf_[A-Za-z0-9]{20,}"  # Hugging Face
-    r"|wandb_v1_\w{20,}|lsv2_(?:pt|sk)_\w{16,}|nvapi-[\w-]{20,}|gsk_[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{20,}"
-    r"|pplx-[A-Za-z0-9]{20,}|xai-[A-Za-z0-9]{20,}"  # W&B, LangSmith, NVIDIA, Groq, Replicate, Perplexity, xAI
-    r"|sk-(?=[\w-]{0,256}[0-9])[\w-]{16,}"  # OpenAI, Anthropic
-    r"|[srp]k_(?:live|test)_\w{10,}|whsec_\w{16,}"  # Stripe
-    r"|xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{10,}"  # Slack
-    r"|(?:AKIA|ASIA)[0-9A-Z]{16}"  # AWS
-    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{40,}"  # npm, PyPI
-    r"|SG\.[\w-]{16,64}\.[\w-]{16,}"  # SendGrid
-    r"|do[opr]_v1_[0-9a-f]{32,}|dapi[0-9a-f]{32}|hvs\.[\w-]{20,}|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"
-    r"|ATATT3[\w=-]{20,}|lin_api_\w{20,}|ntn_\w{20,}|AGE-SECRET-KEY-1[0-9A-Z]{20,}"
-    r"|eyJ[\w-]{5,1024}\.[\w-]{5,}(?:\.[\w-]*)*"  # JWT
-    r")",
-    re.DOTALL,
+_PEM_BLOCK = re.compile(r"-----BEGIN [A-Z0-9 ]{1,40}-----.*?(?:-----END [A-Z0-9 ]{1,40}-----|\Z)", re.DOTALL)
+_KNOWN_KEY = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    + "|".join(f"(?:{'|'.join(map(re.escape, starts.split()))}){rest}" for starts, rest in _KNOWN_KEYS)
+    + ")"
 )
 _BEARER = re.compile(r"\b(bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 # A password may have an unescaped "@": up to the last one before the path.
@@ -67,7 +73,11 @@ _URL_SECRET = re.compile(
     re.IGNORECASE,
 )
 _USER_FLAG = re.compile(r"""(?<!\S)(-u|--user|--proxy-user)(\s+|=)([^\s:"']+:)[^\s"']+""")  # curl -u bob:hunter2
-_BARE_WORD = re.compile(r"\b(login\s+\S{1,256}\s+password\s+|sshpass\s+-p\s*|identified\s+by\s+)(\S+)", re.IGNORECASE)
+_BARE_WORD = re.compile(  # .netrc, sshpass, and SQL's users; prose has "identified by", too
+    r"\b(login\s+\S{1,256}\s+password\s+|sshpass\s+-p\s*|(?:user|role|to)\s+\S{1,256}\s+identified\s+by\s+"
+    r"""|identified\s+by\s+(?=\\{0,15}["']))(\S+)""",
+    re.IGNORECASE,
+)
 _FLAG = re.compile(r"(?<![\w.-])(--?[\w-]+)(\s+)(?=[^\s-])")
 # The key alone: its value may be another key, as in "ValueError: password=..." or "https://h:80/?token=...".
 _ASSIGNED = re.compile(r"""(?<![\w.-])([\w.-]+)\\{0,15}["']?\]?\s*(=>|[:=](?!//))[ \t]*""")
@@ -106,8 +116,6 @@ _LONGEST_POSSIBLE = 256  # read of a list behind a key that need not be a secret
 
 def redact_text(text: str) -> str:
     """Replace secrets in a text: see `redaction.redact_text`."""
-    if not _HINT.search(text):
-        return text
     for _ in range(8):  # A replacement may uncover the rest of a secret; almost always the second pass changes nothing.
         cleaned = _redact_once(text)
         if cleaned == text:
@@ -117,20 +125,22 @@ def redact_text(text: str) -> str:
 
 
 def _redact_once(text: str) -> str:
-    text = _FORMS.sub(REDACTED, text)
-    text = _URL_PASSWORD.sub(f"{REDACTED}@", text)
-    text = _URL_USER.sub(_redact_url_user, text)
-    text = _GO_DSN.sub(rf"\1{REDACTED}@", text)
-    text = _URL_SECRET.sub(lambda match: f"{match[1] or match[2]}{REDACTED}", text)
-    text = _USER_FLAG.sub(rf"\1\2\3{REDACTED}", text)
-    text = _BARE_WORD.sub(lambda match: f"{match[1]}{_in_place_of(match[2])}", text)
-    text = _BEARER.sub(rf"\1{REDACTED}", text)
-    text = _replace_values(text, _ASSIGNED, _assigned_value)
-    text = _replace_values(text, _NAME_AND_VALUE, _named_value)
-    text = _replace_values(text, _VALUE_AND_NAME, _value_before_name)
-    text = _replace_values(text, _KEY_AND_SPACE, _spaced_value)
-    text = _replace_values(text, _PAIR, _paired_value)
-    return _replace_values(text, _FLAG, _flag_value)
+    folded = text.casefold()  # To search it for all the hints takes a tenth of the time of one pattern of them.
+    for hints, pattern, replacement in _RULES:
+        if any(hint in folded for hint in hints):
+            text = pattern.sub(replacement, text)
+    if any(part in folded for part in _PARTS_OF_KEYS):
+        text = _replace_values(text, _ASSIGNED, _assigned_value)
+        text = _replace_values(text, _NAME_AND_VALUE, _named_value)
+        text = _replace_values(text, _VALUE_AND_NAME, _value_before_name)
+        text = _replace_values(text, _KEY_AND_SPACE, _spaced_value)
+        text = _replace_values(text, _PAIR, _paired_value)
+        text = _replace_values(text, _FLAG, _flag_value)
+    return text
+
+
+def _redact_bare_word(match: re.Match[str]) -> str:
+    return f"{match[1]}{_in_place_of(match[2])}"
 
 
 def _redact_url_user(match: re.Match[str]) -> str:
@@ -138,6 +148,26 @@ def _redact_url_user(match: re.Match[str]) -> str:
     is_web = scheme.lower().endswith(("http://", "https://"))
     keep = user == "git" or REDACTED in user or not (is_web or resembles_secret(user))
     return match.group() if keep else f"{scheme}{REDACTED}@"
+
+
+_Replacement = str | Callable[["re.Match[str]"], str]
+# In this order. The hints are in lower case: a text without any of them has no match, and most texts have none at all.
+_RULES: Final[tuple[tuple[Sequence[str], re.Pattern[str], _Replacement], ...]] = (
+    (["-----begin "], _PEM_BLOCK, REDACTED),
+    ([start.casefold() for starts, _ in _KNOWN_KEYS for start in starts.split()], _KNOWN_KEY, REDACTED),
+    (["://"], _URL_PASSWORD, f"{REDACTED}@"),
+    (["://"], _URL_USER, _redact_url_user),
+    (["@tcp(", "@unix("], _GO_DSN, rf"\1{REDACTED}@"),
+    (["://", "sig=", "signature="], _URL_SECRET, rf"\1\2{REDACTED}"),
+    (["-u"], _USER_FLAG, rf"\1\2\3{REDACTED}"),
+    (["login", "sshpass", "identified"], _BARE_WORD, _redact_bare_word),
+    (["bearer"], _BEARER, rf"\1{REDACTED}"),
+)
+# Each key that `_secret_keys` takes for that of a secret has one of these.
+_PARTS_OF_KEYS: Final = (
+    *("pass", "pw", "secret", "token", "credential", "auth", "key", "cookie", "bearer", "signature", "sess", "dsn"),
+    *("hook", "jwt", "pat"),
+)
 
 
 # --- Values behind keys -----------------------------------------------------------------------------------
