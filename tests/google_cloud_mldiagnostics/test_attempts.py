@@ -42,7 +42,7 @@ def joined(
         token=token,
         number=number,
         now=LATER,
-        is_alive=lambda process, _: process["pid"] in alive,
+        is_alive=lambda process: process["pid"] in alive,
     )
     joined = change(copy.deepcopy(run))
     assert joined is not None

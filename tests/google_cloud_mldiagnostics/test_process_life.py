@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics._run_state.attempts import Member
 from google_cloud_mldiagnostics._run_state.process_life import is_alive
 from ml_diagnostics_common.processes import pid_namespace, start_mark
 
-HERE = Member("here", 0, os.getpid(), start_mark(os.getpid()))
+HERE = "here"
 UPDATED = "2026-03-10T01:02:03Z"
 UPDATED_NS = 1_773_104_523 * 10**9
 

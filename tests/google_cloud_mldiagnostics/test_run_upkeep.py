@@ -22,13 +22,13 @@ from . import run_programs as programs
 
 def test_software_is_collected_once_and_devices_are_polled_with_growing_delays() -> None:
     ended = programs.run("""
-        from google_cloud_mldiagnostics._run import start as beginning
+        from google_cloud_mldiagnostics._configs import system_configs
         from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._HARDWARE_SECONDS = 0.02
         asked = {"software": [], "hardware": []}
-        software, hardware = beginning.collect_software, beginning.collect_hardware
-        beginning.collect_software = lambda *a: asked["software"].append(time.monotonic()) or software(*a)
-        beginning.collect_hardware = lambda: asked["hardware"].append(time.monotonic()) or hardware()
+        software, hardware = system_configs.collect_software, system_configs.collect_hardware
+        system_configs.collect_software = lambda *a: asked["software"].append(time.monotonic()) or software(*a)
+        system_configs.collect_hardware = lambda: asked["hardware"].append(time.monotonic()) or hardware()
         start_run()
         while len(asked["hardware"]) < 7:
             time.sleep(0.01)
@@ -85,7 +85,7 @@ def test_a_profile_that_cannot_be_written_is_not_blamed_on_a_control_plane(
     active.registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
     run.finish()
     wait_until(lambda: "the disk is full" in caplog.text)
-    assert "keeper" not in caplog.text
+    assert "control plane" not in caplog.text
 
 
 # --- Two processes with the same index ----------------------------------------------------------------

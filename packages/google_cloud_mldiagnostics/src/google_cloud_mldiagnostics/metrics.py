@@ -261,10 +261,10 @@ def _record_any(
 ) -> None:
     if value is _MISSING:
         raise RecordingError("expected at least one value, got an empty mapping")
-    metric = recorded.metric(_name(name))
+    shown = _name(name)
+    metric = recorded.metric(shown)
     host = {"hostname": recorded.run.host, "process_index": str(recorded.run.process_index)} if on_all_hosts else {}
     details = _details(host, labels)
-    shown = _name(name)
     given = _timestamp(timestamp)
     fetch_value, fetch_step = device_values.fetch_of(value), device_values.fetch_of(step)
     if fetch_value is None and fetch_step is None:

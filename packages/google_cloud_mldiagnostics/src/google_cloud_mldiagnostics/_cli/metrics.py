@@ -56,11 +56,11 @@ class MetricsCommand:
             values_as_dict,
         )
         from google_cloud_mldiagnostics._reading.metric_series import MetricSeries
-        from google_cloud_mldiagnostics._reading.run_source import run_id_of
+        from google_cloud_mldiagnostics.control_plane import resource_id
 
         source = run_source(options, console)
         run = source.find(options.run)
-        run_id = run_id_of(run)
+        run_id = resource_id(run)
         series = MetricSeries()
         for batch in source.entries.of_metrics(run, options.names):
             series.add(batch)

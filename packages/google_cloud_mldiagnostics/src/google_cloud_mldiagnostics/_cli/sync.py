@@ -99,7 +99,7 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
     from google_cloud_mldiagnostics._cli.run_sync import arrived, profile_files, send_profiles, send_sessions
     from google_cloud_mldiagnostics._profiling.locations import session_folder
     from google_cloud_mldiagnostics._profiling.sessions import hosts_of
-    from google_cloud_mldiagnostics._reading.run_source import run_id_of
+    from google_cloud_mldiagnostics.control_plane import resource_id
 
     folder = local.control_plane.folder(run_id)
     staging = folder / "staged"
@@ -115,12 +115,12 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
     sent: ProfilesSent = send_profiles(
         files, logdir, staging=staging, on_start=lambda name: console.notify(f"sending {name}")
     )
-    kept = {run_id_of(session): session for session in local.control_plane.list_sessions(run_id)}
+    kept = {resource_id(session): session for session in local.control_plane.list_sessions(run_id)}
     there = {name: arrived(kept[name], hosts_of(session_folder(logdir, name))) for name in sent.sessions & kept.keys()}
     sessions = [there.get(session_id, session) for session_id, session in kept.items()]
     updated = send_sessions(run_id, sessions, logdir, sent.sessions, cloud.control_plane)
     for session in sessions:
-        session_id = run_id_of(session)
+        session_id = resource_id(session)
         was_here = str(session.get("storageFolderUri", "")).startswith(str(staging))
         if session_id in there and (was_here or session is not kept[session_id]):
             moved = {**session, "storageFolderUri": session_folder(logdir, session_id)}

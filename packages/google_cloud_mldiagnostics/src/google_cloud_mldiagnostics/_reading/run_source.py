@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ml_diagnostics_common.entry import COMPANION_LOG_ID, LogEntry, parse_timestamp
+from ml_diagnostics_common.entry import COMPANION_LOG_ID, LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory, identity
 from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 
 from google_cloud_mldiagnostics._entries import LOG_ID, PROCESS, SESSION
-from google_cloud_mldiagnostics._reading.run_history import RunHistory
+from google_cloud_mldiagnostics._reading.run_history import RunHistory, time_ns
 from google_cloud_mldiagnostics._reading.run_view import RunView, State, phase_of, view_run
 from google_cloud_mldiagnostics._run_state.attempts import has_unseen_exit
-from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
+from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource, resource_id
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
 
 if TYPE_CHECKING:
     from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
     from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 
-__all__ = ["CloudSource", "LocalSource", "RunEntries", "RunSource", "run_id_of"]
+__all__ = ["CloudSource", "LocalSource", "RunEntries", "RunSource"]
 
 Batches = Iterator[list[LogEntry]]
 
@@ -101,7 +101,7 @@ class RunEntries:
                 LOG_ID,
                 root=self._root,
                 cloud=self._cloud,
-                resource_labels={"node_id": {run_id_of(run) for run in runs}},
+                resource_labels={"node_id": {resource_id(run) for run in runs}},
                 queries=queries,
                 start_ns=min(map(_since_ns, runs)) or None,
             )
@@ -119,17 +119,9 @@ class RunEntries:
             yield batch
 
 
-def run_id_of(run: Resource) -> str:
-    """Return the id in a run's name, which is all of it or the last part."""
-    return str(run.get("name", "")).rpartition("/")[2]
-
-
 def _since_ns(run: Resource) -> int:
     """Return when the first entries of a run may have been recorded, in ns since 1970."""
-    try:
-        return max(0, parse_timestamp(str(run.get("createTime", ""))) - _SYNC_DELAY_NS)
-    except ValueError:
-        return 0
+    return max(0, (time_ns(run.get("createTime")) or 0) - _SYNC_DELAY_NS)
 
 
 def _namespaces(*names: str) -> str:
@@ -179,18 +171,18 @@ class RunSource:
             if name == _LAST:
                 found = list(itertools.islice(runs, 1))
             else:
-                found = [run for run in runs if run_id_of(run).startswith(name)]
+                found = [run for run in runs if resource_id(run).startswith(name)]
             if not found:
                 raise
             if len(found) == 1:
                 return found[0]
-        names = ", ".join(run_id_of(run) for run in found[:_NAMES_SHOWN])
+        names = ", ".join(resource_id(run) for run in found[:_NAMES_SHOWN])
         raise RunNotFoundError(f"{len(found)} runs start with {name!r}; give more of its id: {names}", code=404)
 
     def view(self, run: Resource, history: RunHistory) -> RunView:
         """Return a run as it is shown, after its entries were read; report what could not be read."""
         try:
-            sessions = list(self.control_plane.list_sessions(run_id_of(run)))
+            sessions = list(self.control_plane.list_sessions(resource_id(run)))
         except ControlPlaneError as error:
             sessions = []
             self._report(f"only profiles that processes recorded are shown: {error}")
@@ -214,7 +206,7 @@ class RunSource:
             ControlPlaneError: The request to the control plane failed.
         """
         runs = list(itertools.islice(self.control_plane.list_runs(group), limit))
-        histories = {run_id_of(run): RunHistory() for run in runs}
+        histories = {resource_id(run): RunHistory() for run in runs}
         is_open = [run for run in runs if phase_of(run) is State.ACTIVE or has_unseen_exit(run)]
         for batch in self.entries.signs_of_life(is_open):
             by_run: dict[str, list[LogEntry]] = defaultdict(list)
@@ -228,7 +220,7 @@ class RunSource:
                         history.add(entries)
         self.report_unread()
         now_ns = time.time_ns()
-        return [view_run(run, histories[run_id_of(run)], now_ns=now_ns, is_gone=self._is_gone) for run in runs]
+        return [view_run(run, histories[resource_id(run)], now_ns=now_ns, is_gone=self._is_gone) for run in runs]
 
     def report_unread(self) -> None:
         """Report what could not be read, if anything."""
@@ -259,11 +251,10 @@ class LocalSource(RunSource):
         self.entries = RunEntries(self.root, None, report)
 
     def _is_gone(self, process: Mapping[str, Any]) -> bool:
-        from google_cloud_mldiagnostics._run_state.attempts import Member
         from google_cloud_mldiagnostics._run_state.process_life import is_alive, is_visible
 
-        here = Member(identity().host, 0, 0, "")
-        return is_visible(process, here) and not is_alive(process, here)
+        host = identity().host
+        return is_visible(process, host) and not is_alive(process, host)
 
 
 class CloudSource(RunSource):

@@ -27,7 +27,7 @@ from google_cloud_mldiagnostics._reading.run_history import (
 )
 from google_cloud_mldiagnostics._reading.session_view import SessionView, view_sessions
 from google_cloud_mldiagnostics._run_state.attempts import END_NOT_RECORDED, is_end_missing
-from google_cloud_mldiagnostics.control_plane import Resource
+from google_cloud_mldiagnostics.control_plane import Resource, resource_id
 
 __all__ = [
     "SILENT_SECONDS",
@@ -209,7 +209,7 @@ def view_run(
     signs_ns = [process.last_sign_ns for attempt in attempts for process in attempt.processes]
     ended_ns = time_ns(resource.get("endTime")) or (last.ended_ns if last is not None else None)
     return RunView(
-        run_id=str(resource.get("name", "")).rpartition("/")[2],
+        run_id=resource_id(resource),
         display_name=str(resource.get("displayName", "")),
         group=str(resource.get("runSet", "")),
         state=state,

@@ -16,7 +16,7 @@ from google_cloud_mldiagnostics._reading.run_history import (
     number,
     time_ns,
 )
-from google_cloud_mldiagnostics.control_plane import Resource
+from google_cloud_mldiagnostics.control_plane import Resource, resource_id
 
 __all__ = ["HostProfile", "SessionView", "view_sessions"]
 
@@ -129,7 +129,7 @@ def _kept(resource: Resource, *, is_over: bool) -> SessionView:
     kind = str(resource.get("kind", "")).removeprefix("KIND_").lower()
     started_ns = [time_ns(target.get("startTime")) for target in targets.values()]
     return SessionView(
-        session_id=str(resource.get("name", "")).rpartition("/")[2],
+        session_id=resource_id(resource),
         kind={"snapshot": "on_demand"}.get(kind, kind),
         folder=str(resource.get("storageFolderUri", "")),
         started_ns=earliest([*started_ns, time_ns(resource.get("createTime"))]),

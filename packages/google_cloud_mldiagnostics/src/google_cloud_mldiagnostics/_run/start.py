@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -137,7 +138,8 @@ class RunStart:
                 new = attempts.new_run(resource, member, token=token, number=number, now=now)
                 kept = self.local.create_run(run_id, new)
             except RunExistsError:
-                join = attempts.join(resource, member, token=token, number=number, now=now, is_alive=is_alive)
+                is_alive_here = functools.partial(is_alive, host=member.host)
+                join = attempts.join(resource, member, token=token, number=number, now=now, is_alive=is_alive_here)
                 kept = self.local.update_run(run_id, join)
         except ControlPlaneError as error:
             warn_folder_failed(run_id, error)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from google_cloud_mldiagnostics.control_plane import Change, Resource
 
 __all__ = [
+    "ENDED",
     "END_NOT_RECORDED",
     "Member",
     "end",
@@ -46,7 +47,8 @@ END_NOT_RECORDED: Final = "exited without recording its end: it was killed, or c
 """Stored in runs as a reason, which `is_end_missing` recognises."""
 
 _STORED_BY_EARLIER_RELEASES: Final = "ended without a word: it was killed, or called os._exit"
-_ENDED = ("COMPLETED", "FAILED")
+ENDED: Final = ("COMPLETED", "FAILED")
+"""The phases of a run, an attempt or a process that has ended."""
 
 
 class Member(NamedTuple):
@@ -85,7 +87,7 @@ def join(
     token: str,
     number: int,
     now: str,
-    is_alive: Callable[[Mapping[str, Any], Member], bool],
+    is_alive: Callable[[Mapping[str, Any]], bool],
 ) -> Change:
     """Return how a process joins an existing run: its last attempt, or by starting another.
 
@@ -95,8 +97,7 @@ def join(
         token: The token of the attempt; empty if the environment has none.
         number: The least that another attempt's is.
         now: RFC 3339.
-        is_alive: Whether a process of the last attempt, given with the run's `updateTime`, still runs, as far as the
-            member knows.
+        is_alive: Return True if a process of the last attempt, given with the run's `updateTime`, still runs.
     """
 
     def change(kept: Resource) -> Resource:
@@ -105,10 +106,10 @@ def join(
         if last is None:
             return _with_attempt(merged, _attempt(number, token, member, now))
         update_time = kept.get("updateTime")
-        if _belongs(member, token, last, lambda process: is_alive({**process, "updateTime": update_time}, member)):
+        if _belongs(member, token, last, lambda process: is_alive({**process, "updateTime": update_time})):
             last["processes"] = [*_others(last, member), _process(member, now)]
             return merged
-        if last.get("phase") not in _ENDED:
+        if last.get("phase") not in ENDED:
             last |= {"phase": "FAILED", "endTime": now, "reason": END_NOT_RECORDED}
             _end_silent(last, now)
         number_after = max(number, int(last.get("number", 0)) + 1)
@@ -135,7 +136,7 @@ def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
         if attempt is None:
             return None
         for process in attempt["processes"]:
-            if member.is_in(process) and process.get("phase") not in _ENDED:
+            if member.is_in(process) and process.get("phase") not in ENDED:
                 process |= {"phase": phase, "endTime": now} | ({"reason": reason} if reason else {})
         if attempt.get("phase") == "FAILED":
             return kept
@@ -143,8 +144,8 @@ def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
         if phase == "COMPLETED" and "FAILED" in phases:
             return kept
         first = [process.get("phase") for process in attempt["processes"] if process.get("process_index") == 0]
-        has_first_ended = member.process_index == 0 and all(other in _ENDED for other in first)
-        if phase == "FAILED" or has_first_ended or all(other in _ENDED for other in phases):
+        has_first_ended = member.process_index == 0 and all(other in ENDED for other in first)
+        if phase == "FAILED" or has_first_ended or all(other in ENDED for other in phases):
             attempt |= {"phase": phase, "endTime": now, "reason": reason}
             if attempt is last_attempt(kept):
                 kept |= {"runPhase": phase, "endTime": now}
@@ -169,7 +170,7 @@ def is_end_missing(reason: object) -> bool:
 def is_active(run: Resource, member: Member) -> bool:
     """Return True if a process has joined the run, and its end is not recorded."""
     return any(
-        member.is_in(process) and process.get("phase") not in _ENDED
+        member.is_in(process) and process.get("phase") not in ENDED
         for attempt in _attempts(run)
         for process in attempt.get("processes") or ()
     )
@@ -178,7 +179,7 @@ def is_active(run: Resource, member: Member) -> bool:
 def is_shared(run: Resource, member: Member) -> bool:
     """Return True if a process has joined an attempt in which another active one has the same index."""
     return any(
-        process.get("process_index") == member.process_index and process.get("phase") not in _ENDED
+        process.get("process_index") == member.process_index and process.get("phase") not in ENDED
         for process in _others(last_attempt(run) or {}, member)
     )
 
@@ -240,14 +241,14 @@ def _belongs(
     member: Member, token: str, attempt: Mapping[str, Any], is_alive: Callable[[Mapping[str, Any]], bool]
 ) -> bool:
     """Return True if a process belongs to the attempt: by its token, or as others are alive and none has its index."""
-    if attempt.get("phase") in _ENDED and (not token or attempt.get("token") != token):
+    if attempt.get("phase") in ENDED and (not token or attempt.get("token") != token):
         return False
     namesakes = [
         process
         for process in attempt.get("processes") or ()
         if (process.get("hostname"), process.get("process_index")) == (member.host, member.process_index)
     ]
-    going_on = [process for process in namesakes if process.get("phase") not in _ENDED]
+    going_on = [process for process in namesakes if process.get("phase") not in ENDED]
     if namesakes:
         # One that lives was not started again: two have the same index, as a trainer and its evaluator.
         is_same_life = not token or token == attempt.get("token")
@@ -267,7 +268,7 @@ def _others(attempt: Mapping[str, Any], member: Member) -> list[dict[str, Any]]:
 
 def _end_silent(attempt: Mapping[str, Any], now: str) -> None:
     for process in attempt.get("processes") or ():
-        if process.get("phase") not in _ENDED:
+        if process.get("phase") not in ENDED:
             process |= {"phase": "FAILED", "endTime": now, "reason": END_NOT_RECORDED}
 
 

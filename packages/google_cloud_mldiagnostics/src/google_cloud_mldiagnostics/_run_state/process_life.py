@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.processes import pid_namespace, start_mark
-
-if TYPE_CHECKING:
-    from google_cloud_mldiagnostics._run_state.attempts import Member
 
 __all__ = ["is_alive", "is_visible", "own_mark"]
 
@@ -24,21 +21,21 @@ def own_mark() -> str:
     return f"{start_mark(os.getpid())}@{pid_namespace()}"
 
 
-def is_visible(process: Mapping[str, Any], here: Member) -> bool:
-    """Return True if a process of a run can be looked up by its pid here: on this host, and in this container."""
+def is_visible(process: Mapping[str, Any], host: str) -> bool:
+    """Return True if a process of a run can be found by its pid: it runs on this host, and in this container."""
     namespace = str(process.get("started") or "").partition("@")[2]
-    return process.get("hostname") == here.host and namespace in ("", pid_namespace())
+    return process.get("hostname") == host and namespace in ("", pid_namespace())
 
 
-def is_alive(process: Mapping[str, Any], here: Member, *, now_ns: int | None = None) -> bool:
+def is_alive(process: Mapping[str, Any], host: str, *, now_ns: int | None = None) -> bool:
     """Return True if a process of a run still runs.
 
     Args:
         process: As the run's folder has it, and the run's `updateTime`.
-        here: A process of this host, which knows only those of its own host; others live while the folder changes.
+        host: This host's name. A process of another host is alive as long as the folder changes.
         now_ns: The time, in ns since 1970; None for now.
     """
-    if not is_visible(process, here):
+    if not is_visible(process, host):
         try:
             changed_ns = parse_timestamp(str(process.get("updateTime")))
         except ValueError:

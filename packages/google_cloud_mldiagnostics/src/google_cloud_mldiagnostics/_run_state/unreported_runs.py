@@ -18,7 +18,7 @@ from ml_diagnostics_common.files import read_regular
 from ml_diagnostics_common.guard import LOSSES, job_logger, warn_once
 from ml_diagnostics_common.worker import start
 
-from google_cloud_mldiagnostics._run_state.attempts import Member, last_attempt
+from google_cloud_mldiagnostics._run_state.attempts import ENDED, last_attempt
 from google_cloud_mldiagnostics._run_state.mirroring import as_cloud_run, attempt_of, mirrored
 from google_cloud_mldiagnostics._run_state.process_life import is_alive
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
@@ -41,7 +41,6 @@ _MOST_BYTES: Final = 4096
 _MOST_MARKERS: Final = 200
 _MOST_RUNS = 20
 _MOST_SECONDS = 60.0
-_ENDED: Final = ("COMPLETED", "FAILED")
 
 
 class UnreportedRuns:
@@ -114,7 +113,7 @@ class UnreportedRuns:
             with contextlib.suppress(OSError, ControlPlaneError):
                 if read_regular(path, _MOST_BYTES) == self._address.encode("utf-8", "backslashreplace"):
                     run = self._local.get_run(path.parent.name)
-                    if run.get("runPhase") in _ENDED and not _has_live_process(run):
+                    if run.get("runPhase") in ENDED and not _has_live_process(run):
                         yield {**run, "name": path.parent.name}
 
     def _markers(self) -> list[Path]:
@@ -130,9 +129,9 @@ class UnreportedRuns:
 
 def _has_live_process(run: Resource) -> bool:
     """Return True if a process of the last attempt still runs and has not recorded its end."""
-    here, update_time = Member(identity().host, 0, 0, ""), run.get("updateTime")
+    host, update_time = identity().host, run.get("updateTime")
     return any(
-        process.get("phase") not in _ENDED and is_alive({**process, "updateTime": update_time}, here)
+        process.get("phase") not in ENDED and is_alive({**process, "updateTime": update_time}, host)
         for process in (last_attempt(run) or {}).get("processes") or ()
     )
 

@@ -19,6 +19,7 @@ __all__ = [
     "Resource",
     "find_google",
     "find_self_hosted",
+    "resource_id",
 ]
 
 Resource: TypeAlias = dict[str, Any]
@@ -29,6 +30,11 @@ Change: TypeAlias = Callable[[Resource], "Resource | None"]
 
 It is called again if another process changed the run first.
 """
+
+
+def resource_id(resource: Mapping[str, Any]) -> str:
+    """Return the id in the name of a run or a session, which is all of it or the last part."""
+    return str(resource.get("name", "")).rpartition("/")[2]
 
 
 class ControlPlane(Protocol):

@@ -20,7 +20,7 @@ from ml_diagnostics_common.backoff import Backoff, EndlessListError, PageTokens
 from ml_diagnostics_common.environment import require_secure, secure_endpoint
 from ml_diagnostics_common.failures import Kind, RemoteError, classify, status_error
 
-from google_cloud_mldiagnostics.control_plane import Change, Resource
+from google_cloud_mldiagnostics.control_plane import Change, Resource, resource_id
 from google_cloud_mldiagnostics.control_plane._requests import Call, Caller, NotYetError, request_json
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneError,
@@ -357,7 +357,7 @@ class GoogleControlPlane:
 def _as_resource(kept: Resource) -> Resource:
     """Return a resource of the API with its id as the name, and without the endTime of a run that has not ended."""
     resource = {name: value for name, value in kept.items() if name != "@type"}
-    resource["name"] = str(kept.get("name", "")).rpartition("/")[2]
+    resource["name"] = resource_id(kept)
     if str(kept.get("endTime", "")).startswith(_NOT_YET):
         del resource["endTime"]
     return resource
