@@ -170,7 +170,7 @@ def _assert_ended(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("errors", "kind"),
     [
-        ("error: open /root/.kube/config: permission denied", CommandError),
+        ("error: open /etc/kubernetes/admin.conf: permission denied", CommandError),
         ('exec: "python3": permission denied', CommandError),
         ('Error from server (Forbidden): pods is forbidden: User "me" cannot list resource', NotPermittedError),
         ("error: You must be logged in to the server (Unauthorized)", NotPermittedError),
