@@ -15,8 +15,7 @@ import pytest
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_testing.faults import Delay, Hang
 from xprofiler import __version__
-from xprofiler.cli import COMMAND_NAMES, flags_for_gcloud, main, split_arguments
-from xprofiler.waiting import notify_if_slow
+from xprofiler.cli import COMMAND_NAMES, flags_for_gcloud, main, notify_if_slow, split_arguments
 
 from ..loopback.compute import ComputeServer
 from ..waiting import wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Final, Protocol
 
 from ml_diagnostics_common.command.console import Console
@@ -14,7 +14,7 @@ from ml_diagnostics_common.command.program import Command, Program
 
 from xprofiler._version import __version__
 
-__all__ = ["COMMAND_NAMES", "main"]
+__all__ = ["COMMAND_NAMES", "main", "notify_if_slow"]
 
 COMMAND_NAMES: Final = ("create", "list", "delete", "connect", "capture", "serve", "summary", "register", "completion")
 """Each is a module of `commands` with a class `<Name>Command`."""
@@ -145,3 +145,30 @@ def _requests_logged(console: Console) -> AbstractContextManager[None]:
     from xprofiler.gcloud.api import log_requests
 
     return log_requests(console)
+
+
+@contextmanager
+def notify_if_slow(console: Console, text: str, after_seconds: float = 4.0) -> Iterator[None]:
+    """Print a message once if the block takes longer than a delay.
+
+    Args:
+        console: Receives the message.
+        text: The message.
+        after_seconds: The delay.
+    """
+    import threading
+
+    from ml_diagnostics_common.worker import start
+
+    is_over = threading.Event()
+
+    def notify() -> None:
+        if not is_over.wait(after_seconds):
+            with suppress(OSError):
+                console.notify(text)
+
+    start(notify, "xprofiler-notice")
+    try:
+        yield
+    finally:
+        is_over.set()

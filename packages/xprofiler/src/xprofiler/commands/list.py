@@ -43,12 +43,12 @@ class ListCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Print a row for each viewer."""
+        from xprofiler.cli import notify_if_slow
         from xprofiler.gcloud.api import GoogleApi
         from xprofiler.gcloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.viewers.finding import viewers_of
         from xprofiler.viewers.viewer import Sought, format_viewers
-        from xprofiler.waiting import notify_if_slow
 
         directories = [LogDirectory.parse(text).path for text in options.log_directory]
         sought = Sought(options.zones, directories, options.vm_name, options.filter)

@@ -1,17 +1,25 @@
-"""`xprofiler register`: create a completed run of ML Diagnostics for existing profiles."""
+"""`xprofiler register`: create a completed run of ML Diagnostics for existing profiles.
+
+API: https://github.com/googleapis/googleapis/blob/master/google/cloud/hypercomputecluster/v1alpha/machine_learning_runs.proto
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
-from ml_diagnostics_common.command.errors import DONE, UsageError
+from ml_diagnostics_common.command.errors import DONE, CommandError, TimedOutError, UsageError
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
+    from xprofiler.gcloud.api import GoogleApi
+
 __all__ = ["RegisterCommand"]
+
+_CREATION_SECONDS: Final = 120.0
 
 _REGION: Final = re.compile(r"[a-z]+(-[a-z]+)*-[a-z]+[0-9]+")
 _PROJECT: Final = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,61}[a-z0-9]")
@@ -53,12 +61,11 @@ class RegisterCommand:
 
         from ml_diagnostics_common.texts import readable_id
 
+        from xprofiler.cli import notify_if_slow
         from xprofiler.gcloud.api import GoogleApi
-        from xprofiler.gcloud.ml_runs import MlRuns, console_link
         from xprofiler.gcloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.summary.profiles import find_profile
-        from xprofiler.waiting import notify_if_slow
 
         log_directory = LogDirectory.parse(options.log_directory)
         _check(options)
@@ -69,9 +76,10 @@ class RegisterCommand:
         api = GoogleApi(replace(settings, environ=environ), console)
         run_id = readable_id(options.ml_run_name, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
         console.detail(f"Registering {newest.folder}")
-        MlRuns(api, options.region).create(run_id, _run(options, log_directory.path))
-        link = console_link(options.project_id, options.region, run_id)
-        console.data(f"view the ML run at {link}")
+        parent = f"projects/{api.project}/locations/{options.region}"
+        _create(api, parent, run_id, _run(options, log_directory.path))
+        page = "https://console.cloud.google.com/cluster-director/diagnostics/details"
+        console.data(f"view the ML run at {page}/{options.region}/{run_id}?project={options.project_id}")
         return DONE
 
 
@@ -99,3 +107,50 @@ def _run(options: argparse.Namespace, path: str) -> dict[str, object]:
         "tools": [{"xprof": {}}],
         "labels": {"created_by": "xprofiler", "xprofiler_version": __version__.replace(".", "-")},
     }
+
+
+def _create(api: GoogleApi, parent: str, run_id: str, run: Mapping[str, Any]) -> None:
+    """Create a run, and wait until it exists.
+
+    If the first answer did not arrive and the retry finds that the run exists, it is ours if its fields are equal.
+
+    Raises:
+        NotPermittedError: The credentials lack a permission.
+        TimedOutError: The run does not exist yet; it may still be created.
+        UsageError: Another run has this id.
+        CommandError: The run could not be created.
+    """
+    from ml_diagnostics_common.failures import Kind, classify
+
+    doing = f"create the run {run_id}"
+    runs = api.hypercomputecluster.projects().locations().machineLearningRuns()
+    request = runs.create(parent=parent, body={**run, "name": run_id}, machine_learning_run_id=run_id)
+    try:
+        operation = api.execute(request, doing, is_repeatable=True)
+    except CommandError as error:
+        if classify(error).kind is not Kind.CONFLICT:
+            raise
+        existing = api.execute(runs.get(name=f"{parent}/machineLearningRuns/{run_id}"), f"read the run {run_id}")
+        if any(existing.get(field) != run[field] for field in ("displayName", "runSet", "artifacts")):
+            raise UsageError(f"{error}; choose another name") from error
+    else:
+        _wait(api, operation, doing)
+
+
+def _wait(api: GoogleApi, operation: Mapping[str, Any], doing: str) -> None:
+    """Wait until an operation is done."""
+    import time
+
+    from ml_diagnostics_common.backoff import Backoff
+
+    if "/operations/" not in str(operation.get("name", "")):
+        return  # The run itself.
+    operations = api.hypercomputecluster.projects().locations().operations()
+    deadline, backoff = time.monotonic() + _CREATION_SECONDS, Backoff(0.1, 5.0)
+    while not operation.get("done"):
+        if time.monotonic() >= deadline:
+            raise TimedOutError(f"could not {doing} within {_CREATION_SECONDS:g} s; it may still be created")
+        time.sleep(backoff.failed())
+        operation = api.execute(operations.get(name=operation["name"]), doing)
+    if operation.get("error"):
+        raise CommandError(f"could not {doing}: {operation['error'].get('message', operation['error'])}")

@@ -66,8 +66,8 @@ class ServeCommand:
 
 
 def _report_profiles(path: str, console: Console) -> None:
+    from xprofiler.cli import notify_if_slow
     from xprofiler.summary.profiles import find_profiles
-    from xprofiler.waiting import notify_if_slow
 
     with notify_if_slow(console, f"Waiting for an answer about {path} ..."):
         profiles = find_profiles(path)

@@ -42,6 +42,7 @@ class SummaryCommand:
 
         from ml_diagnostics_common.command.plotting import require_matplotlib
 
+        from xprofiler.cli import notify_if_slow
         from xprofiler.log_directory import LogDirectory
         from xprofiler.summary.converters import temporary_folder
         from xprofiler.summary.private_copy import PrivateCopy
@@ -49,7 +50,6 @@ class SummaryCommand:
         from xprofiler.summary.reading import summarized
         from xprofiler.summary.summary import Operation
         from xprofiler.summary.text import as_dict, format_summary
-        from xprofiler.waiting import notify_if_slow
 
         if options.plot:
             require_matplotlib("cloud-diagnostics-xprof")
