@@ -11,8 +11,14 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.command.console import Console
-from ml_diagnostics_common.command.errors import CommandError, NotFoundError, NotPermittedError, UsageError
-from ml_diagnostics_common.exceptions import ObjectNotFoundError
+from ml_diagnostics_common.command.errors import (
+    NOT_PERMITTED,
+    CommandError,
+    NotFoundError,
+    UsageError,
+    exit_code_of,
+)
+from ml_diagnostics_common.exceptions import ObjectNotFoundError, StorageError
 from ml_diagnostics_common.storage import GoogleCloudStorage, LocalStorage
 from ml_diagnostics_common.xplane import read_xplane, summary_of
 from ml_diagnostics_testing._xspace import message, xspace
@@ -90,8 +96,9 @@ def test_a_user_without_read_access_to_the_bucket_cannot_capture_to_it(
     cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
 ) -> None:
     cloud_storage_server.faults.always(Status(403), on="list")
-    with pytest.raises(NotPermittedError, match="may not"), reserved("gs://bucket/run", bucket, _MOMENT):
+    with pytest.raises(StorageError, match="may not") as raised, reserved("gs://bucket/run", bucket, _MOMENT):
         pass
+    assert exit_code_of(raised.value) == NOT_PERMITTED
 
 
 def test_a_user_with_read_access_can_capture_since_the_jobs_write(
@@ -237,11 +244,10 @@ def test_a_profile_is_summarised_by_its_relevant_parts(
 
 
 @pytest.mark.parametrize("page", [1, 7, 4096])
-def test_parts_are_equal_to_the_whole(tmp_path: Path, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xprofiler.capture.collecting._PAGE_BYTES", page)
+def test_parts_are_equal_to_the_whole(tmp_path: Path, page: int) -> None:
     data = bytes(range(256)) * 2
     (tmp_path / "file").write_bytes(data)
-    parts = Parts(LocalStorage(), str(tmp_path / "file"))
+    parts = Parts(LocalStorage(), str(tmp_path / "file"), page)
     assert len(parts) == len(data)
     assert bytes(parts[number] for number in range(len(data))) == data
     for start, end in ((0, 0), (0, 1), (5, 20), (500, 600), (511, 512), (20, 5)):

@@ -72,7 +72,7 @@ _KEYS = st.from_regex(r"[a-z][a-z0-9_-]{0,10}", fullmatch=True)
 @given(st.dictionaries(_KEYS, _TEXT, max_size=4), st.dictionaries(_KEYS, _TEXT, max_size=4))
 @example({"a": "1,2"}, {"b": ",|;:~#--0--"})
 def test_pairs_of_the_users_join_ours_whatever_is_in_them(ours: dict[str, str], theirs: dict[str, str]) -> None:
-    extra = [] if not theirs else ["--metadata", _as_gcloud_takes_it(theirs)]
+    extra = [] if not theirs else [f"--metadata={_as_gcloud_takes_it(theirs)}"]
     argv = create_instance("vm-1", "us-central1-a", "project-1", [], {"--metadata": ours}, extra)
     (rendered,) = [word for word in argv if word.startswith("--metadata=")]
     joined = {**theirs, **ours}
@@ -92,7 +92,7 @@ def _read_as_gcloud_does(text: str) -> dict[str, str]:
 
 
 def test_a_flag_of_pairs_without_any_is_refused() -> None:
-    for extra in (["--labels", "a"], ["--labels"], ["--labels="]):
+    for extra in (["--labels=a"], ["--labels"], ["--labels="]):
         with pytest.raises(UsageError, match="--labels takes KEY=VALUE"):
             create_instance("vm-1", "us-central1-a", "project-1", [], {"--labels": {}}, extra)
 

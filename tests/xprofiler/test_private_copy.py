@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.command.errors import NotFoundError
+from ml_diagnostics_common.command.errors import NOT_FOUND, exit_code_of
+from ml_diagnostics_common.exceptions import ObjectNotFoundError
 from ml_diagnostics_testing._xspace import xspace
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from xprofiler.summary.private_copy import PrivateCopy
@@ -47,8 +48,9 @@ def test_a_deleted_object_is_reported(bucket: CloudStorageServer, tmp_path: Path
     profile = find_profile("gs://bucket/l")
     copy.add(profile)
     bucket.delete("bucket", _NAME.format("a"))
-    with pytest.raises(NotFoundError):
+    with pytest.raises(ObjectNotFoundError) as raised:
         copy.add(profile)
+    assert exit_code_of(raised.value) == NOT_FOUND
 
 
 def test_a_truncated_file_is_hidden_from_xprof(tmp_path: Path) -> None:

@@ -104,8 +104,9 @@ def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 def test_threads_that_wait_for_programs_end_with_the_block(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as threads, Programs(_console()) as programs:
-        waiting = [threads.submit(programs.run, ["sleep", "60"]) for _ in range(4)]
-        wait_until(lambda: len(programs._running) == 4)
+        argv = ["sh", "-c", f"mktemp -p {tmp_path} && exec sleep 60"]
+        waiting = [threads.submit(programs.run, argv) for _ in range(4)]
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
     assert all(future.result().exit_code < 0 for future in waiting)
 
 

@@ -7,7 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.command.errors import NotFoundError, NotPermittedError, TimedOutError, UsageError
+from ml_diagnostics_common.command.errors import (
+    NOT_FOUND,
+    NOT_PERMITTED,
+    TIMED_OUT,
+    NotFoundError,
+    UsageError,
+    exit_code_of,
+)
+from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_testing._xspace import xspace
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
@@ -118,19 +126,22 @@ def test_a_missing_or_forbidden_bucket_is_reported(
 ) -> None:
     for name, value in cloud_storage_server.environment().items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(NotFoundError, match="no-such-bucket"):
+    with pytest.raises(StorageError, match="no-such-bucket") as raised:
         find_profiles("gs://no-such-bucket/logs")
+    assert exit_code_of(raised.value) == NOT_FOUND
     cloud_storage_server.faults.always(Status(403))
-    with pytest.raises(NotPermittedError, match="test-bucket"):
+    with pytest.raises(StorageError, match="test-bucket") as raised:
         find_profiles("gs://test-bucket/logs")
+    assert exit_code_of(raised.value) == NOT_PERMITTED
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_an_unreadable_folder_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0)
     try:
-        with pytest.raises(NotPermittedError):
+        with pytest.raises(StorageError) as raised:
             find_profiles(str(tmp_path))
+        assert exit_code_of(raised.value) == NOT_PERMITTED
     finally:
         tmp_path.chmod(0o700)
 
@@ -174,8 +185,9 @@ def test_a_storage_with_invalid_answers_is_given_up(
         monkeypatch.setenv(name, value)
     cloud_storage_server.faults.always(fault)
     started = time.monotonic()
-    with pytest.raises(TimedOutError, match="did not answer well within 1 s"):
+    with pytest.raises(StorageError, match="did not answer well within 1 s") as raised:
         find_profiles("gs://test-bucket/logs", answer_seconds=1.0)
+    assert exit_code_of(raised.value) == TIMED_OUT
     assert time.monotonic() - started < 10
 
 

@@ -27,6 +27,7 @@ class Scene:
 
     def __init__(self, cloud: ViewerCloud, times: SetupTimes | None = None) -> None:
         self.now = 0.0
+        self.pauses: list[float] = []
         self.events: list[tuple[float, Callable[[], object]]] = []
         environ = cloud.environment()
         api = GoogleApi(GcloudSettings.load(environ), Console(), sleep=self.sleep)
@@ -40,7 +41,7 @@ class Scene:
             Console(),
             times or SetupTimes(),
             clock=self.clock,
-            sleep=self.sleep,
+            sleep=self.pause,
         )
 
     def clock(self) -> float:
@@ -50,6 +51,10 @@ class Scene:
         self.now += seconds
         while self.events and self.events[0][0] <= self.now:
             self.events.pop(0)[1]()
+
+    def pause(self, seconds: float) -> None:
+        self.sleep(seconds)
+        self.pauses.append(seconds)
 
     def make(self) -> None:
         self.setup.make()
@@ -147,20 +152,12 @@ def test_an_earlier_status_of_a_vm_of_that_name_is_ignored(cloud: ViewerCloud) -
 
 def test_the_first_check_is_after_two_seconds_and_none_is_later_than_the_target(cloud: ViewerCloud) -> None:
     scene = Scene(cloud, SetupTimes(startup=30.0))
-    checks: list[float] = []
     storage = cloud.compute.storage
     before = len(storage.requests)
-    original = scene.sleep
-
-    def sleep(seconds: float) -> None:
-        original(seconds)
-        checks.append(seconds)
-
-    scene.setup._sleep = sleep
     with pytest.raises(TimedOutError):
         scene.make()
-    assert checks[0] == 2.0
-    assert max(checks) <= 2.0
+    assert scene.pauses[0] == 2.0
+    assert max(scene.pauses) <= 2.0
     assert len(storage.requests) - before <= 20
 
 

@@ -1,4 +1,4 @@
-"""`python -m xprofiler`, where the command is not on the path."""
+"""Run the command as `python -m xprofiler`, if it is not on the PATH."""
 
 from __future__ import annotations
 

@@ -10,7 +10,10 @@ from ml_diagnostics_common.command.errors import UsageError
 from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.payload import decoded
 
-__all__ = ["LogDirectory"]
+__all__ = ["XPLANE_SUFFIX", "LogDirectory"]
+
+XPLANE_SUFFIX: Final = ".xplane.pb"
+"""The end of the name of a host's file; the host's name precedes it."""
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,221}")
 _UNUSABLE: Final = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029\ud800-\udfff]")

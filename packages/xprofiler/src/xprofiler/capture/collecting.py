@@ -27,7 +27,6 @@ __all__ = ["Collector", "Parts", "problem_of"]
 _READ: Final = 'wc -c < "$1" && cat "$1"'
 _REMOTE_SECONDS: Final = 600.0
 _LONGEST_NUMBER: Final = 40
-_PAGE_BYTES: Final = 1 << 16
 _IN_MEMORY: Final = 4  # Files at once: a file may have hundreds of megabytes, and is written in one piece.
 
 
@@ -155,15 +154,17 @@ class Parts:
     Args:
         storage: The storage that holds it.
         path: The object's path.
+        page_bytes: The size of a page.
 
     Raises:
         ObjectNotFoundError: The object does not exist.
         StorageError: The object cannot be read.
     """
 
-    def __init__(self, storage: Storage, path: str) -> None:
+    def __init__(self, storage: Storage, path: str, page_bytes: int = 1 << 16) -> None:
         self._storage = storage
         self._path = path
+        self._page_bytes = page_bytes
         self._size = storage.size(path)
         self._pages: dict[int, bytes] = {}
 
@@ -172,16 +173,16 @@ class Parts:
 
     def __getitem__(self, index: Any, /) -> Any:
         if not isinstance(index, slice):
-            return self._page(index // _PAGE_BYTES)[index % _PAGE_BYTES]
+            return self._page(index // self._page_bytes)[index % self._page_bytes]
         start, end, _ = index.indices(self._size)
-        first, last = start // _PAGE_BYTES, max(start, end - 1) // _PAGE_BYTES
+        first, last = start // self._page_bytes, max(start, end - 1) // self._page_bytes
         joined = b"".join(self._page(number) for number in range(first, last + 1)) if start < end else b""
-        return joined[start - first * _PAGE_BYTES : end - first * _PAGE_BYTES]
+        return joined[start - first * self._page_bytes : end - first * self._page_bytes]
 
     def _page(self, number: int) -> bytes:
         if number not in self._pages:
-            start = number * _PAGE_BYTES
-            self._pages[number] = self._storage.read_part(self._path, start, min(start + _PAGE_BYTES, self._size))
+            start = number * self._page_bytes
+            self._pages[number] = self._storage.read_part(self._path, start, min(start + self._page_bytes, self._size))
         return self._pages[number]
 
 

@@ -1,6 +1,6 @@
 """Copy bytes between standard input and output and a local port; runs on a target, as `python3 -c`.
 
-Used where no port can be forwarded. It runs on Python 3.6 and later, and needs no packages.
+Used if no port can be forwarded. It runs on Python 3.6 and later, and needs no packages.
 """
 
 import os

@@ -14,22 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ml_diagnostics_common.command.errors import CommandError, NotFoundError, NotPermittedError
-from ml_diagnostics_common.exceptions import (
-    CredentialsError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-    StorageError,
-)
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError
+from ml_diagnostics_common.exceptions import ObjectNotFoundError, PreconditionFailedError, StorageError
 from ml_diagnostics_common.failures import Kind, classify
 from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.storage import Storage
 
 from xprofiler.capture.targets import Target, is_this_machine
+from xprofiler.log_directory import XPLANE_SUFFIX
 
-__all__ = ["SUFFIX", "Destination", "Session", "destinations_of", "reserved", "unused_name"]
+__all__ = ["Destination", "Session", "destinations_of", "reserved", "unused_name"]
 
-SUFFIX: Final = ".xplane.pb"
 _NAME: Final = "session_%Y_%m_%d_%H_%M_%S"
 _MARK: Final = ".xprofiler-capture"
 
@@ -57,7 +52,7 @@ class Session:
         Args:
             file_name: The name of the file, without `.xplane.pb`.
         """
-        return f"{self.folder}/{file_name}{SUFFIX}"
+        return f"{self.folder}/{file_name}{XPLANE_SUFFIX}"
 
     def below(self, root: str) -> Session:
         """Return the same session below another root, for staging."""
@@ -126,12 +121,17 @@ def reserved(root: str, storage: Storage, moment: time.struct_time) -> Iterator[
 
     Raises:
         NotFoundError: The bucket does not exist.
-        NotPermittedError: The credentials are missing, or do not permit listing the folder.
-        CommandError: The storage does not answer, or the folder cannot be created.
+        CredentialsError: The credentials are missing.
+        StorageError: The storage does not answer, or the credentials do not permit listing the folder.
+        CommandError: The local folder cannot be created.
     """
     if in_bucket(root):
-        with _explained(root):
+        try:
             session = Session(root, unused_name(moment, lambda name: _is_taken(Session(root, name), storage)))
+        except ObjectNotFoundError as error:
+            raise NotFoundError(
+                f"log directory {root}: the bucket does not exist; create it, or use another one"
+            ) from error
         try:
             yield session
         finally:
@@ -175,19 +175,3 @@ def _makes(folder: Path) -> bool:
     except OSError as error:
         raise CommandError(f"cannot make {folder}: {error.strerror or error}; choose another log directory") from error
     return True
-
-
-@contextlib.contextmanager
-def _explained(root: str) -> Iterator[None]:
-    try:
-        yield
-    except ObjectNotFoundError as error:
-        raise NotFoundError(
-            f"log directory {root}: the bucket does not exist; create it, or use another one"
-        ) from error
-    except CredentialsError as error:
-        raise NotPermittedError(str(error)) from error
-    except StorageError as error:
-        if classify(error).kind is Kind.REFUSED:
-            raise NotPermittedError(str(error)) from error
-        raise

@@ -1,6 +1,6 @@
 """Tunnels: a local port for each target, at which its profiler server has answered.
 
-Where no port can be forwarded, a local port forwards each connection through a program that runs on the target.
+If no port can be forwarded, a local port forwards each connection through a program that runs on the target.
 """
 
 from __future__ import annotations

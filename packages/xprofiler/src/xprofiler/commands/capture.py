@@ -173,12 +173,9 @@ def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Foun
 def _find_machines(options: argparse.Namespace, api: GoogleApi, programs: Programs) -> Found:
     from xprofiler.capture.machines import find_machines, make_ssh_key
 
-    zone = options.zone or api.settings.zone
-    if not zone:
-        raise UsageError("the zone of the VMs is missing: give -z ZONE_NAME")
     found = find_machines(
         options.hosts,
-        zone,
+        api.settings.zone_or_default(options.zone),
         options.port,
         api,
         may_be_tpus=not options.non_tpu_vm,
@@ -201,10 +198,10 @@ def _report_files(session: Session, storage: Storage, console: Console) -> None:
     from ml_diagnostics_common.exceptions import DiagnosticsError
     from ml_diagnostics_common.texts import format_count
 
-    from xprofiler.capture.session import SUFFIX
+    from xprofiler.log_directory import XPLANE_SUFFIX
 
     try:
-        written = [path for path in storage.list_prefix(f"{session.folder}/") if path.endswith(SUFFIX)]
+        written = [path for path in storage.list_prefix(f"{session.folder}/") if path.endswith(XPLANE_SUFFIX)]
     except DiagnosticsError:
         written = []
     files = format_count(len(written), "file")

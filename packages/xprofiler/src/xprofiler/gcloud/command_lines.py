@@ -16,7 +16,7 @@ from ml_diagnostics_common.command.errors import UsageError
 
 __all__ = ["SshTarget", "checked_host", "checked_name", "create_instance", "ssh"]
 
-# https://cloud.google.com/compute/docs/naming-resources; TPU nodes, zones and projects keep to it, too. A project of a
+# https://cloud.google.com/compute/docs/naming-resources; TPU nodes, zones and projects follow it, too. A project of a
 # domain is `domain.com:name`.
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _HOST = re.compile(r"[a-z](?:[-_a-z0-9]{0,61}[a-z0-9])?", re.ASCII)  # The README's hosts are called vm_name1.
@@ -121,7 +121,7 @@ def create_instance(
         project: Its project, which may differ from gcloud's own.
         flags: Other flags, each `--flag=value`.
         pairs: Flags that take keys and values: gcloud accepts each only once.
-        extra: The user's own flags, as typed. Their pairs are merged with ours, and ours take precedence.
+        extra: The user's own flags, each with its value. Their pairs are merged with ours, and ours take precedence.
 
     Raises:
         UsageError: A user's flag of this kind has no pairs, or a flag would change the zone, project or account.
@@ -148,16 +148,12 @@ def create_instance(
 def _take_pairs(extra: Sequence[str], flags: Mapping[str, object]) -> tuple[list[str], dict[str, dict[str, str]]]:
     rest: list[str] = []
     given: dict[str, dict[str, str]] = {}
-    remaining = list(extra)
-    while remaining:
-        argument = remaining.pop(0)
-        flag, equals, value = argument.partition("=")
-        if flag not in flags:
+    for argument in extra:
+        flag, _, value = argument.partition("=")
+        if flag in flags:
+            given.setdefault(flag, {}).update(_parse_pairs(flag, value))
+        else:
             rest.append(argument)
-            continue
-        if not equals:
-            value = remaining.pop(0) if remaining else ""
-        given.setdefault(flag, {}).update(_parse_pairs(flag, value))
     return rest, given
 
 

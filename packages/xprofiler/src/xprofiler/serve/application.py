@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from ml_diagnostics_common.command.errors import NotFoundError
-from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
 
 from xprofiler.serve.page import POLICY, TRACE_VIEWERS, XPROF_PREFIX, empty_page, failure_page, summary_page
 from xprofiler.summary.private_copy import PrivateCopy, xprof_name
@@ -253,7 +253,7 @@ def _route(environ: Mapping[str, Any]) -> str:
 
 
 def _status(error: Exception) -> str:
-    return "404 Not Found" if isinstance(error, NotFoundError) else "500 Internal Server Error"
+    return "404 Not Found" if isinstance(error, (NotFoundError, ObjectNotFoundError)) else "500 Internal Server Error"
 
 
 def _text(status: str, message: str) -> _Answer:

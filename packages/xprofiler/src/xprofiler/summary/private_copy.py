@@ -15,10 +15,12 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from ml_diagnostics_common.command.errors import CommandError
+from ml_diagnostics_common.exceptions import ObjectNotFoundError
 from ml_diagnostics_common.worker import results_in_parallel
 from ml_diagnostics_common.xplane import read_xplane
 
-from xprofiler.summary.profiles import Profile, store_for, translated
+from xprofiler.log_directory import XPLANE_SUFFIX
+from xprofiler.summary.profiles import Profile, store_for
 
 __all__ = ["PrivateCopy", "xprof_name"]
 
@@ -47,8 +49,7 @@ class PrivateCopy:
         cached for an earlier state are removed, since a host's file may be written later than the others.
 
         Raises:
-            NotPermittedError: The credentials do not permit reading a file.
-            StorageError: A file could not be read.
+            StorageError: A file does not exist or could not be read, or the credentials do not permit reading it.
             CommandError: The disk is full, or the copy failed.
         """
         run, _, session = xprof_name(profile.name).rpartition("/")
@@ -60,6 +61,8 @@ class PrivateCopy:
                 self._copied.pop(profile.name, None)
                 try:
                     copied = self._copied[profile.name] = _fill(target, aside, profile)
+                except ObjectNotFoundError:  # An OSError, too.
+                    raise
                 except OSError as error:
                     raise CommandError(
                         f"cannot copy {profile.folder} to {self.folder}: {error.strerror or error}; free some space, "
@@ -99,8 +102,7 @@ def _state(path: str) -> _State:
     if "://" not in path:
         found = Path(path).stat()
         return found.st_size, found.st_mtime_ns
-    with translated():
-        return store_for(path).read_with_generation(path, first_bytes=1)[1], 0
+    return store_for(path).read_with_generation(path, first_bytes=1)[1], 0
 
 
 def _fill(target: Path, aside: Path, profile: Profile) -> _Copied:
@@ -108,7 +110,7 @@ def _fill(target: Path, aside: Path, profile: Profile) -> _Copied:
     for folder in (target, aside):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
-    files = {host: target / f"{host}.xplane.pb" for host in profile.xplanes}
+    files = {host: target / f"{host}{XPLANE_SUFFIX}" for host in profile.xplanes}
     states = results_in_parallel(lambda host: _fetch(profile.xplanes[host], files[host]), files, _DOWNLOADS)
     copied = _Copied(dict(zip(profile.xplanes.values(), states, strict=True)), files)
     for host, file in files.items():
@@ -122,7 +124,6 @@ def _fetch(path: str, file: Path) -> _State:
         state = _state(path)
         file.symlink_to(path)
         return state
-    with translated():
-        data, generation = store_for(path).read_with_generation(path)
+    data, generation = store_for(path).read_with_generation(path)
     file.write_bytes(data)
     return generation, 0

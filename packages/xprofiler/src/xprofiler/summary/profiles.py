@@ -3,7 +3,7 @@
 A profile is a folder `.../plugins/profile/<session>` with a file `<host>.xplane.pb` for each host. The path may be a
 log directory (`xprofiler capture` writes to its `tensorboard`, programmatic capture directly below it), any folder
 above or below `plugins/profile`, the folder of one profile, or one such file. The storage is used with the credentials
-of the other commands, and its errors get exit codes.
+of the other commands.
 """
 
 from __future__ import annotations
@@ -12,24 +12,22 @@ import functools
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ml_diagnostics_common.command.console import Console
-from ml_diagnostics_common.command.errors import CommandError, NotFoundError, UsageError, class_of
-from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, StorageError
+from ml_diagnostics_common.command.errors import NotFoundError, UsageError
 from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.payload import decoded
 from ml_diagnostics_common.storage import Storage, storage_for
 
 from xprofiler.gcloud.api import GoogleApi
 from xprofiler.gcloud.settings import GcloudSettings
+from xprofiler.log_directory import XPLANE_SUFFIX
 
-__all__ = ["Profile", "find_profile", "find_profiles", "profiles_among", "store_for", "translated"]
+__all__ = ["Profile", "find_profile", "find_profiles", "profiles_among", "store_for"]
 
-_SUFFIX: Final = ".xplane.pb"
 _KNOWN_FOLDERS: Final = ("plugins/profile/", "tensorboard/plugins/profile/")
 _NOT_PRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters, and bytes that are not valid UTF-8."""
@@ -63,27 +61,6 @@ def _api(environ: frozenset[tuple[str, str]]) -> GoogleApi:
     return GoogleApi(GcloudSettings.load(dict(environ)), Console())
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise errors of the storage as ours. Errors without an exit code of their own are not changed.
-
-    Raises:
-        UsageError: The path is not valid.
-        NotFoundError: The object or bucket does not exist.
-        NotPermittedError: There are no credentials, or they lack a permission.
-        TimedOutError: The storage did not answer in time.
-    """
-    try:
-        yield
-    except ConfigurationError as error:
-        raise UsageError(str(error)) from error
-    except (CredentialsError, StorageError) as error:
-        ours = class_of(error)
-        if ours is CommandError:
-            raise
-        raise ours(str(error)) from error
-
-
 @dataclass(frozen=True)
 class Profile:
     """The files of one capture.
@@ -115,20 +92,18 @@ def find_profiles(path: str, *, answer_seconds: float = 10.0) -> list[Profile]:
         answer_seconds: The deadline for Cloud Storage, including retries; short, since a user waits.
 
     Raises:
-        NotFoundError: The local folder or the bucket does not exist.
-        NotPermittedError: There are no credentials, or they lack a permission.
-        UsageError: The path is not valid.
-        TimedOutError: The storage did not answer in time.
-        StorageError: The storage failed.
+        NotFoundError: The local folder does not exist.
+        NotPermittedError: There are no credentials.
+        ConfigurationError: The path has another scheme.
+        StorageError: The bucket does not exist, access is denied, or the storage failed or did not answer in time.
     """
     root = _absolute(path)
-    if root.endswith(_SUFFIX):
+    if root.endswith(XPLANE_SUFFIX):
         return profiles_among([root], posixpath.dirname(root))
-    with translated():
-        folders = _KNOWN_FOLDERS if "://" in root else ()
-        store = store_for(root, answer_seconds)
-        found = [each for folder in folders for each in store.list_prefix(f"{root}/{folder}")]
-        return profiles_among(map(_slashed, found or store.list_prefix(f"{root}/")), root)
+    folders = _KNOWN_FOLDERS if "://" in root else ()
+    store = store_for(root, answer_seconds)
+    found = [each for folder in folders for each in store.list_prefix(f"{root}/{folder}")]
+    return profiles_among(map(_slashed, found or store.list_prefix(f"{root}/")), root)
 
 
 def find_profile(path: str, session: str | None = None) -> Profile:
@@ -145,7 +120,7 @@ def find_profile(path: str, session: str | None = None) -> Profile:
     profiles = find_profiles(path)
     if not profiles:
         raise NotFoundError(
-            f"there is no profile below {path}: no plugins/profile/<session>/<host>{_SUFFIX}; capture one with "
+            f"there is no profile below {path}: no plugins/profile/<session>/<host>{XPLANE_SUFFIX}; capture one with "
             "`xprofiler capture`, or use the log directory of the profiler"
         )
     if session is None:
@@ -173,7 +148,7 @@ def profiles_among(paths: Iterable[str], root: str) -> list[Profile]:
     for path in paths:
         folder, file = posixpath.split(path)
         is_profile = posixpath.dirname(folder).endswith("/plugins/profile") or folder == root
-        host = file.removesuffix(_SUFFIX)
+        host = file.removesuffix(XPLANE_SUFFIX)
         if is_profile and host != file and host not in ("", ".", "..") and _is_plain(path):
             hosts.setdefault(folder, {})[host] = path
     profiles = [Profile(_name(folder, root), folder, xplanes) for folder, xplanes in hosts.items()]

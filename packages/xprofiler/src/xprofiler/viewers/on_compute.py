@@ -19,7 +19,7 @@ from xprofiler.viewers.viewer import LOG_DIRECTORY_KEY, VERSION_LABEL, Sought, V
 
 __all__ = ["ViewersByGcloud", "ViewersOnCompute", "flags_of_all_commands"]
 
-_OUR_VMS: Final = f"(labels.{VERSION_LABEL}:* OR labels.{LOG_DIRECTORY_KEY}:*)"
+_GCLOUD_FILTER: Final = f"(labels.{VERSION_LABEL}:* OR labels.{LOG_DIRECTORY_KEY}:*)"
 _SHOWN: Final = "json(name,zone,status,labels,metadata.items,networkInterfaces)"
 _OF_ALL_COMMANDS: Final = frozenset(
     {
@@ -32,7 +32,7 @@ _OF_ALL_COMMANDS: Final = frozenset(
     }
 )
 # OR binds tighter than AND: https://cloud.google.com/compute/docs/reference/rest/v1/instances/aggregatedList
-_OURS: Final = f"(labels.{VERSION_LABEL}:*) OR (labels.{LOG_DIRECTORY_KEY}:*)"
+_API_FILTER: Final = f"(labels.{VERSION_LABEL}:*) OR (labels.{LOG_DIRECTORY_KEY}:*)"
 _FIELDS: Final = "name,zone,status,machineType,labels,metadata/items,networkInterfaces/accessConfigs/natIP"
 _PAGE_SIZE: Final = 500
 _LISTING: Final = "list the VMs"
@@ -56,12 +56,12 @@ class ViewersByGcloud:
 
     def find(self, sought: Sought) -> list[Viewer]:
         """See `Viewers.find`."""
-        filters = " AND ".join([_OUR_VMS, *(f"({text})" for text in sought.filters)])
+        filters = " AND ".join([_GCLOUD_FILTER, *(f"({text})" for text in sought.filters)])
         zones = ",".join(checked_name(zone, "zone") for zone in sought.zones)
         chosen = [f"--zones={zones}"] if zones else []
         flags = [*chosen, f"--filter={filters}", f"--format={_SHOWN}"]
         argv = _argv(["list"], flags, self._project, self._extra)
-        listed = self._run(argv, "list the VMs")
+        listed = self._run(argv, _LISTING)
         try:
             return sought.among(as_viewer(instance) for instance in json.loads(listed))
         except (ValueError, TypeError, AttributeError) as error:
@@ -138,7 +138,7 @@ class ViewersOnCompute:
 
     def find(self, sought: Sought) -> list[Viewer]:
         """See `Viewers.find`; `sought` has no filters, which are gcloud's."""
-        filters = [_OURS]
+        filters = [_API_FILTER]
         if sought.names and not sought.log_directories:
             filters.append(" OR ".join(f'(name = "{checked_name(name, "VM")}")' for name in sought.names))
         return sought.among(map(as_viewer, self._list(sought.zones, " AND ".join(filters))))

@@ -57,7 +57,7 @@ class ViewersOnGke:
 
     Args:
         console: Receives command lines, with `--verbose`.
-        extra: `--namespace`, `--context`, `--pod-port` and `--image`, each with a value.
+        extra: `--namespace=...`, `--context=...`, `--pod-port=...` and `--image=...`.
 
     Attributes:
         noun: The kind of a viewer, for messages.
@@ -259,12 +259,8 @@ def _label_value(what: str, text: str) -> str:
 
 def _settings_in(extra: Sequence[str]) -> dict[str, str]:
     settings: dict[str, str] = {}
-    remaining = list(extra)
-    while remaining:
-        flag, equals, value = remaining.pop(0).partition("=")
-        if not equals and remaining:
-            value = remaining.pop(0)
-        if flag.removeprefix("--") not in _DEFAULTS or not flag.startswith("--") or not value:
+    for flag, _, value in (argument.partition("=") for argument in extra):
+        if flag.removeprefix("--") not in _DEFAULTS or not value:
             known = ", ".join(f"--{name}" for name in _DEFAULTS)
             raise UsageError(f"{flag}: with --gke, other flags are {known}, each with a value")
         settings[flag.removeprefix("--")] = value

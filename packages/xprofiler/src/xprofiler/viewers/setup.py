@@ -43,7 +43,7 @@ class SetupTimes:
     Attributes:
         startup: The time XProf has to answer after the VM exists.
         first_poll: The delay before the status is first read.
-        poll: The interval of further reads. It does not back off: that XProf answers is to be reported within two
+        poll: The interval of further reads. It does not back off: an answer of XProf must be reported within two
             seconds, the VM runs anyway, and a read is one small GET.
         vm_poll: The interval of checks of the VM itself, which may have been stopped or deleted.
         removal: The time the VM has to be deleted.
@@ -113,7 +113,8 @@ class ViewerSetup:
 
         Raises:
             NotFoundError: The zone, machine type or bucket does not exist.
-            NotPermittedError: The credentials lack a read permission.
+            NotPermittedError: The credentials lack a permission on Compute.
+            StorageError: The credentials do not permit reading the bucket, or the storage does not answer.
             UsageError: A VM of that name exists.
         """
         plan = self._plan
@@ -196,8 +197,6 @@ class ViewerSetup:
     # --- Checks ----------------------------------------------------------------------------------------
 
     def _check_bucket(self) -> None:
-        from ml_diagnostics_common.exceptions import StorageError
-
         where = self._plan.log_directory
         try:
             # Reading a missing object does not show whether its bucket exists; listing does.
@@ -207,10 +206,6 @@ class ViewerSetup:
             raise NotFoundError(
                 f"Log directory {where} does not exist: the bucket {where.bucket} does not exist, or is hidden from you"
             ) from error
-        except StorageError as error:
-            if classify(error).kind is Kind.REFUSED:
-                raise NotPermittedError(str(error)) from error
-            raise
 
     def _without_machine_type(self) -> str:
         plan = self._plan

@@ -42,7 +42,7 @@ _SLASH: Final = "--slash--"  # The encoding of a slash in those releases.
 _LONGEST_VALUE: Final = 63
 _NOT_IN_A_VALUE: Final = re.compile(r"[^\w-]")
 _HEADERS: Final = ("Log_Directory  ", "URL  ", "Name  ", "Zone  ")
-"""With the two spaces more that tabulate, which previous releases used, gives to headers."""
+"""Two spaces follow each header, as in previous releases, which used tabulate."""
 _STARTING: Final = ("PROVISIONING", "STAGING")
 
 
