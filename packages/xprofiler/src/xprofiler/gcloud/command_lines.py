@@ -86,7 +86,7 @@ def ssh(
     Raises:
         UsageError: A name is not valid, or a flag of the user's would select another machine.
     """
-    target = checked(target)
+    target = _checked_target(target)
     for flag in (argument.partition("=")[0] for argument in extra):
         if flag in _NOT_FOR_SSH:
             raise UsageError(f"{flag} cannot be passed to gcloud: {_NOT_FOR_SSH[flag]}")
@@ -175,7 +175,7 @@ def _render_pairs(pairs: Mapping[str, str]) -> str:
     return joined if separator == "," else f"^{separator}^{joined}"
 
 
-def checked(target: SshTarget) -> SshTarget:
+def _checked_target(target: SshTarget) -> SshTarget:
     """Return the target if its names are valid.
 
     Raises:

@@ -5,6 +5,7 @@ They cache results beside the files, see `private_copy`, and silently show less 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -30,6 +31,8 @@ __all__ = [
 
 _LEAST_BYTES = 1 << 20
 _COLUMNS: Final = {"hlo_stats": "hlo_op_name", "kernel_stats": "kernel_name"}
+_SAME_DATA: Final = dict.fromkeys(("op_profile", "hlo_op_profile", "roofline_model"), "hlo_stats")
+"""Tools that show the operations of another tool."""
 
 Table = list[dict[str, Any]]
 """Rows with values by column id."""
@@ -138,14 +141,13 @@ def tools_with_data(files: Sequence[Path], *, has_devices: bool) -> list[str]:
         files: All files of one profile.
         has_devices: True if the profile has devices: XProf measures input only on devices.
     """
-    return [name for name in tool_names(files) if _has_data(name, files, has_devices)]
+    has_data = functools.cache(lambda tool: _has_data(tool, files, has_devices))  # A conversion takes long.
+    return [name for name in tool_names(files) if has_data(_SAME_DATA.get(name, name))]
 
 
 def _has_data(tool: str, files: Sequence[Path], has_devices: bool) -> bool:
     if tool == "input_pipeline_analyzer":
         return has_devices
-    if tool in ("op_profile", "hlo_op_profile", "roofline_model"):
-        tool = "hlo_stats"  # They show the same operations.
     if tool in ("hlo_stats", "kernel_stats"):
         return bool(Tables(converted(files, tool) or []).rows(_COLUMNS[tool]))
     if tool == "framework_op_stats":
