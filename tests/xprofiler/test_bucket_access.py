@@ -27,7 +27,7 @@ def test_a_host_is_tried_until_it_is_known_that_it_cannot_write(tmp_path: Path) 
     assert BucketAccess("gs://b", file).can_write("host-1")
 
 
-def test_where_no_pod_could_write_a_new_one_is_not_tried(tmp_path: Path) -> None:
+def test_if_no_pod_could_write_a_new_pod_is_not_tried(tmp_path: Path) -> None:
     BucketAccess("gs://a", tmp_path / "f").remember({"job-x-1": False, "job-x-2": False})
     assert not BucketAccess("gs://a", tmp_path / "f").can_write("job-y-1")
 

@@ -283,7 +283,7 @@ def test_a_missing_bucket_is_reported_before_any_request_to_hosts(
     assert not machines.servers["vm-1"].requests
 
 
-def test_the_zone_is_gclouds_where_none_is_given(
+def test_without_a_zone_gclouds_zone_is_used(
     capture: Command, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = capture("-l", "gs://test-bucket/run", "-n", "vm-1")

@@ -49,7 +49,7 @@ def test_bash_completes_the_flags_of_a_command(completed) -> None:  # type: igno
     assert "--hosts" in completed("capture", "-")
 
 
-def test_bash_completes_what_a_flag_takes(completed) -> None:  # type: ignore[no-untyped-def]
+def test_bash_completes_the_values_of_a_flag(completed) -> None:  # type: ignore[no-untyped-def]
     assert completed("list", "--format", "") == ["table", "json", "yaml", "csv"]
     assert completed("capture", "-f", "j") == ["jax"]
     assert completed("completion", "z") == ["zsh"]

@@ -165,7 +165,7 @@ def test_the_commands_of_a_dry_run_have_the_same_effect(run: Run, cloud: Compute
 
 
 @needs_gcloud
-def test_flags_of_gcloud_are_its(run: Run, cloud: ComputeServer) -> None:
+def test_flags_of_gcloud_are_passed_to_it(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     ended = run("delete", "-q", "-v", "-z", ZONE, "-n", "xprof-a", "--keep-disks=all")
     assert (ended.code, left(cloud)) == (0, [])

@@ -226,7 +226,7 @@ def test_verbose_prints_requests_to_storage_and_no_secret(
 
 
 @pytest.mark.parametrize(("status", "path", "code"), [(403, "gs://test-bucket/a", 4), (None, "gs://no/a", 3)])
-def test_what_storage_refuses_has_the_same_exit_codes(
+def test_a_refusal_of_storage_has_the_same_exit_codes(
     cloud: ComputeServer, api: GoogleApi, status: int | None, path: str, code: int
 ) -> None:
     if status:

@@ -30,7 +30,7 @@ def body(name: str = "xprof-a") -> dict[str, Any]:
     }
 
 
-def test_a_vm_is_there_when_insert_returns(cloud: ComputeServer, instances: Instances) -> None:
+def test_a_vm_exists_when_insert_returns(cloud: ComputeServer, instances: Instances) -> None:
     cloud.operations.seconds = 0.3
     instances.insert(ZONE, body())
     assert instances.get(ZONE, "xprof-a", "status") == {"status": "RUNNING"}
@@ -75,7 +75,7 @@ def test_an_unanswered_wait_is_started_again(cloud: ComputeServer) -> None:
     assert len(cloud.requests_for("wait")) == 2
 
 
-def test_labels_are_added_and_none_is_lost(cloud: ComputeServer, instances: Instances) -> None:
+def test_labels_are_added_and_existing_ones_are_kept(cloud: ComputeServer, instances: Instances) -> None:
     add_viewer(cloud, "xprof-a", labels={"owner": "ann", "old": "1"})
     instances.set_labels(ZONE, "xprof-a", {"tb_backend_id": "id", "old": "2"})
     assert cloud.instance("xprof-a")["labels"] == {

@@ -230,7 +230,7 @@ def test_names_are_matched_by_the_server(run: Run, cloud: ComputeServer) -> None
 
 
 @pytest.mark.parametrize("name", ['x" OR name="y', "-x", "a b", "", "X", "a\n"])
-def test_a_name_that_cannot_be_one_is_refused_and_not_sent(run: Run, cloud: ComputeServer, name: str) -> None:
+def test_an_invalid_name_is_refused_and_not_sent(run: Run, cloud: ComputeServer, name: str) -> None:
     ended = run("list", f"--vm-name={name}")
     assert ended.code == 2
     assert ended.errors.endswith("and do not end with a dash\n")
@@ -297,7 +297,7 @@ def test_an_invalid_filter_is_refused_with_the_message_of_gcloud(run: Run, cloud
 
 
 @needs_gcloud
-def test_flags_of_gcloud_are_its(run: Run, cloud: ComputeServer) -> None:
+def test_flags_of_gcloud_are_passed_to_it(run: Run, cloud: ComputeServer) -> None:
     add_many(cloud)
     zones = ("us-central1-a", "us-central1-b")
     assert names(run("list", "--sort-by=~name", "--limit=3", "-z", *zones).output) == ["xprof-a", "xprof-bee"]
@@ -324,7 +324,7 @@ def test_a_path_that_is_not_a_log_directory_is_refused(run: Run, cloud: ComputeS
     assert cloud.requests == []
 
 
-def test_a_zone_that_there_is_not_is_not_found(run: Run) -> None:
+def test_an_unknown_zone_is_not_found(run: Run) -> None:
     ended = run("list", "-z", "us-nowhere1-a")
     assert ended.code == 3
     assert ended.errors == "xprofiler: there is no zone us-nowhere1-a in project test-project\n"
@@ -339,7 +339,7 @@ def test_a_zone_that_compute_calls_an_invalid_value_is_not_found_either(
     assert (ended.code, ended.errors) == (3, "xprofiler: there is no zone us-nowhere1-a in project test-project\n")
 
 
-def test_a_zone_among_several_that_there_is_not_is_not_found(run: Run, cloud: ComputeServer) -> None:
+def test_an_unknown_zone_among_several_is_not_found(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     ended = run("list", "-z", ZONE, "us-east5-b", "us-nowhere1-a")
     assert (ended.code, ended.output) == (3, "")
@@ -385,9 +385,7 @@ def test_a_disabled_api_is_reported_with_the_command_to_enable_it(run: Run, clou
     assert "'gcloud services enable compute.googleapis.com --project=test-project'" in ended.errors
 
 
-def test_a_project_that_there_is_not_is_not_found(
-    run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_project_is_not_found(run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test-porject")
     assert run("list").code == 3
 
@@ -416,7 +414,7 @@ def test_a_truncated_answer_is_requested_again(run: Run, cloud: ComputeServer) -
     assert names(run("list").output) == ["xprof-a"]
 
 
-def test_a_page_that_fails_for_good_fails_the_list(run: Run, cloud: ComputeServer) -> None:
+def test_a_page_that_fails_permanently_fails_the_list(run: Run, cloud: ComputeServer) -> None:
     for number in range(501):
         add_viewer(cloud, f"xprof-{number}")
     cloud.faults.script([None, Status(403)], on="list")

@@ -257,7 +257,7 @@ def test_a_later_profile_is_shown(tmp_path: Path, temporary: Path) -> None:
     assert f"{tmp_path} has no profile yet" in errors
 
 
-def test_what_cannot_be_served_has_its_exit_code(tmp_path: Path, temporary: Path) -> None:
+def test_a_path_that_cannot_be_served_has_its_exit_code(tmp_path: Path, temporary: Path) -> None:
     missing = typed("serve", "-l", str(tmp_path / "nowhere"))
     assert (missing.code, missing.output) == (3, "")
     assert "does not exist" in missing.errors

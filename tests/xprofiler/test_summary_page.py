@@ -218,7 +218,7 @@ def application(tmp_path: Path, xprof_asked: list[str]) -> Application:
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:6006", "127.0.0.1:1", "[::1]:6006"])
-def test_this_machines_names_are_answered(application: Application, host: str) -> None:
+def test_requests_to_this_machines_names_are_answered(application: Application, host: str) -> None:
     status, headers, _ = _asked(application, "/", HTTP_HOST=host)
     assert status == "200 OK"
     assert headers["Content-Security-Policy"].startswith("default-src 'none'")
@@ -255,14 +255,14 @@ def test_requests_that_write_or_read_elsewhere_are_refused(
     assert xprof_asked == []
 
 
-def test_only_reading_is_answered(application: Application) -> None:
+def test_only_reading_requests_are_answered(application: Application) -> None:
     assert _asked(application, "/", REQUEST_METHOD="POST")[0].startswith("405")
     status, headers, body = _asked(application, "/", REQUEST_METHOD="HEAD")
     assert (status, body) == ("200 OK", b"")
     assert int(headers["Content-Length"]) > 100
 
 
-def test_xprof_is_asked_for_one_host_where_it_sees_no_other(
+def test_tools_with_results_by_host_read_a_copy_of_that_host_alone(
     application: Application, xprof_asked: list[str], tmp_path: Path
 ) -> None:
     name = f"tensorboard%2F{SESSION}"

@@ -65,7 +65,7 @@ def test_help_fits_and_has_the_same_text(name: str) -> None:
     assert texts[0][:2] == ["usage:", "xprofiler"]
 
 
-def test_what_is_deleted_is_shown_as_the_readme_shows_it(cloud: ComputeServer) -> None:
+def test_a_deletion_is_shown_as_in_the_readme(cloud: ComputeServer) -> None:
     outputs = []
     for width in WIDTHS:
         add_viewer(cloud, "xprof-one", logs=WHERE[3], link="one")

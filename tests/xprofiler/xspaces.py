@@ -1,6 +1,6 @@
-"""XSpaces as a TPU or a GPU host writes them, made by hand, so that no test needs such a host.
+"""XSpaces as a TPU or a GPU host writes them, so that no test needs such a host.
 
-The encoding is that of protocol buffers, the fields those of tsl/profiler/protobuf/xplane.proto.
+The fields are those of tsl/profiler/protobuf/xplane.proto.
 """
 
 from __future__ import annotations
@@ -9,29 +9,12 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ml_diagnostics_testing._xspace import message
+
 Stat = str | int | float
 
 _US = 1_000_000  # picoseconds
 _BEGIN_NS = 1_795_292_000_000_000_000
-
-
-def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _text(field: int, value: str | bytes) -> bytes:
-    data = value.encode() if isinstance(value, str) else value
-    return _varint(field << 3 | 2) + _varint(len(data)) + data
 
 
 class _Plane:
@@ -48,14 +31,12 @@ class _Plane:
         out = b""
         for name, value in stats.items():
             identifier = self._stat_ids.setdefault(name, len(self._stat_ids) + 1)
-            stat = _number(1, identifier)
-            if isinstance(value, str):
-                stat += _text(5, value)
-            elif isinstance(value, float):
-                stat += _varint(2 << 3 | 1) + struct.pack("<d", value)
+            stat = message((1, identifier))
+            if isinstance(value, float):
+                stat += bytes([2 << 3 | 1]) + struct.pack("<d", value)  # A fixed64 field, which `message` lacks.
             else:
-                stat += _number(4, value)
-            out += _text(field, stat)
+                stat += message((5 if isinstance(value, str) else 4, value))
+            out += message((field, stat))
         return out
 
     def event(
@@ -64,21 +45,19 @@ class _Plane:
         """One event; `of_all` are statistics of every event of this name."""
         if name not in self._events:
             number = len(self._events) + 1
-            self._events[name] = _number(1, number) + _text(2, name) + _text(4, name) + self._encoded(5, of_all)
+            self._events[name] = message((1, number), (2, name), (4, name)) + self._encoded(5, of_all)
         number = list(self._events).index(name) + 1
-        return _number(1, number) + _number(2, start_ps) + _number(3, end_ps - start_ps) + self._encoded(4, stats or {})
+        return message((1, number), (2, start_ps), (3, end_ps - start_ps)) + self._encoded(4, stats or {})
 
     def line(self, number: int, name: str, start_ns: int, events: Iterable[bytes]) -> None:
-        out = _number(1, number) + _text(2, name) + _number(3, start_ns)
-        self._lines.append(out + b"".join(_text(4, event) for event in events))
+        self._lines.append(message((1, number), (2, name), (3, start_ns), *((4, event) for event in events)))
 
     def encode(self) -> bytes:
-        out = _number(1, self._number) + _text(2, self._name)
-        out += b"".join(_text(3, line) for line in self._lines)
+        out = message((1, self._number), (2, self._name), *((3, line) for line in self._lines))
         for number, metadata in enumerate(self._events.values(), 1):
-            out += _text(4, _number(1, number) + _text(2, metadata))
+            out += message((4, message((1, number), (2, metadata))))
         for name, number in self._stat_ids.items():
-            out += _text(5, _number(1, number) + _text(2, _number(1, number) + _text(2, name)))
+            out += message((5, message((1, number), (2, message((1, number), (2, name))))))
         return out + self._stats
 
 
@@ -182,7 +161,7 @@ def tpu_host(
         planes.append(plane)
     if first_step is not None:
         planes.append(_program(devices + 1, first_step, marked))
-    return b"".join(_text(1, plane.encode()) for plane in planes) + _text(4, host)
+    return message(*((1, plane.encode()) for plane in planes), (4, host))
 
 
 def _program(number: int, first_step: int, steps: Sequence[tuple[int, int, int]]) -> _Plane:
@@ -217,4 +196,4 @@ def gpu_host(
                 at = end
         plane.line(13, "Stream #13(Compute)", _BEGIN_NS, kernels)
         planes.append(plane)
-    return b"".join(_text(1, plane.encode()) for plane in planes) + _text(4, host)
+    return message(*((1, plane.encode()) for plane in planes), (4, host))
