@@ -1,4 +1,4 @@
-"""Commands in a terminal of a given width: a pseudo-terminal of which all output is read."""
+"""Commands in a pseudo-terminal of a given width; all their output is read."""
 
 from __future__ import annotations
 

@@ -48,5 +48,5 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def api(cloud: ComputeServer) -> GoogleApi:
-    """Google's APIs, as the command asks them; waits between tries are left out."""
+    """Google's APIs, as the command uses them, without pauses between tries."""
     return GoogleApi(GcloudSettings.load(), Console(), sleep=lambda seconds: None)

@@ -25,7 +25,7 @@ jax.profiler.stop_trace()
 
 
 def tpu_session(logs: Path, session: str = SESSION) -> Path:
-    """Two hosts of four chips: in step 5 the second waits 300 us longer for its input. Returns the session's folder."""
+    """Two hosts of four chips: in step 5 the second waits 300 us longer for its input. Return the session's folder."""
     folder = logs / "tensorboard" / "plugins" / "profile" / session
     folder.mkdir(parents=True)
     (folder / "host-a.xplane.pb").write_bytes(tpu_host(host="host-a"))

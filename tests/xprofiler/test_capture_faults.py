@@ -116,7 +116,7 @@ def test_a_busy_host_is_captured_afterwards(jobs: list[ProfilerServiceServer], t
 def test_a_host_with_a_late_clock_gets_its_profile_after_the_others(
     jobs: list[ProfilerServiceServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It waits for the moment that it was given for longer than it is waited for, and is busy with that meanwhile."""
+    """It starts at the requested time by its clock, after the request has timed out, and is busy until then."""
     jobs[1].faults.always(Skew(-4))
     outcomes = capture(jobs, tmp_path)
     assert [outcome.problem for outcome in outcomes] == ["", "", ""]

@@ -35,7 +35,7 @@ _ZONE = "us-central1-a"
 
 
 class Machines:
-    """VMs and TPUs that run a job each, and that ssh finds."""
+    """VMs and TPUs that ssh can connect to, each with a job."""
 
     def __init__(self, compute: ComputeServer, folder: Path) -> None:
         self.compute = compute
@@ -64,7 +64,7 @@ class Machines:
         self.jobs[name], self.servers[name] = job, server
         self._known[addresses] = server
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PATH", self._path)  # With the real ssh, and not the one that is written.
+            patch.setenv("PATH", self._path)  # Use the real ssh, not the one that `write_ssh` writes.
             ssh.write_ssh(self._folder, self._known)
 
 
@@ -81,7 +81,7 @@ def machines(
     machines = Machines(compute_server, programs)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     keys = gcloud_home / "keys-of-the-project"
-    if keys.exists():  # Else gcloud waits for a minute until machines may know a new key.
+    if keys.exists():  # Otherwise gcloud waits a minute until machines accept a new key.
         compute_server.project_metadata = {"ssh-keys": keys.read_text()}
     yield machines
     machines.close()
@@ -91,7 +91,7 @@ def machines(
 
 @pytest.fixture(scope="module")
 def gcloud_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home, in which gcloud keeps its ssh key."""
+    """A home folder with gcloud's ssh key."""
     return tmp_path_factory.mktemp("home")
 
 
@@ -130,7 +130,7 @@ def test_vms_and_every_worker_of_a_slice_start_together_and_write_to_the_bucket_
 def test_the_line_of_the_readme_does_what_it_shows(
     machines: Machines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Given to a shell as it stands there, `\\` before comments apart, and on one terminal."""
+    """Run it in a shell and a terminal, unchanged but for `\\` before comments."""
     for name in ("vm_name1", "vm_name2", "vm_name3"):
         machines.add_vm(name)
     line = f"""xprofiler capture \\
@@ -170,7 +170,7 @@ def test_hosts_without_ssh_or_forwarded_ports_do_not_stop_other_captures(capture
     machines.jobs["vm-3"].has_bucket_access = False
     ports = {name: job.port for name, job in machines.jobs.items()}
     relayed = machines.servers["vm-2"]
-    relayed.ports.clear()  # A program there finds the job at the port that was given.
+    relayed.ports.clear()  # A program on the host connects to the job at the given port.
     for name in ("vm-1", "vm-3"):
         machines.servers[name].ports[ports["vm-2"]] = ports[name]
     ran = capture(

@@ -90,7 +90,7 @@ def test_all_pods_start_together_and_write_to_the_bucket_themselves(
 def test_with_a_wrong_local_clock_the_pods_start_together_by_theirs(
     capture: Command, cluster: KubernetesServer, tmp_path: Path, ahead: int
 ) -> None:
-    """Otherwise late clocks are waited for in vain, and fast ones start at the request."""
+    """Otherwise pods with a slow clock would miss the start time, and those with a fast clock would start at once."""
     (tmp_path / "bin").mkdir()
     date = tmp_path / "bin/date"
     date.write_text(f'#!/bin/sh\nexpr $(/bin/date "$1") + {ahead}\n')
@@ -142,7 +142,7 @@ def test_a_real_job_that_cannot_reach_the_bucket_is_captured(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """JAX tries for minutes where its connections are refused: its patience is not ours."""
+    """JAX retries for minutes if its connections are refused; a capture must not wait for that."""
     pytest.importorskip("jax")
     session = Session("gs://bucket/run", "session")
     with jax_jobs(1, {"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"}) as (port,):

@@ -1,4 +1,4 @@
-"""Ctrl-C during a capture, or `kill`, or a closed terminal: all that it has started ends, and files are reported."""
+"""Ctrl-C, `kill` or a closed terminal during a capture: all started programs end, and existing files are reported."""
 
 from __future__ import annotations
 

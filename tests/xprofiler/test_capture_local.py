@@ -144,7 +144,7 @@ def test_the_file_for_a_bucket_passes_through_this_machine(
 
 
 def test_a_job_that_cannot_reach_the_bucket_does_not_delay_a_capture(tmp_path: Path) -> None:
-    """JAX can write to gs:// by itself. Where its connections are refused it tries again for minutes."""
+    """JAX can write to gs:// by itself. If its connections are refused, it retries for minutes."""
     from ml_diagnostics_common.profiler_service import ProfilerService
 
     with jax_jobs(1, {"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"}) as (port,):

@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
         pass
 
 
-# --- Targets, and where they write --------------------------------------------------------------------
+# --- Targets and destinations -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_clock_that_may_be_right_is_not_corrected(answer: bytes, ahead: float)
 
 
 def _large_profile() -> bytes:
-    """Several planes of more than a page each, and the environment after them."""
+    """Return several planes of more than a page each, followed by the environment."""
     planes = [
         (1, message((1, number), (2, f"/device:TPU:{number}"), (3, message((1, 1), (2, "x" * 200_000)))))
         for number in range(3)

@@ -164,7 +164,7 @@ def test_arguments_after_two_dashes_are_not_checked() -> None:
     assert split_arguments(["list"]) == (["list"], [])
 
 
-# --- Streams and ends ----------------------------------------------------------------------------------
+# --- Streams and exits ---------------------------------------------------------------------------------
 
 
 def test_a_usage_error_prints_the_usage_and_no_data(run: Run, cloud: ComputeServer) -> None:
@@ -181,7 +181,7 @@ def test_a_signal_exits_with_130_without_a_traceback(cloud: ComputeServer, name:
         wait_until(lambda: cloud.requests, running=process)
         process.send_signal(getattr(signal, name))
         _, errors = process.communicate(timeout=30)
-    # On a busy machine the command may have printed by then that it waits.
+    # On a busy machine the command may already have printed that it waits.
     assert (process.returncode, errors.removeprefix("Waiting for the list ...\n")) == (130, "interrupted\n")
 
 
@@ -228,7 +228,7 @@ def test_names_that_the_terminal_cannot_encode_are_escaped(cloud: ComputeServer)
 
 def test_nothing_warns(cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
-    # google.api_core announces on the oldest Python that it will not support it for long; and others may.
+    # On the oldest Python, google.api_core warns that it will soon drop support for it; other packages may, too.
     allowed = ["-W", "ignore:You are using a:FutureWarning"]
     argv = [sys.executable, "-W", "error", *allowed, "-m", "xprofiler", "list", "--format=json"]
     ended = subprocess.run(argv, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""`xprofiler connect`: the real gcloud and the real ssh, to a machine on loopback that has an XProf which answers."""
+"""`xprofiler connect`: the real gcloud and the real ssh, to a machine on loopback with a running XProf."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def key_folder() -> Iterator[Path]:
 def machine(compute_server: ComputeServer, tmp_path: Path, key_folder: Path) -> Iterator[Machine]:
     cloud = ViewerCloud(compute_server, tmp_path)
     cloud.home = key_folder
-    (key_folder / ".ssh" / "google_compute_known_hosts").unlink(missing_ok=True)  # The last test's machine.
+    (key_folder / ".ssh" / "google_compute_known_hosts").unlink(missing_ok=True)  # Key of the previous machine.
     with tempfile.TemporaryDirectory(prefix="x-") as short:  # A socket's path is short.
         machine = Machine(cloud, Path(short))
         yield machine
@@ -158,7 +158,7 @@ def test_it_prints_no_success_without_an_answer(machine: Machine) -> None:
 
 def test_a_host_that_refuses_ssh_is_reported(machine: Machine) -> None:
     machine.add()
-    machine.cloud.run(*CONNECT, "-p", str(machine.port), **machine.environment())  # Where a key is new, gcloud waits.
+    machine.cloud.run(*CONNECT, "-p", str(machine.port), **machine.environment())  # Creates a key.
     machine.cloud.run(*CONNECT, "-d", **machine.environment())
     machine.ssh.faults.always(Status(403), on="login")
     ended = machine.cloud.run(*CONNECT, "-p", str(machine.port), **machine.environment())
@@ -244,7 +244,7 @@ def test_a_missing_label_of_a_killed_creator_is_added(machine: Machine) -> None:
     assert machine.cloud.compute.instance("xprof-1")["labels"]["tb_backend_id"] == "4f1e"
 
 
-# --- Where control sockets are ---
+# --- The folder of control sockets ---
 
 
 def test_the_folder_of_sockets_is_this_users_alone(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_quiet_prompts_nothing_and_skip_creates_none(cloud: ViewerCloud) -> None
     assert len(cloud.names()) == 2
 
 
-# --- What is refused before anything is made ---
+# --- Refusals before anything is created ---
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_dropped_answer_does_not_create_a_second_vm(cloud: ViewerCloud, fault:
 
 def test_a_foreign_vm_of_the_same_name_is_never_deleted(cloud: ViewerCloud) -> None:
     cloud.add_viewer("mine", metadata={"xprofiler_log_directory": "gs://test-bucket/other"})
-    cloud.compute.faults.script([Status(404)], on="get")  # It appears between the check and the request.
+    cloud.compute.faults.script([Status(404)], on="get")  # The VM appears between the check and the request.
     ended = cloud.run(*CREATE, "-n", "mine")
     assert ended.returncode == 1
     assert "HTTP 409" in ended.stderr
@@ -324,7 +324,7 @@ def test_a_flag_that_would_create_an_unmanaged_vm_is_refused_before(cloud: Viewe
 @needs_gcloud
 def test_a_foreign_vm_that_gcloud_finds_is_never_deleted(cloud: ViewerCloud) -> None:
     cloud.add_viewer("mine", metadata={"xprofiler_log_directory": "gs://test-bucket/other"})
-    cloud.compute.faults.script([Status(404)], on="get")  # It appears between the check and the request.
+    cloud.compute.faults.script([Status(404)], on="get")  # The VM appears between the check and the request.
     ended = cloud.run(*CREATE, "-n", "mine", "--no-address")
     assert ended.returncode == 1
     assert "already exists" in ended.stderr

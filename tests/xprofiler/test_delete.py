@@ -1,4 +1,4 @@
-"""`xprofiler delete` with a Compute on loopback: it asks for each, deletes what was confirmed, and nothing else."""
+"""`xprofiler delete` with a Compute on loopback: it prompts for each VM, and deletes only the confirmed ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUESTION = "\nDo you want to continue to delete the VM `{}`?\nEnter y/n: "
 
 @pytest.fixture(autouse=True)
 def _here(cloud: ComputeServer) -> None:
-    """All tests ask the Compute on loopback."""
+    """Redirect all tests to the Compute on loopback."""
 
 
 def left(server: ComputeServer) -> list[str]:
@@ -198,7 +198,7 @@ def test_no_file_of_flags_leads_to_another_zone(run: Run, cloud: ComputeServer, 
     assert [vm["zone"].rpartition("/")[2] for vm in cloud.instances()] == ["us-east5-a"]
 
 
-# --- Side by side --------------------------------------------------------------------------------------
+# --- In parallel ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.timing

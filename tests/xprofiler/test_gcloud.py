@@ -53,7 +53,7 @@ def test_inside_of_google_ssh_goes_through_the_helper() -> None:
 def test_names_that_are_not_valid_in_google_cloud_are_refused(name: str) -> None:
     for target in (SshTarget(name, "us-central1-a"), SshTarget("vm-1", name), SshTarget(f"{name}@vm-1", "z")):
         if target.name == "a_b" or (name in ("A", "a_b", "1a", "a-", "a" * 64) and "@" in target.name):
-            continue  # A host in the search, or a user, may have such a name.
+            continue  # Such a name is valid for a host in a search, and for a user.
         with pytest.raises(UsageError, match="is not a valid name"):
             ssh(target)
     with pytest.raises(UsageError):
@@ -133,7 +133,7 @@ def test_the_real_gcloud_passes_options_and_program_to_ssh_unchanged(
     words = (tmp_path / "words").read_bytes().decode().split("\0")[:-1]
     at = words.index("--")
     assert words[at - 4 : at] == ["-S", "a b", "-o", "X=it's"]
-    assert shlex.split(" ".join(words[at + 1 :])) == program  # ssh joins them so, for the shell there.
+    assert shlex.split(" ".join(words[at + 1 :])) == program  # ssh joins the arguments like this, for the remote shell.
 
 
 def _path_with_recorder(folder: Path) -> str:

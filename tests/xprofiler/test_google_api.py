@@ -332,7 +332,7 @@ def test_the_project_of_a_key_suffices(
     assert run("list").code == 0
 
 
-# --- How often, and how long ---------------------------------------------------------------------------
+# --- Retries and timeouts ------------------------------------------------------------------------------
 
 
 def test_requests_name_our_package(cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,7 +527,7 @@ def test_our_part_of_a_description_is_googles(service: str, version: str) -> Non
         for field in ("httpMethod", "path", "parameterOrder", "request", "response"):
             assert method.get(field) == real.get(field), id_
         for parameter, given in method["parameters"].items():
-            if parameter == "returnPartialSuccess":  # gcloud sends it; not every description has it.
+            if parameter == "returnPartialSuccess":  # gcloud sends this parameter, but not every description has it.
                 continue
             assert given.items() <= real["parameters"][parameter].items(), (id_, parameter)
         required = {key for key, value in real["parameters"].items() if value.get("required")}

@@ -1,6 +1,6 @@
 """Names and paths that resemble flags or programs: they are passed on unchanged, or are refused.
 
-10,000 of them in the argv that a program really gets; 300 names of pods, namespaces, containers and paths through the
+10,000 of them in the argv that a real program receives; 300 names of pods, namespaces, containers and paths through the
 real kubectl, and 30 of VMs and zones through the real gcloud.
 """
 
@@ -73,11 +73,11 @@ _ANY = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
     st.text(st.sampled_from("abc-09"), min_size=1, max_size=20),
 )
-_NAMES = st.one_of(_ANY, st.text(st.sampled_from("abcxyz019-_.AZ"), min_size=1, max_size=30))  # Half of them could be.
+_NAMES = st.one_of(_ANY, st.text(st.sampled_from("abcxyz019-_.AZ"), min_size=1, max_size=30))  # Half are valid.
 _QUICK = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], database=None
 )
-_REAL = settings(_QUICK, phases=[Phase.explicit, Phase.generate])  # To search for a smaller failure would take minutes.
+_REAL = settings(_QUICK, phases=[Phase.explicit, Phase.generate])  # Shrinking a failure would take minutes.
 _PRINT = ("printf", "%s\\0")
 
 
@@ -101,7 +101,7 @@ def read_as_program(argv: Sequence[str]) -> tuple[dict[str, str], list[str], lis
 def received(*argvs: Sequence[str]) -> list[str]:
     """Return the arguments that a program receives when it is started with these."""
     with Programs(Console()) as programs:
-        # Without any argument printf prints once all the same.
+        # Without arguments, printf still prints once.
         return arguments_in(programs.run([*_PRINT, *itertools.chain.from_iterable(argvs), "end"]).output)[:-1]
 
 
@@ -109,7 +109,7 @@ def arguments_in(output: bytes) -> list[str]:
     return output.decode().split("\0")[:-1]
 
 
-# --- 10,000 that a program gets -------------------------------------------------------------------
+# --- 10,000 that a program receives ---------------------------------------------------------------
 
 
 @given(st.lists(_ANY, min_size=20, max_size=20))
@@ -235,7 +235,7 @@ def cluster() -> Iterator[KubernetesServer]:
 
 
 def possible(names: Sequence[str]) -> list[str]:
-    """Those that something in a cluster could have."""
+    """Return the names that an object in a cluster could have."""
     return [name for name in names if not refuses(functools.partial(kubectl.checked_name, name, "pod"))]
 
 
@@ -271,7 +271,7 @@ def test_pods_of_all_names_are_found_or_their_names_refused(cluster: KubernetesS
 def test_a_namespace_and_a_container_of_any_name_are_reached_or_refused(
     cluster: KubernetesServer, namespace: str, container: str
 ) -> None:
-    """50 names; a refused one is replaced by a valid one, so that the other is tried."""
+    """50 names; a refused one is replaced by a valid one, so that the other one is tested."""
     for named, inside in ((namespace, "main"), ("default", container)):
         if not possible([named, inside])[1:]:
             assert refuses(functools.partial(in_pod_9, named, inside))
@@ -341,7 +341,7 @@ def test_the_job_receives_exactly_the_log_directory(
     for name, value in {**cluster.environment(), **cloud_storage_server.environment(), **settings}.items():
         monkeypatch.setenv(name, value)
     with ProfilerServiceServer() as job:
-        job.has_bucket_access = False  # So that its file is brought from the pod, too.
+        job.has_bucket_access = False  # So its file is also fetched from the pod.
         cluster.add_pod("pod-2", ports={9012: job.port})
         ran = Command(capsys)("-o", "gke", "-l", f"gs://bucket/{run}", "-n", "pod-2", "-d", 50)
     assert ran.exit_code == 0, ran.err
@@ -364,7 +364,7 @@ def compute() -> Iterator[ComputeServer]:
 
 @pytest.fixture(scope="module")
 def machine(compute: ComputeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
-    """The folder in which programs run on the VM vm-1, and the environment in which gcloud finds that."""
+    """The folder in which programs run on the VM vm-1, and the environment in which gcloud connects to that VM."""
     pytest.importorskip("asyncssh")
     from ..loopback import ssh
 
@@ -383,7 +383,7 @@ def machine(compute: ComputeServer, tmp_path_factory: pytest.TempPathFactory) ->
         environment = {**os.environ, **compute.environment(), **settings}
         route = MachineAccess(command_lines.SshTarget("vm-1", "us-central1-a"))
         with Programs(Console(), environment) as programs:
-            programs.run(route.execute(["true"]))  # gcloud makes its key, and prints that on standard output.
+            programs.run(route.execute(["true"]))  # gcloud creates its key, and reports this on standard output.
         yield folder, environment
 
 
@@ -395,7 +395,7 @@ _MAY_BE_HOSTS = st.one_of(_ANY, st.from_regex(r"[a-z]([-_a-z0-9]{0,20}[a-z0-9])?
 def test_vms_and_zones_of_all_names_are_searched_for_or_refused(
     machine: tuple[Path, dict[str, str]], compute: ComputeServer, name: str, zone: str
 ) -> None:
-    """30 names; a refused one is replaced by a valid one, so that the other is tried."""
+    """30 names; a refused one is replaced by a valid one, so that the other one is tested."""
     folder, environment = machine
     routes = [command_lines.SshTarget(name, "us-central1-a"), command_lines.SshTarget("vm-x", zone)]
     is_refused = [refuses(functools.partial(command_lines.ssh, route)) for route in routes]

@@ -71,7 +71,7 @@ def test_an_unanswered_wait_is_started_again(cloud: ComputeServer) -> None:
     cloud.faults.script([Hang()], on="wait")
     cloud.operations.seconds = 0.2
     api = GoogleApi(GcloudSettings.load(), Console())
-    Instances(api, clock=lambda: 0.0).insert(ZONE, body(), timeout_seconds=1.0)  # Time stands still.
+    Instances(api, clock=lambda: 0.0).insert(ZONE, body(), timeout_seconds=1.0)  # The clock does not advance.
     assert len(cloud.requests_for("wait")) == 2
 
 

@@ -1,4 +1,4 @@
-"""`xprofiler list` with a Compute on loopback: what it shows, what it asks for, and how it fails."""
+"""`xprofiler list` with a Compute on loopback: its output, its requests, and its failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAD = "Log_Directory    URL    Name    Zone\n---------------  -----  ------  --
 
 @pytest.fixture(autouse=True)
 def _here(cloud: ComputeServer) -> None:
-    """All tests ask the Compute on loopback."""
+    """Redirect all tests to the Compute on loopback."""
 
 
 def names(output: str) -> list[str]:
@@ -42,7 +42,7 @@ def asked(server: ComputeServer) -> list[dict[str, str]]:
     ]
 
 
-# --- What it shows -------------------------------------------------------------------------------------
+# --- Output --------------------------------------------------------------------------------------------
 
 
 def test_the_table_of_the_readme(run: Run, cloud: ComputeServer) -> None:
@@ -178,7 +178,7 @@ def test_foreign_text_cannot_control_the_terminal(run: Run, cloud: ComputeServer
     assert len(run("list").output.splitlines()) == 3
 
 
-# --- What it asks for ----------------------------------------------------------------------------------
+# --- Requests ------------------------------------------------------------------------------------------
 
 
 def test_all_zones_are_one_request_with_its_fields(run: Run, cloud: ComputeServer) -> None:
@@ -314,7 +314,7 @@ def test_a_misspelled_flag_is_refused(run: Run, cloud: ComputeServer, typed: str
     assert cloud.requests == []
 
 
-# --- How it fails --------------------------------------------------------------------------------------
+# --- Failures ------------------------------------------------------------------------------------------
 
 
 def test_a_path_that_is_not_a_log_directory_is_refused(run: Run, cloud: ComputeServer) -> None:

@@ -1,4 +1,4 @@
-"""Log directories: which are taken, where profiles go below them, and what VMs bear of them."""
+"""Log directories: accepted paths, the folders of profiles below them, and their labels and metadata on VMs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`summary` and `serve` find what was captured, wherever capture or a program put it, and nothing else."""
+"""`summary` and `serve` find the profiles of captures and of programs, and no other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prompts of the README in a real terminal, which tmux provides, and the effects of the answers."""
+"""The prompts of the README in a real terminal (of tmux), and the effects of the answers."""
 
 from __future__ import annotations
 

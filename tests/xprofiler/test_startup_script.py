@@ -105,7 +105,7 @@ def test_an_agent_that_does_not_start_is_reported_and_no_link_is(vm: PlayedVm, p
 
 
 def test_an_agent_that_exits_immediately_is_not_reported(vm: PlayedVm, port: int) -> None:
-    (vm.folder / "agent").write_text("true 2\n")  # Docker has started it again, twice.
+    (vm.folder / "agent").write_text("true 2\n")  # Docker has restarted it twice.
     assert vm.boot(port).returncode == 0
     assert set(vm.links()) == {""}
     assert "agent" in vm.status()["error"]
@@ -125,7 +125,7 @@ def test_a_slow_agent_does_not_delay_the_tunnel(vm: PlayedVm, port: int) -> None
     )
     process = vm.start(port)
     wait_until(vm.links, running=process)
-    (vm.folder / "reported").touch()  # Only now does the agent start, however slow this machine is.
+    (vm.folder / "reported").touch()  # The agent starts only now, however slow this machine is.
     process.communicate(timeout=30)
     assert process.returncode == 0
     assert vm.links() == ["", "4f1e-backend"]

@@ -197,7 +197,7 @@ def test_the_picture_is_titled_with_the_cause(jobs: Path, tmp_path: Path) -> Non
 
 @contextlib.contextmanager
 def _hosts(step_seconds: Sequence[float]) -> Iterator[list[int]]:
-    """JAX jobs with a profiler's server, by the ports of these."""
+    """JAX jobs with a profiler server, by their ports."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _SERVED_JOB, str(seconds)],

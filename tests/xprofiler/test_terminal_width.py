@@ -1,4 +1,4 @@
-"""Terminals of 80 and of 200 columns: help fits into both, and all other output is equal."""
+"""Terminals of 80 and of 200 columns: help fits both, and all other output is equal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def at_both_widths(*arguments: str) -> Ended:
 
 
 def without_creation(ended: Ended) -> Ended:
-    """Return it without the lines that are redrawn for each viewer."""
+    """Return the result with the random creation ids replaced."""
     return ended._replace(output=re.sub("(?<=xprofiler_creation=)[0-9a-f]{32}", "ID", ended.output))
 
 

@@ -1,4 +1,4 @@
-"""The setup of a viewer VM with a simulated clock: when it returns, how long it waits, and what it notices."""
+"""The setup of a viewer VM with a simulated clock: its return, its timeouts, and the failures that it detects."""
 
 from __future__ import annotations
 

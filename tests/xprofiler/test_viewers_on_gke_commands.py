@@ -1,4 +1,4 @@
-"""`xprofiler list --gke` and `delete --gke`, by the real kubectl and a cluster on loopback."""
+"""`xprofiler list --gke` and `delete --gke`, with the real kubectl and a cluster on loopback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMESPACE = "xprofiler"
 
 @pytest.fixture(autouse=True)
 def _here(kubernetes_server: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kubectl is led to the cluster on loopback."""
+    """Redirect kubectl to the cluster on loopback."""
     for name, value in kubernetes_server.environment().items():
         monkeypatch.setenv(name, value)
 

@@ -16,7 +16,7 @@ class Ended(NamedTuple):
 
 def typed(*arguments: str, columns: int | None = None, timeout_seconds: float = 60) -> Ended:
     """Run `xprofiler` with these arguments to its end; `columns` is the width of its terminal."""
-    # Google's clients warn of the oldest Python at its every start.
+    # On the oldest Python, Google's clients warn at each start that they will drop support for it.
     environ = {**os.environ, "PYTHONWARNINGS": "error,ignore::FutureWarning"}
     environ.pop("COLUMNS", None)
     if columns is not None:

@@ -121,7 +121,7 @@ class Running:
 
     @property
     def errors(self) -> str:
-        """All that it has written to standard error."""
+        """Its standard error so far."""
         return "".join(self._characters)
 
     def wait_for(self, text: str) -> None:
@@ -141,7 +141,7 @@ class Running:
             self.process.kill()
             self.process.wait()
             self._reader.join(10)
-            if not self._reader.is_alive():  # What the command has left running may hold its output open.
+            if not self._reader.is_alive():  # A program that the command has left running may hold its output open.
                 for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
                     if pipe is not None:
                         pipe.close()

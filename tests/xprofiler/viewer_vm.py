@@ -22,7 +22,7 @@ from xprofiler.viewers.startup import STARTUP_SCRIPT
 BUCKET = "test-bucket"
 _CONFIGURATIONS = "dl-platform-public-configs"
 
-# Each notes how it was called; `fails-NAME` in the folder makes it fail. What systemd-run starts, runs on.
+# Each records its call; a file `fails-NAME` in the folder makes it fail. Programs of systemd-run continue to run.
 _RECORD = (
     'printf "%s\\n" "$(basename "$0") $*" >>"$SANDBOX/calls"; [ ! -e "$SANDBOX/fails-$(basename "$0")" ] || exit 7\n'
 )
@@ -142,7 +142,8 @@ class PlayedVm:
             "XPROFILER_HOME": str(self.folder / "opt"),
             "XPROFILER_PORT": str(port),
             "STORAGE_EMULATOR_HOST": self.storage.url,
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # It asks by gRPC first, which no setting redirects.
+            # Otherwise gcsfs first sends a request over gRPC, which no setting redirects.
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
             **self.metadata.environment(),
         }
 

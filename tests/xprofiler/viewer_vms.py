@@ -15,12 +15,12 @@ def add_viewer(
     """Add a viewer.
 
     Args:
-        server: Where.
+        server: The server to add it to.
         name: The VM's name.
         zone: Its zone.
-        logs: Its log directory; `gs://bucket/NAME` where none is given.
-        link: What the proxy knows it by; nothing while it is starting.
-        **fields: Others, as in the API.
+        logs: Its log directory; by default `gs://bucket/NAME`.
+        link: Its id in the proxy; empty while it is starting.
+        **fields: Other fields of the API.
     """
     labels = {"xprofiler_version": "1-0-0", **({"tb_backend_id": link} if link else {}), **fields.pop("labels", {})}
     metadata = {"xprofiler_log_directory": logs or f"gs://bucket/{name}", "startup-script": "echo started"}

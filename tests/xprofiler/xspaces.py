@@ -18,7 +18,7 @@ _BEGIN_NS = 1_795_292_000_000_000_000
 
 
 class _Plane:
-    """One XPlane; names of events and statistics are numbered in order of use."""
+    """An XPlane; names of events and statistics are numbered in order of use."""
 
     def __init__(self, number: int, name: str, stats: Mapping[str, Stat] | None = None) -> None:
         self._number, self._name = number, name
@@ -66,11 +66,11 @@ class Operation:
     """Operations that run once in each step.
 
     Attributes:
-        name: As HLO calls it.
-        category: HLO's.
-        duration_us: How long.
-        flops: Of one run.
-        bytes_accessed: Of one run.
+        name: The name in HLO.
+        category: The category in HLO.
+        duration_us: The duration of one run.
+        flops: The floating-point operations of one run.
+        bytes_accessed: The memory traffic of one run.
     """
 
     name: str
@@ -105,12 +105,12 @@ def tpu_host(
 
     Args:
         host: Its name.
-        devices: How many chips it has.
+        devices: The number of its chips.
         first_device: The number of the first.
-        steps: How many steps were captured.
-        operations: What every step does, one after the other.
-        idle_us: How long each device waits between steps.
-        extra_us: By step, how much longer its first operation took.
+        steps: The number of captured steps.
+        operations: The operations of each step, in order.
+        idle_us: The time that each device waits between steps.
+        extra_us: By step, the additional time of its first operation.
         first_step: If given, the program's thread marks its steps, from this number on, and is in the region
             `load_batch` while the devices wait.
     """
@@ -165,7 +165,7 @@ def tpu_host(
 
 
 def _program(number: int, first_step: int, steps: Sequence[tuple[int, int, int]]) -> _Plane:
-    """The plane of a thread that marks steps; each is given by its start, the start of its loading, and its end."""
+    """The plane of a thread that marks steps; each has its start, the start of its loading, and its end."""
     plane = _Plane(number, "/host:CPU")
     events = []
     for step_num, (start, loads, end) in enumerate(steps, first_step):
