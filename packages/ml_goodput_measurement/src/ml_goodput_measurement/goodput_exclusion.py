@@ -27,8 +27,8 @@ class GoodputExclusion(abc.ABC):
         """Read new entries, and return the sums of the job's life."""
 
     @abc.abstractmethod
-    def _badput(self, part: Summary, unit_ns: float) -> UnproductiveTimeDict:
-        """Return badput by kind, in units of so many nanoseconds."""
+    def _badput_percent(self, part: Summary) -> UnproductiveTimeDict:
+        """Return badput by kind, in percent of the counted time."""
 
     def get_job_goodput_with_exclusions(
         self,
@@ -56,7 +56,7 @@ class GoodputExclusion(abc.ABC):
             NoGoodputError: Nothing was recorded for the job, or nothing is left; also a ValueError.
         """
         summary = self._query(configured_ideal_step_time, excluded_intervals(exclusion_intervals))
-        breakdown = self._badput(summary, summary.counted_ns / 100) if include_badput_breakdown else {}
+        breakdown = self._badput_percent(summary) if include_badput_breakdown else {}
         return summary.goodput_percent, breakdown, summary.last_step, summary.buckets[Bucket.EXCLUDED] / 1e9
 
 

@@ -15,8 +15,8 @@ from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
+from ml_goodput_measurement._query import results
 from ml_goodput_measurement._query.job_reader import DEFAULT_CACHE_DIR, JobReader
-from ml_goodput_measurement._query.results import StepDeviations, badput
 from ml_goodput_measurement._query.step_statistics import compute_step_deviation_from_baseline
 from ml_goodput_measurement._record.arguments import (
     LONGEST_SECONDS,
@@ -29,24 +29,15 @@ from ml_goodput_measurement._record.arguments import (
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.goodput_exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
 from ml_goodput_measurement.metric_details import (
-    BadputType,
     ElasticIntervalWorkloadMetricDetails,
     ElasticWorkloadMetricDetails,
-    GoodputType,
     IntervalWorkloadMetricDetails,
     JobGoodput,
     UnproductiveTimeDict,
     WorkloadMetricDetails,
 )
-from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, JobReport
-from ml_goodput_measurement.snapshot import (
-    Cumulative,
-    DeviatingStep,
-    Deviation,
-    RollingWindow,
-    SliceEfficiency,
-    Snapshot,
-)
+from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, JobReport
+from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, Snapshot
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._query.payloads import UserLogger
@@ -64,11 +55,11 @@ _NO_STEP_TIMES = (
 
 
 class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
-    """Computes the goodput of a job from what was recorded.
+    """Compute the goodput of a job from its records.
 
-    The first query reads the job's whole log, each further one only new entries. Several processes may query one job
-    at once, and a new process goes on from the state that an earlier one saved. A copy, and what a pickle is restored
-    to, is a new calculator of the same job.
+    The first query reads the job's whole log, each later one only new entries. Several processes may query one job at
+    once, and a new process continues from the state that an earlier one saved. A copy, and a restored pickle, is a new
+    calculator of the same job.
     """
 
     _is_elastic = False
@@ -91,17 +82,17 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         """Read nothing yet.
 
         Args:
-            job_name: The job, as its recorder was given it.
-            logger_name: The log, as the recorder was given it.
+            job_name: The job's name, the same as its recorder's.
+            logger_name: The log's name, the same as the recorder's.
             cloud_logger: Holds the payloads, in place of the journal and Cloud Logging.
-            using_pathways: Kept for callers that pass it; it changes nothing.
-            max_logs_retention_period: How far back Cloud Logging is read: a timedelta, or seconds; None is all of it.
+            using_pathways: Accepted for existing callers; it has no effect.
+            max_logs_retention_period: How far back Cloud Logging is read: a timedelta, or seconds; None reads it all.
             gcs_path: Folder, `gs://bucket/folder` or a local one, in which `sync_to_gcs` keeps a copy of the saved
-                state for other machines to go on from.
+                state, so that other machines can continue from it.
             cache_dir: Folder of the saved state; the default means the one in ML_DIAGNOSTICS_DIR.
 
         Raises:
-            ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
+            ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, is not valid.
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
         arguments, names_before = dict(locals()), frozenset(vars(self))
@@ -131,12 +122,12 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
     def get_job_goodput(
         self, include_badput_breakdown: bool = False, configured_ideal_step_time: float | None = None
     ) -> JobGoodput:
-        """Read what is new and returns the job's goodput.
+        """Read new entries, and return the job's goodput.
 
         Args:
-            include_badput_breakdown: Whether the breakdown is filled.
-            configured_ideal_step_time: Seconds; taken for the ideal step time in the details, in place of the mean of
-                the steps that are not anomalous.
+            include_badput_breakdown: True to fill the breakdown.
+            configured_ideal_step_time: Seconds; the ideal step time of the details, instead of the mean of the steps
+                that are not anomalous.
 
         Returns:
             Goodput in percent, badput in percent by kind, and the last step that is done and was kept; the tuple
@@ -144,14 +135,14 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
 
         Raises:
             ConfigurationError: `configured_ideal_step_time` is not a number of seconds.
-            NoGoodputError: Nothing was recorded for the job, or all of it at one moment; also a ValueError.
+            NoGoodputError: Nothing was recorded for the job, or only at one moment; also a ValueError.
         """
         summary = self._query(configured_ideal_step_time)
-        breakdown = self._badput(summary, summary.counted_ns / 100) if include_badput_breakdown else {}
+        breakdown = self._badput_percent(summary) if include_badput_breakdown else {}
         return JobGoodput(summary.goodput_percent, breakdown, summary.last_step)
 
     def get_job_goodput_details(self) -> WorkloadMetricDetails:
-        """Return what the last query found, in seconds; only the first call queries.
+        """Return the result of the last query, in seconds; only the first call queries.
 
         Never raises: while nothing is known of the job, or the query fails, all numbers are 0.
         """
@@ -163,29 +154,18 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
                     pass
                 except Exception as error:
                     _log.warning("The details of job %r are not known: %s", self.job_name[:200], error)
-            summary = self._summary
-            if summary is None:
-                return self._no_details()
-            ideal = self._configured_ideal_seconds or summary.ideal_step_seconds
-            deviations = StepDeviations(self._step_seconds, ideal)
-        return WorkloadMetricDetails(
-            goodput_time={GoodputType.TOTAL: summary.buckets[Bucket.PRODUCTIVE] / 1e9},
-            badput_time=self._badput(summary, 1e9),
-            max_productive_step=summary.last_step,
-            total_elapsed_time=summary.counted_ns / 1e9,
-            disruption_count=summary.disruptions,
-            step_time_deviation=deviations,
-            ideal_step_time=ideal or 0.0,
-            total_excluded_time=summary.buckets[Bucket.EXCLUDED] / 1e9,
-        )
+            summary = self._summary or results.NOTHING
+            ideal = self._ideal_seconds(summary)
+            deviations = results.StepDeviations(self._step_seconds, ideal)
+        return results.details(summary, deviations, ideal, elastic=self._is_elastic)
 
     def get_job_goodput_interval(
         self, interval_start: Moment, interval_end: Moment
     ) -> tuple[float, UnproductiveTimeDict, int, float, int]:
-        """Read what is new and returns the goodput of a stretch of the job's time.
+        """Read new entries, and return the goodput of a window of the job's time.
 
-        The window that is asked for is the whole of which shares are taken, up to now; what of it lies before the
-        job or after its end is OTHER. Events are interpreted with the whole history, not with the window alone.
+        Percentages refer to the window, up to now; its time before the job or after its end is OTHER. Events are
+        interpreted with the whole history, not with the window alone.
 
         Args:
             interval_start: A datetime (naive: local time), or seconds since 1970.
@@ -201,23 +181,23 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         """
         window = self._window(interval_start, interval_end)
         seconds = window.counted_ns / 1e9
-        breakdown = self._badput(window, window.counted_ns / 100)
+        breakdown = self._badput_percent(window)
         return window.goodput_percent, breakdown, window.last_step, seconds, window.disruptions
 
     def get_interval_metric_details(
         self, interval_start: Moment, interval_end: Moment
     ) -> IntervalWorkloadMetricDetails:
-        """Return what `get_job_goodput_interval` does by name; empty where it raises a ValueError."""
+        """Return the results of `get_job_goodput_interval` by name; empty ones if it raises a ValueError."""
         try:
             return self._interval_details(self._window(interval_start, interval_end))
         except ValueError:
             return self._interval_details(None)
 
     def get_step_deviation(self, configured_ideal_step_time: float | None = None) -> dict[int, float]:
-        """Read what is new and returns by how much the time of each kept step differs from the ideal one.
+        """Read new entries, and return the difference of each kept step's time from the ideal one.
 
         Args:
-            configured_ideal_step_time: Seconds; in place of the mean of the steps that are not anomalous.
+            configured_ideal_step_time: Seconds, instead of the mean of the steps that are not anomalous.
 
         Returns:
             Absolute seconds by step; costs time in proportion to the steps.
@@ -225,27 +205,26 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         Raises:
             NoGoodputError: As `get_job_goodput`, or no step is complete.
         """
-        with self._asking():
+        with self._querying():
             summary = self._query(configured_ideal_step_time)
-            ideal = self._configured_ideal_seconds or summary.ideal_step_seconds
-            deviations = dict(StepDeviations(self._step_seconds, ideal))
+            ideal = self._ideal_seconds(summary)
+            deviations = dict(results.StepDeviations(self._step_seconds, ideal))
         if not deviations:
             raise NoGoodputError(_NO_STEP_TIMES)
         return deviations
 
     def report(self, *, include_timeline: bool = True, exclusions: Iterable[ExclusionInterval] = ()) -> JobReport:
-        """Read what is new and returns all that is known of the job: attempts, disruptions, the timeline.
+        """Read new entries, and return everything about the job: attempts, disruptions, the timeline.
 
         Args:
-            include_timeline: Whether the timeline is filled; where trainers record the end of every step it has two
-                pieces a step.
-            exclusions: Stretches to leave out, as `get_job_goodput_with_exclusions` takes them.
+            include_timeline: True to fill the timeline, which has two pieces for each step with a recorded end.
+            exclusions: Intervals to exclude, as of `get_job_goodput_with_exclusions`.
 
         Raises:
             NoGoodputError: As `get_job_goodput`.
         """
         excluded = excluded_intervals(exclusions)
-        with self._asking():
+        with self._querying():
             summary = self._query(excluded=excluded, is_kept=False)
             ledger, now_ns = self._ledger, PROCESS_GONE if self._now_ns == PROCESS_GONE else summary.end_ns
             attempts = ledger.attempts(now_ns, excluded)
@@ -279,90 +258,62 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         configured_ideal_step_time: float | None = None,
         local_only: bool = False,
     ) -> Snapshot:
-        """Read what is new and returns what exporters are given: costs what is new, and a little for each part.
+        """Read new entries, and return the input of exporters. Costs what is new, and a little for each part.
 
         Args:
             cumulative: True to include the job's whole life.
             deviation: True to include step times.
             window_seconds: Lengths of rolling windows; each ends with the job's life so far.
             configured_ideal_step_time: As in `get_job_goodput`.
-            local_only: Whether to wait for no network: for the last moments of a process. Where this machine's journal
-                knows nothing of the job, the cloud is asked all the same.
+            local_only: True to read only this machine's journal, in the last moments of a process. If that has no
+                entry of the job, the cloud is read all the same.
 
         Raises:
             ConfigurationError: A window has no length.
             NoGoodputError: As `get_job_goodput`.
         """
         lengths = [_window_ns(length) for length in window_seconds]
-        with self._asking():
+        with self._querying():
             summary = self._query(configured_ideal_step_time, local_only=local_only)
             spans = [(max(summary.start_ns, summary.end_ns - length_ns), summary.end_ns) for length_ns in lengths]
             windows = zip(window_seconds, self._ledger.windows(spans, self._now_ns), strict=True)
             return Snapshot(
                 job_name=self.job_name,
                 time_ns=self._clock_ns(),
-                cumulative=self._cumulative(summary) if cumulative else None,
+                cumulative=results.cumulative(summary, self._ideal_seconds(summary), elastic=self._is_elastic)
+                if cumulative
+                else None,
                 deviation=self._deviation(summary) if deviation else None,
-                windows=tuple(self._rolling(length, window) for length, window in windows),
+                windows=tuple(
+                    results.rolling_window(length, window, elastic=self._is_elastic) for length, window in windows
+                ),
             )
 
     def save_state(self) -> None:
-        """Save what was read, so that another process goes on from here; nothing to do with a `cloud_logger`."""
+        """Save the state, so that another process continues from here; do nothing with a `cloud_logger`."""
         with self._lock:
             self._reader.save_state()
 
     def sync_to_gcs(self) -> None:
-        """Copy what was read to `gcs_path`, for other machines to go on from; nothing to do without one.
+        """Copy the state to `gcs_path`, so that other machines continue from it; do nothing without one.
 
-        What another machine put there is never replaced by less. A failure is logged, not raised.
+        A copy that knows more is never replaced. A failure is logged, not raised.
         """
         with self._lock:
             self._reader.sync_to_gcs()
 
     def _interval_details(self, window: Window | None) -> IntervalWorkloadMetricDetails:
-        if window is None:
-            return IntervalWorkloadMetricDetails(interval_goodput={}, interval_badput={}, interval_size=0)
-        return IntervalWorkloadMetricDetails(
-            interval_goodput={GoodputType.TOTAL: window.goodput_percent},
-            interval_badput=self._badput(window, window.counted_ns / 100),
-            interval_size=window.counted_ns / 1e9,
-        )
+        return results.interval_details(window, elastic=self._is_elastic)
 
-    def _badput(self, part: Summary | Window, unit_ns: float) -> UnproductiveTimeDict:
-        return badput(part, unit_ns, elastic=self._is_elastic)
+    def _badput_percent(self, part: Summary | Window) -> UnproductiveTimeDict:
+        return results.badput_percent(part, elastic=self._is_elastic)
 
-    def _no_details(self) -> WorkloadMetricDetails:
-        kinds: UnproductiveTimeDict = {
-            kind: 0.0 for kind in BadputType if self._is_elastic or "ELASTIC" not in kind.name
-        }
-        kinds[BadputType.CUSTOM_BADPUT_EVENTS] = {}
-        return WorkloadMetricDetails(
-            goodput_time={GoodputType.TOTAL: 0.0},
-            badput_time=kinds,
-            max_productive_step=0,
-            total_elapsed_time=0.0,
-            disruption_count=0,
-            step_time_deviation={},
-            ideal_step_time=0.0,
-            total_excluded_time=0.0,
-        )
-
-    def _cumulative(self, summary: Summary) -> Cumulative:
-        return Cumulative(
-            goodput_seconds=summary.buckets[Bucket.PRODUCTIVE] / 1e9,
-            goodput_percent=summary.goodput_percent,
-            badput_seconds=self._badput(summary, 1e9),
-            badput_percent=self._badput(summary, summary.counted_ns / 100),
-            max_productive_step=summary.last_step,
-            total_elapsed_seconds=summary.wall_ns / 1e9,
-            disruptions=summary.disruptions,
-            ideal_step_seconds=self._configured_ideal_seconds or summary.ideal_step_seconds,
-            slice_efficiency=_slice_efficiency(summary),
-        )
+    def _ideal_seconds(self, summary: Summary) -> float | None:
+        return self._configured_ideal_seconds or summary.ideal_step_seconds
 
     def _deviation(self, summary: Summary) -> Deviation:
         ledger = self._ledger
-        ideal = self._configured_ideal_seconds or summary.ideal_step_seconds
+        ideal = self._ideal_seconds(summary)
         if ideal is None:
             return Deviation(None, lambda _: iter(()))
         latest = [abs(seconds - ideal) for seconds in ledger.latest_step_seconds(_LATEST_STEPS)]
@@ -373,17 +324,9 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
 
         return Deviation(compute_step_deviation_from_baseline(latest) if latest else None, steps_since)
 
-    def _rolling(self, window_seconds: int, window: Window) -> RollingWindow:
-        return RollingWindow(
-            window_seconds=window_seconds,
-            goodput_percent=window.goodput_percent,
-            badput_percent=self._badput(window, window.counted_ns / 100),
-            slice_efficiency=_slice_efficiency(window),
-        )
-
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """One query at a time; where one is broken off, by whatever, nothing that was half done is gone on from."""
+    def _querying(self) -> Iterator[None]:
+        """Allow one query at a time; after one that was interrupted, start from the saved state."""
         with self._lock:
             try:
                 yield
@@ -394,7 +337,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
                 raise
 
     def _step_seconds(self) -> dict[int, float]:
-        with self._asking():
+        with self._querying():
             return self._ledger.step_seconds()
 
     def _query(
@@ -405,9 +348,9 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         is_kept: bool = True,
         local_only: bool = False,
     ) -> Summary:
-        """Read what is new, and return the sums of the job's life; the details have them, too, if they are kept."""
-        configured_seconds = _ideal_seconds(configured_ideal_step_time)
-        with self._asking():
+        """Read new entries, and return the sums of the job's life; keep them for the details if `is_kept`."""
+        configured_seconds = _checked_ideal_seconds(configured_ideal_step_time)
+        with self._querying():
             self._ledger = self._reader.read(local_only=local_only)
             summary = self._summarize(excluded)
             if summary is None and local_only:
@@ -452,12 +395,12 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             raise ConfigurationError(
                 f"Start time is on or after end time, cannot compute total job time: {interval_start}, {interval_end}"
             )
-        with self._asking():
+        with self._querying():
             self._ledger = ledger = self._reader.read()
             whole = self._summarize()
             if whole is None:
                 raise self._reader.nothing_recorded()
-            # What is still to come is in no window.
+            # No window includes the future.
             end_ns = min(end_ns, max(self._clock_ns(), whole.end_ns))
             if end_ns <= whole.start_ns or start_ns >= whole.end_ns:
                 raise NoGoodputError(
@@ -466,10 +409,6 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
                 )
             (window,) = ledger.windows([(start_ns, end_ns)], self._now_ns)
             return window
-
-
-def _slice_efficiency(part: Summary | Window) -> SliceEfficiency | None:
-    return None if part.slice_shares is None else SliceEfficiency(*part.slice_shares)
 
 
 def _description_of(summary: Summary) -> str:
@@ -487,7 +426,7 @@ def _window_ns(seconds: Any) -> int:
     return int(length * 1e9)
 
 
-def _ideal_seconds(value: Any) -> float | None:
+def _checked_ideal_seconds(value: Any) -> float | None:
     if value is None:
         return None
     seconds = seconds_of(value)
@@ -526,28 +465,23 @@ class ElasticGoodputCalculator(GoodputCalculator):
     _is_elastic = True
 
     def get_job_goodput_details(self) -> ElasticWorkloadMetricDetails:
-        """Return what `GoodputCalculator.get_job_goodput_details` does, and the slice efficiencies."""
+        """Return the details of `GoodputCalculator.get_job_goodput_details`, and the slice efficiencies."""
         with self._lock:
             details = super().get_job_goodput_details()
-            return cast(ElasticWorkloadMetricDetails, {**details, **_efficiencies(self._summary)})
+            return cast(ElasticWorkloadMetricDetails, {**details, **results.efficiencies(self._summary)})
 
     def get_interval_metric_details(
         self, interval_start: Moment, interval_end: Moment
     ) -> ElasticIntervalWorkloadMetricDetails:
-        """Return what `GoodputCalculator.get_interval_metric_details` does, and the slice efficiencies."""
+        """Return the details of `GoodputCalculator.get_interval_metric_details`, and the slice efficiencies."""
         return cast(
             ElasticIntervalWorkloadMetricDetails, super().get_interval_metric_details(interval_start, interval_end)
         )
 
     def _interval_details(self, window: Window | None) -> ElasticIntervalWorkloadMetricDetails:
         return cast(
-            ElasticIntervalWorkloadMetricDetails, {**super()._interval_details(window), **_efficiencies(window)}
+            ElasticIntervalWorkloadMetricDetails, {**super()._interval_details(window), **results.efficiencies(window)}
         )
-
-
-def _efficiencies(part: Summary | Window | None) -> dict[str, float]:
-    stepping, available = (part.slice_shares if part is not None else None) or (0.0, 0.0)
-    return {"stepping_slice_efficiency": stepping, "available_slice_efficiency": available}
 
 
 # Pickles contain the public names.

@@ -1,14 +1,46 @@
-"""From the ledger's nanoseconds to public results: kinds of badput in seconds or percent, and step deviations."""
+"""From the ledger's nanoseconds to public results: details by name, parts of snapshots, and step deviations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
 from ml_goodput_measurement._ledger import Summary, Window
-from ml_goodput_measurement.metric_details import BadputType, UnproductiveTimeDict
+from ml_goodput_measurement.metric_details import (
+    BadputType,
+    GoodputType,
+    IntervalWorkloadMetricDetails,
+    UnproductiveTimeDict,
+    WorkloadMetricDetails,
+)
 from ml_goodput_measurement.partition import Bucket
+from ml_goodput_measurement.snapshot import Cumulative, RollingWindow, SliceEfficiency
 
-__all__ = ["StepDeviations", "badput"]
+__all__ = [
+    "NOTHING",
+    "StepDeviations",
+    "badput_percent",
+    "cumulative",
+    "details",
+    "efficiencies",
+    "interval_details",
+    "rolling_window",
+]
+
+NOTHING = Summary(
+    start_ns=0,
+    end_ns=0,
+    running=False,
+    buckets=dict.fromkeys(Bucket, 0),
+    custom={},
+    data_loading_async_ns=0,
+    estimated_ns=0,
+    last_step=0,
+    steps_kept=0,
+    disruptions=0,
+    ideal_step_seconds=None,
+    slice_shares=None,
+)
+"""The summary of a job of which nothing is known."""
 
 _OTHER = (Bucket.UNKNOWN, Bucket.IN_FLIGHT)
 _KINDS = [
@@ -19,14 +51,80 @@ _KINDS = [
 _ELASTIC = {BadputType.ELASTIC_SLICE_DOWN, BadputType.ELASTIC_SCALE_UP, BadputType.ELASTIC_REINITIALIZATION}
 
 
-def badput(part: Summary | Window, unit_ns: float, *, elastic: bool = False) -> UnproductiveTimeDict:
-    """Return every kind of badput; custom events by their type.
+def badput_percent(part: Summary | Window, *, elastic: bool) -> UnproductiveTimeDict:
+    """Return every kind of badput in percent of the counted time; custom events by their type.
 
     Args:
         part: A job or a window of it.
-        unit_ns: The unit in nanoseconds: 1e9 for seconds, a hundredth of the whole for percent.
         elastic: True to include the kinds of elastic jobs also if they took no time.
     """
+    return _badput(part, part.counted_ns / 100, elastic=elastic)
+
+
+def details(
+    summary: Summary, step_deviations: Mapping[int, float], ideal_seconds: float | None, *, elastic: bool
+) -> WorkloadMetricDetails:
+    """Return the details of a job, in seconds."""
+    return WorkloadMetricDetails(
+        goodput_time={GoodputType.TOTAL: summary.buckets[Bucket.PRODUCTIVE] / 1e9},
+        badput_time=_badput(summary, 1e9, elastic=elastic),
+        max_productive_step=summary.last_step,
+        total_elapsed_time=summary.counted_ns / 1e9,
+        disruption_count=summary.disruptions,
+        step_time_deviation=step_deviations,
+        ideal_step_time=ideal_seconds or 0.0,
+        total_excluded_time=summary.buckets[Bucket.EXCLUDED] / 1e9,
+    )
+
+
+def interval_details(window: Window | None, *, elastic: bool) -> IntervalWorkloadMetricDetails:
+    """Return the details of a window; empty ones for None."""
+    if window is None:
+        return IntervalWorkloadMetricDetails(interval_goodput={}, interval_badput={}, interval_size=0)
+    return IntervalWorkloadMetricDetails(
+        interval_goodput={GoodputType.TOTAL: window.goodput_percent},
+        interval_badput=badput_percent(window, elastic=elastic),
+        interval_size=window.counted_ns / 1e9,
+    )
+
+
+def efficiencies(part: Summary | Window | None) -> dict[str, float]:
+    """Return the details that only elastic jobs have; 0.0 without reports of slices."""
+    stepping, available = (part.slice_shares if part is not None else None) or (0.0, 0.0)
+    return {"stepping_slice_efficiency": stepping, "available_slice_efficiency": available}
+
+
+def cumulative(summary: Summary, ideal_seconds: float | None, *, elastic: bool) -> Cumulative:
+    """Return the part of a snapshot on the whole life of a job."""
+    return Cumulative(
+        goodput_seconds=summary.buckets[Bucket.PRODUCTIVE] / 1e9,
+        goodput_percent=summary.goodput_percent,
+        badput_seconds=_badput(summary, 1e9, elastic=elastic),
+        badput_percent=badput_percent(summary, elastic=elastic),
+        max_productive_step=summary.last_step,
+        total_elapsed_seconds=summary.wall_ns / 1e9,
+        disruptions=summary.disruptions,
+        ideal_step_seconds=ideal_seconds,
+        slice_efficiency=_slice_efficiency(summary),
+    )
+
+
+def rolling_window(window_seconds: int, window: Window, *, elastic: bool) -> RollingWindow:
+    """Return the part of a snapshot on a rolling window."""
+    return RollingWindow(
+        window_seconds=window_seconds,
+        goodput_percent=window.goodput_percent,
+        badput_percent=badput_percent(window, elastic=elastic),
+        slice_efficiency=_slice_efficiency(window),
+    )
+
+
+def _slice_efficiency(part: Summary | Window) -> SliceEfficiency | None:
+    return None if part.slice_shares is None else SliceEfficiency(*part.slice_shares)
+
+
+def _badput(part: Summary | Window, unit_ns: float, *, elastic: bool) -> UnproductiveTimeDict:
+    """Return every kind of badput in a unit: 1e9 for seconds, a hundredth of the whole for percent."""
     result: UnproductiveTimeDict = {}
     for kind, bucket in _KINDS:
         length = part.buckets[bucket] if bucket is not None else _other_ns(part, kind)
