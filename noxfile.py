@@ -31,6 +31,7 @@ PACKAGES = {
 }
 SIDE_BY_SIDE = [f"--numprocesses={min(4, (os.cpu_count() or 1) + 2)}", "--dist=loadfile"]
 LEAST_COVERAGE = {
+    "*": 91,
     "ml_goodput_measurement/_ledger/*": 95,
     "ml_diagnostics_common/journal/*": 95,
     "ml_diagnostics_common/shipper/*": 95,
@@ -161,11 +162,12 @@ def coverage(session: nox.Session) -> None:
     """Measure which branches the tests run, also in processes that they start; fail below the least percentages.
 
     The measurement slows programs down and loads modules, so some tests fail here: failures count in `tests` only.
+    A test that forks beside busy threads is left out: its children hang in a lock of the tracer.
     """
     install(session, "tests", *PACKAGES)
     shutil.rmtree(ROOT / ".coverage", ignore_errors=True)
     (ROOT / ".coverage").mkdir()
-    chosen = ["-p", "no:rerunfailures", *SIDE_BY_SIDE, *session.posargs]
+    chosen = ["-p", "no:rerunfailures", "-k", "not test_forking_under_load", *SIDE_BY_SIDE, *session.posargs]
     session.run("coverage", "run", "-m", "pytest", *chosen, env=ON_CPU, success_codes=[0, 1])
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report", "--skip-covered")

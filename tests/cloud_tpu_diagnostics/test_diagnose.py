@@ -53,6 +53,7 @@ def test_nothing_happens_where_nothing_is_collected(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.timing
 def test_a_block_that_collects_nothing_costs_less_than_an_empty_context_manager() -> None:
     @contextlib.contextmanager
     def empty() -> Iterator[None]:

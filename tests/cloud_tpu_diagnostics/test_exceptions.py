@@ -205,6 +205,7 @@ def test_an_exception_between_other_dumps_is_read_in_pieces_of_any_size() -> Non
     assert dumps[1].threads[0].frames[0].function == "fail"
 
 
+@pytest.mark.timing
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a companion is needed")
 def test_leaving_with_an_exception_waits_for_nothing(tmp_path: Path) -> None:
     program = """

@@ -123,19 +123,21 @@ def test_forking_under_load_repeats_loses_and_hangs_nothing(tmp_path: Path) -> N
     for thread in threads:
         thread.start()
     children = []
-    for _ in range(200):
-        child = os.fork()
-        if child == 0:
-            try:
-                journal.append({"child": os.getpid()})
-                journal.append({"child": os.getpid()})
-            finally:
-                os._exit(0 if journal.statistics().written == 2 else 1)
-        children.append(child)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for _ in range(200):
+            child = os.fork()
+            if child == 0:
+                try:
+                    journal.append({"child": os.getpid()})
+                    journal.append({"child": os.getpid()})
+                finally:
+                    os._exit(0 if journal.statistics().written == 2 else 1)
+            children.append(child)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     entries = read_all(tmp_path)
     assert len({entry.insert_id for entry in entries}) == len(entries)
     by_child = Counter(entry.payload["child"] for entry in entries if "child" in entry.payload)

@@ -103,6 +103,7 @@ def test_a_payload_that_contains_itself_twice_ends_too() -> None:
     assert json.loads(encode_payload({"x": twice, "n": 1})) == {"x": ["...", "..."], "n": 1}
 
 
+@pytest.mark.timing
 def test_a_payload_that_is_too_big_is_cut_with_a_note() -> None:
     value: Any = float("nan")
     for _ in range(25):  # 33 million values, of 25 lists.

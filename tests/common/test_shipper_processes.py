@@ -215,6 +215,7 @@ def test_a_writer_is_shipped_by_one_process_at_a_time(tmp_path: Path, cloud_logg
     assert ship_here(tmp_path, cloud_logging_server)["shipped"] == 1
 
 
+@pytest.mark.timing
 @pytest.mark.usefixtures("protocol")
 def test_exit_is_held_up_no_longer_than_the_grace_period(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
@@ -341,6 +342,7 @@ assert any(record.name.endswith("transports.grpc") for record in kept), kept
     assert [entry.get("textPayload") for entry in sent if "instrumentation" not in str(entry)] == ["the job's own"]
 
 
+@pytest.mark.timing
 @pytest.mark.usefixtures("protocol")
 def test_an_address_without_a_server_holds_up_the_exit_for_the_grace_period(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer

@@ -82,6 +82,7 @@ def test_a_step_on_a_device_is_a_step(tmp_path: Path, run: ActiveRun) -> None:
     assert [payload.get("step_index") for _, payload in metrics_of(tmp_path)] == [7, None]
 
 
+@pytest.mark.timing
 def test_the_caller_does_not_wait_for_a_device(tmp_path: Path, run: ActiveRun) -> None:
     """`record` returns before a long computation is done, and the value is still recorded."""
 

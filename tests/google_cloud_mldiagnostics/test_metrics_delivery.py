@@ -92,6 +92,7 @@ def test_a_hundred_thousand_of_a_last_second_arrive(
     assert_arrived(cloud_logging_server, 100_000)
 
 
+@pytest.mark.timing
 def test_a_hanging_cloud_delays_neither_the_steps_nor_the_exit(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:

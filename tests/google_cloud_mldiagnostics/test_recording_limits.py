@@ -34,6 +34,7 @@ def test_a_name_that_is_a_document_is_refused_and_not_kept(
     assert max(len(logged.getMessage()) for logged in caplog.records) < 1000
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("step", [Decimal("1E+999999"), Decimal("-1E+999999"), "9" * 10_000, 2**63, 1e300])
 def test_a_step_beyond_64_bits_is_refused_before_it_is_made(step: object) -> None:
     started = time.process_time()

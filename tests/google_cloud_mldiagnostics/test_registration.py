@@ -275,6 +275,7 @@ def test_a_fault_that_passes_is_not_seen(server: ControlPlaneServer, fault: Faul
     assert len(server.runs()) == 1
 
 
+@pytest.mark.timing
 def test_nothing_waits_for_a_control_plane_that_never_answers(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_job_of_any_length_has_a_picture(tmp_path: Path, kind: str, suffix: st
     assert (tmp_path / f"job{suffix}").stat().st_size > 5_000
 
 
+@pytest.mark.timing
 def test_a_job_of_months_is_drawn_in_seconds(tmp_path: Path) -> None:
     report = months()
     assert len(report.timeline) > 4_000

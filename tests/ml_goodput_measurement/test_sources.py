@@ -153,6 +153,7 @@ def _no_cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
 
 
+@pytest.mark.timing
 @pytest.mark.usefixtures("_no_cloud")
 def test_without_a_cloud_the_journal_answers_at_once_and_logs_nothing(
     truth: tuple[Any, ...], caplog: pytest.LogCaptureFixture

@@ -205,6 +205,7 @@ def test_a_query_costs_only_the_new_entries(tmp_path: Path) -> None:
     assert counts[1] < 1.5 * counts[0]
 
 
+@pytest.mark.timing
 def test_the_time_of_a_query_does_not_grow_with_the_job(tmp_path: Path) -> None:
     """B4 again, by the clock, because a call into C may hide a walk over all steps."""
     quickest = []
@@ -366,6 +367,7 @@ def test_a_save_that_is_made_again_after_a_rollback_counts_again() -> None:
     assert truth.seconds == {PRODUCTIVE: 54, SAVE: 6, WASTED: 50, RECOVERY: 20, UNKNOWN: 20}
 
 
+@pytest.mark.timing
 def test_nothing_waits_for_a_cloud_that_is_not_there(tmp_path: Path) -> None:
     """B20: the metadata server is a black hole, and constructing both ends takes no time."""
     with socket.create_server(("127.0.0.1", 0)) as black_hole:

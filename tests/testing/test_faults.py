@@ -69,6 +69,7 @@ def test_a_request_is_answered_and_logged(server: Counter) -> None:
     assert (record.size_bytes, record.time, record.status, record.fault) == (5, 1e9, 200, None)
 
 
+@pytest.mark.timing
 def test_one_connection_carries_many_requests_without_waiting_for_nagle(server: Counter) -> None:
     def seconds(*connections: http.client.HTTPConnection) -> float:
         started = time.monotonic()
