@@ -389,6 +389,36 @@ def test_a_forked_child_has_a_worker_that_starts_clean() -> None:
     assert out == "the child's\nthe parent's\n"
 
 
+@needs_fork
+@pytest.mark.parametrize("forks_in", ["function", "tick"])
+def test_a_child_that_a_worker_forks_ends_with_its_function(forks_in: str) -> None:
+    out = run(f"""
+        import os, time
+        from ml_diagnostics_common.guard import LOSSES
+        from ml_diagnostics_common.worker import Worker
+        parent, pids = os.getpid(), []
+        def fork():
+            pids or pids.append(os.fork())
+            if os.getpid() != parent:
+                print("the child's", flush=True)
+        def tick():
+            if "{forks_in}" == "tick":
+                fork()
+            return 0.01
+        worker = Worker("test", tick)
+        worker.put(fork if "{forks_in}" == "function" else int)
+        assert worker.drain(10)
+        deadline = time.monotonic() + 20
+        while not (ended := os.waitpid(pids[0], os.WNOHANG)[0]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not ended:
+            os.kill(pids[0], 9)
+        worker.put(lambda: print("the parent's", bool(ended), LOSSES.as_dict(), flush=True))
+        assert worker.drain(10)
+    """)
+    assert out == "the child's\nthe parent's True {}\n"
+
+
 def test_a_worker_that_waits_holds_no_exit_up() -> None:
     out = run("""
         import threading

@@ -227,7 +227,7 @@ class Worker:
     """Calls functions in a thread of its own, in the order in which it is given them, and one that recurs.
 
     The thread starts with the first call of `put` or `start`. A forked child inherits nothing of it: there the worker
-    starts with an empty inbox.
+    starts with an empty inbox. A child that is forked in the thread, by a function or the tick, ends when that returns.
 
     Args:
         name: The thread's name; errors are counted and logged under it.
@@ -317,20 +317,22 @@ class Worker:
             self._take(0.0)
 
     def _run(self) -> None:
+        running = self._running  # A child that a function forks has another one: there this thread is no worker's.
         self._thread_ident = _thread.get_ident()
         retry_seconds = _RETRY_SECONDS
         try:
-            while not self._is_stopped:
+            while not self._is_stopped and self._running is running:
                 seconds = self.attempt(self._tick, retry_seconds)
                 if seconds is not None:
                     retry_seconds = max(_SHORTEST_RETRY_SECONDS, seconds)
                 if not self._take(self._idle_seconds if seconds is None else max(0.0, seconds)) and seconds is None:
                     break
         finally:
-            self._thread_ident = 0
-            self._running.release()
-            if not self._inbox.empty():  # Put after the last check, or behind a function that raised SystemExit.
-                self.start()
+            if self._running is running:
+                self._thread_ident = 0
+                running.release()
+                if not self._inbox.empty():  # Put after the last check, or behind a function that raised SystemExit.
+                    self.start()
 
     def _take(self, timeout_seconds: float) -> bool:
         """Wait for a function, and call it; return False if none was put in that time."""
@@ -338,12 +340,13 @@ class Worker:
             function = self._inbox.get(timeout=None if timeout_seconds == math.inf else timeout_seconds)
         except queue.Empty:
             return False
+        pending = self._pending  # A child that the function forks has another one, which is empty.
         if not self._is_stopped:
             try:
                 self.attempt(function)
             finally:
                 del function  # While it is still pending: it may hold the memory of a device.
-                self._pending.popleft()
+                pending.popleft()
         return True
 
     def attempt(self, function: Callable[[], _Result | None], if_failed: _Result | None = None) -> _Result | None:
