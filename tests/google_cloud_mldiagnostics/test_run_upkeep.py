@@ -22,7 +22,7 @@ from . import run_programs as programs
 
 def test_software_is_collected_once_and_devices_are_polled_with_growing_delays() -> None:
     ended = programs.run("""
-        from google_cloud_mldiagnostics._configs import system_configs
+        from google_cloud_mldiagnostics import _system_configs as system_configs
         from google_cloud_mldiagnostics._run import lifecycle
         lifecycle._HARDWARE_SECONDS = 0.02
         asked = {"software": [], "hardware": []}

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics import _agreement as agreement
-from google_cloud_mldiagnostics._configs import system_configs
-from google_cloud_mldiagnostics._configs.system_configs import collect_hardware, collect_host, collect_software
+from google_cloud_mldiagnostics import _system_configs as system_configs
+from google_cloud_mldiagnostics._system_configs import collect_hardware, collect_host, collect_software
 from google_cloud_mldiagnostics._system_metrics.cgroup import cpu_limit, memory_limit_bytes, memory_used_bytes
 from google_cloud_mldiagnostics.mlrun_types import Framework
 
@@ -103,7 +103,7 @@ def test_collecting_outside_a_checkout_imports_no_framework_and_runs_no_program(
         programs = []
         sys.addaudithook(lambda event, args: programs.append(event) if event in
                          ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "socket.connect") else None)
-        from google_cloud_mldiagnostics._configs.system_configs import collect_hardware, collect_host, collect_software
+        from google_cloud_mldiagnostics._system_configs import collect_hardware, collect_host, collect_software
         configs = collect_software() | collect_host()
         hardware = collect_hardware()
         print(json.dumps({"heavy": sorted({"jax", "numpy", "torch", "psutil", "google.auth"} & set(sys.modules)),
@@ -122,7 +122,7 @@ def test_jax_is_never_initialised_and_known_once_the_job_has() -> None:
     found = run_python(
         """
         import json, jax
-        from google_cloud_mldiagnostics._configs.system_configs import collect_hardware
+        from google_cloud_mldiagnostics._system_configs import collect_hardware
         from jax._src import xla_bridge
         before = collect_hardware()
         was_initialised = xla_bridge.backends_are_initialized()
@@ -142,7 +142,7 @@ def test_jax_is_never_initialised_and_known_once_the_job_has() -> None:
 
 JOB = """
     import json, sys, jax
-    from google_cloud_mldiagnostics._configs import system_configs
+    from google_cloud_mldiagnostics import _system_configs as system_configs
     system_configs._HOSTS_SECONDS = 60
     rank = int(sys.argv[2])
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, rank)

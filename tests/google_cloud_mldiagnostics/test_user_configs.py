@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from google_cloud_mldiagnostics._configs.user_configs import (
+from google_cloud_mldiagnostics._user_configs import (
     CUT_KEY,
     MAX_CONFIG_BYTES,
     MAX_TOTAL_BYTES,

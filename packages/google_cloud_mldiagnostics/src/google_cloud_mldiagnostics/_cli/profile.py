@@ -13,7 +13,7 @@ from ml_diagnostics_common.command.options import whole_number
 from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.texts import format_count, format_duration
 
-from google_cloud_mldiagnostics._cli.options import add_run_argument, add_source_options, run_source
+from google_cloud_mldiagnostics._cli import add_run_argument, add_source_options, run_source
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console

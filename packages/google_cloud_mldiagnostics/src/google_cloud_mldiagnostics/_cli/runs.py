@@ -10,7 +10,7 @@ from ml_diagnostics_common.command.formats import add_format_option, format_data
 from ml_diagnostics_common.command.options import whole_number
 from ml_diagnostics_common.payload import printable
 
-from google_cloud_mldiagnostics._cli.options import add_run_argument, add_source_options, run_source
+from google_cloud_mldiagnostics._cli import add_run_argument, add_source_options, run_source
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console

@@ -10,7 +10,7 @@ from ml_diagnostics_common.command.errors import DONE, FAILED
 from ml_diagnostics_common.files import in_bucket, native_path
 from ml_diagnostics_common.texts import format_bytes, format_count
 
-from google_cloud_mldiagnostics._cli.options import add_run_argument
+from google_cloud_mldiagnostics._cli import add_run_argument
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console

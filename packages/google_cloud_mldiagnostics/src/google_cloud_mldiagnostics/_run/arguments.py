@@ -15,8 +15,8 @@ from ml_diagnostics_common.guard import log_once, warn_once
 from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.redaction import redact_text
 
-from google_cloud_mldiagnostics._configs.user_configs import as_mapping
 from google_cloud_mldiagnostics._identity import Workload
+from google_cloud_mldiagnostics._user_configs import as_mapping
 from google_cloud_mldiagnostics._version import get_version
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError

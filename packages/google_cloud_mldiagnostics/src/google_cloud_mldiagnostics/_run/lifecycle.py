@@ -20,7 +20,6 @@ from ml_diagnostics_common.raised_exception import RaisedException
 from ml_diagnostics_common.worker import Task, Worker, start
 
 from google_cloud_mldiagnostics import _entries as entries
-from google_cloud_mldiagnostics._configs.user_configs import to_wire
 from google_cloud_mldiagnostics._identity import warn_if_started_too_early
 from google_cloud_mldiagnostics._profiling import end_profiles
 from google_cloud_mldiagnostics._recording import device_values
@@ -28,6 +27,7 @@ from google_cloud_mldiagnostics._run.termination import Termination
 from google_cloud_mldiagnostics._run_state import attempts
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run, set_active_run
 from google_cloud_mldiagnostics._run_state.unreported_runs import warn_folder_failed
+from google_cloud_mldiagnostics._user_configs import to_wire
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.mlrun_types import RunPhase
 

@@ -20,8 +20,6 @@ from ml_diagnostics_common.texts import readable_id
 from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics._agreement import jax_processes, publish, subscribe
-from google_cloud_mldiagnostics._configs.system_configs import collector
-from google_cloud_mldiagnostics._configs.user_configs import to_wire
 from google_cloud_mldiagnostics._identity import (
     RunIdentity,
     Workload,
@@ -39,7 +37,9 @@ from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_acti
 from google_cloud_mldiagnostics._run_state.process_life import is_alive, own_mark
 from google_cloud_mldiagnostics._run_state.registration import Registration
 from google_cloud_mldiagnostics._run_state.unreported_runs import warn_folder_failed
+from google_cloud_mldiagnostics._system_configs import collector
 from google_cloud_mldiagnostics._system_metrics.sampler import SystemMetrics
+from google_cloud_mldiagnostics._user_configs import to_wire
 from google_cloud_mldiagnostics.control_plane import Connection, find_google, find_self_hosted
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError
