@@ -1,4 +1,4 @@
-"""Every command that a person runs here: `nox --list` names them."""
+"""The commands for developers, as sessions of nox; `nox --list` lists them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ AS_IN_TESTS = [
 
 
 def offer_all_pyenv_pythons() -> None:
-    """Let pyenv's shims answer for every Python that it has, not only for the one that is switched on."""
+    """Make pyenv's shims run every installed Python, not only the selected one."""
     if shutil.which("pyenv") and "PYENV_VERSION" not in os.environ:
         installed = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True, check=False)
         current = ".".join(map(str, sys.version_info[:3]))
@@ -98,7 +98,7 @@ def oldest_and_newest() -> list[str]:
 
 
 def runs(program: str) -> bool:
-    """Return True if a program is installed; a shim of pyenv's may stand for one that is not."""
+    """Return True if a program is installed; pyenv may have a shim for a program that is not."""
     try:
         return subprocess.run([program, "-c", ""], capture_output=True, check=False).returncode == 0
     except OSError:
@@ -118,7 +118,7 @@ def install(session: nox.Session, pins: str, *packages: str) -> None:
 def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
     """Run pytest in an environment of its own, up to four files of tests at a time: two more than there are cores.
 
-    Many tests wait for real programs, most of the time. A test marked `timing` is run once more if it fails, and listed
+    Most of the time, many tests wait for real programs. A test marked `timing` is run once more if it fails, and listed
     as RERUN; all others fail at once.
     """
     install(session, pins, *PACKAGES)
@@ -134,26 +134,26 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The tests, on the Python that runs nox."""
+    """Run the tests on the Python that runs nox."""
     run_tests(session, "tests")
 
 
 @nox.session(python=PYTHONS)
 def everywhere(session: nox.Session) -> None:
-    """The tests, on every supported Python that this machine has."""
+    """Run the tests on every supported Python of this machine."""
     run_tests(session, "tests")
 
 
 @nox.session(python=oldest_and_newest())
 def core(session: nox.Session) -> None:
-    """The tests of what is closest to the interpreter, on the oldest and the newest Python that this machine has."""
+    """Run the tests of the code closest to the interpreter, on the oldest and the newest Python of this machine."""
     ledger = [str(path) for path in sorted(ROOT.glob("tests/ml_goodput_measurement/test_ledger_*.py"))]
     run_tests(session, "tests", "tests/common", "tests/cloud_tpu_diagnostics", *ledger)
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """The tests that take minutes: soaks and long fuzzing."""
+    """Run the tests that take minutes: soaks and long fuzzing."""
     run_tests(session, "tests", "-m", "slow", "--numprocesses=0", "--timeout=3600")
 
 
@@ -194,33 +194,33 @@ def flakes(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[0])
 def oldest(session: nox.Session) -> None:
-    """The tests, with the lowest version that we claim of Python and of every dependency."""
+    """Run the tests with the lowest supported version of Python and of every dependency."""
     run_tests(session, "oldest")
 
 
 @nox.session(name="torch-xla")
 def torch_xla(session: nox.Session) -> None:
-    """A trainer of PyTorch/XLA from end to end, on the CPU. Not part of the tests: its wheels take 7 GB."""
+    """Run a trainer of PyTorch/XLA from end to end, on the CPU. Not part of the tests: its wheels take 7 GB."""
     install(session, "torch-xla", *PACKAGES)
     session.run("python", "-m", "pytest", "tests/e2e/test_torch_xla.py", *session.posargs, env={"PJRT_DEVICE": "CPU"})
 
 
 @nox.session
 def differential(session: nox.Session) -> None:
-    """Generated histories through ours and the public package, side by side; part of the tests too."""
+    """Compare ours and the public package on generated histories; also part of the tests."""
     run_tests(session, "tests", *sorted(map(str, ROOT.glob("tests/*/test_differential*.py"))))
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure ours, and the public package where it can be installed; `-- compare` names what became worse."""
+    """Measure ours, and the public package if it can be installed; `-- compare` lists what became worse."""
     install(session, "tests", *PACKAGES)
     session.run("python", "-m", "benchmarks", *session.posargs, env=ON_CPU)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, import contracts and changelog fragments; the environment has the tools that pre-commit runs."""
+    """Check style, import contracts and changelog fragments; the environment has the tools that pre-commit runs."""
     install(session, "lint", *PACKAGES)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -240,7 +240,7 @@ def api(session: nox.Session) -> None:
 
 @nox.session
 def typing(session: nox.Session) -> None:
-    """Strict types, in every package, every example and every test."""
+    """Check types strictly, in every package, every example and every test."""
     install(session, "typing", *PACKAGES)
     for module in PACKAGES.values():
         session.run("mypy", "-p", module)
@@ -286,7 +286,7 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Remake the pins: names, versions and hashes, without addresses."""
+    """Update the pins: names, versions and hashes, without addresses."""
     session.install("--require-hashes", "-r", "requirements/nox.txt")
     manifests = [f"packages/{name}/pyproject.toml" for name in PACKAGES]
     for name in session.posargs or PIN_SETS:
@@ -305,12 +305,12 @@ def lock(session: nox.Session) -> None:
 
 
 def distributions() -> list[str]:
-    """The names of our own distributions."""
+    """Return the names of our own distributions."""
     return [distribution_of(name) for name in PACKAGES]
 
 
 def distribution_of(package: str) -> str:
-    """The name of a package's distribution."""
+    """Return the name of a package's distribution."""
     found = re.search(r'^name = "(.+)"', (ROOT / "packages" / package / "pyproject.toml").read_text(), re.MULTILINE)
     assert found is not None
     return found[1]

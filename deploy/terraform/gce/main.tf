@@ -17,7 +17,7 @@ module "stack_traces" {
 }
 
 locals {
-  # Both the library's own uploads and those of the agent of TPU VMs, which tails /tmp/debugging, are such entries.
+  # Entries of the library's own uploads, and of the agent of TPU VMs, which tails /tmp/debugging.
   stack_trace_filter = "resource.type=\"tpu_worker\" log_id(\"tpu.googleapis.com/runtime_monitor\") jsonPayload.verb=\"stacktraceanalyzer\""
 
   counter_labels = {

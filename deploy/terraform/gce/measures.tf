@@ -1,12 +1,12 @@
 # The rows of the monitoring dashboard, in PromQL.
 # Metrics: https://cloud.google.com/monitoring/api/metrics_gcp_p_z#gcp-tpu
 # Names in PromQL: https://cloud.google.com/monitoring/promql/promql-mapping
-# A quantile of nothing is NaN: `>= 0` leaves out who sent nothing.
+# A quantile of nothing is NaN: `>= 0` omits workers that sent nothing.
 
 locals {
   workers = "{monitored_resource='tpu_worker',node_id=~'${var.monitoring_dashboard_config.node_prefix}.*'}"
 
-  # Not Google's: these have data only where a program writes such a distribution, of whatever monitored resource.
+  # Custom metrics have data only if a program writes such a distribution, for any monitored resource.
   each_writer = "sum by (le, zone, node_id, worker_id, instance_id)"
 
   measures = [

@@ -6,8 +6,8 @@ variable "project_name" {
 variable "monitoring_dashboard_config" {
   description = <<-EOT
     The monitoring dashboard.
-    node_prefix: Only TPU nodes whose name begins so; all when empty.
-    outlier_count: How many workers the tiles of outliers show.
+    node_prefix: Show only TPU nodes with this prefix of their name; all if empty.
+    outlier_count: The number of workers in the tiles of outliers.
   EOT
   type = object({
     node_prefix   = optional(string, "")
@@ -29,9 +29,9 @@ variable "monitoring_dashboard_config" {
 
 variable "stack_trace_bucket_config" {
   description = <<-EOT
-    A log bucket of its own for stack traces; they are in the bucket _Default in any case.
-    bucket_name: Id of the log bucket that is made; none is when it is left out.
-    retention_days: How long it keeps an entry, in days; 30 when it is left out.
+    A separate log bucket for stack traces, which are always in the bucket _Default, too.
+    bucket_name: Id of the log bucket to create; by default none is created.
+    retention_days: Retention of an entry, in days; 30 by default.
   EOT
   type = object({
     bucket_name    = optional(string)

@@ -17,7 +17,7 @@ module "stack_traces" {
 }
 
 locals {
-  # A sidecar that tails /tmp/debugging: what it prints is its container's log, an entry for each line.
+  # A sidecar that tails /tmp/debugging prints to its container's log, an entry for each line.
   sidecar_filter = "resource.labels.container_name=~\"[a-z-0-9]*stacktrace[a-z-0-9]*\""
 
   # The library itself, with stack_trace_to_cloud=True: an entry for each trace, whatever container it names.
@@ -26,7 +26,7 @@ locals {
   stack_trace_filter = "resource.type=\"k8s_container\" AND (${local.sidecar_filter} OR (${local.upload_filter}))"
 
   # A pod of an indexed Job is named JOB-INDEX-SUFFIX and its host JOB-INDEX; a pod of another Job JOB-SUFFIX.
-  # Kubernetes makes a suffix of letters and digits that spell no words.
+  # Kubernetes generates suffixes of letters and digits that spell no words.
   counter_labels = {
     location = "EXTRACT(resource.labels.location)"
     cluster  = "EXTRACT(resource.labels.cluster_name)"

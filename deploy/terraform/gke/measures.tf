@@ -1,7 +1,7 @@
 # The rows of the monitoring dashboard, in PromQL.
 # Metrics: https://cloud.google.com/monitoring/api/metrics_kubernetes
 # Names in PromQL: https://cloud.google.com/monitoring/promql/promql-mapping
-# A quantile of nothing is NaN: `>= 0` leaves out who sent nothing.
+# A quantile of nothing is NaN: `>= 0` omits workers that sent nothing.
 
 locals {
   containers = "{monitored_resource='k8s_container'}"

@@ -6,7 +6,7 @@ variable "project_name" {
 variable "monitoring_dashboard_config" {
   description = <<-EOT
     The monitoring dashboard.
-    outlier_count: How many pods the tiles of outliers show.
+    outlier_count: The number of pods in the tiles of outliers.
   EOT
   type = object({
     outlier_count = optional(number, 10)
@@ -22,9 +22,9 @@ variable "monitoring_dashboard_config" {
 
 variable "stack_trace_bucket_config" {
   description = <<-EOT
-    A log bucket of its own for stack traces; they are in the bucket _Default in any case.
-    bucket_name: Id of the log bucket that is made; none is when it is left out.
-    retention_days: How long it keeps an entry, in days; 30 when it is left out.
+    A separate log bucket for stack traces, which are always in the bucket _Default, too.
+    bucket_name: Id of the log bucket to create; by default none is created.
+    retention_days: Retention of an entry, in days; 30 by default.
   EOT
   type = object({
     bucket_name    = optional(string)

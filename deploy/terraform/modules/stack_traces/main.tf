@@ -1,10 +1,11 @@
-# What both platforms have: a counter of stack traces, two dashboards, and, if it has a name, a log bucket with its sink.
+# The resources of both platforms: a counter of stack traces, two dashboards and, if its name is set, a log bucket with
+# its sink.
 
 locals {
   has_log_bucket = try(length(var.log_bucket.bucket_name) > 0, false)
 
-  # A stack trace counts once: not its further parts, nor what the library writes besides traces. What others write,
-  # such as the lines of a sidecar, has neither field.
+  # A stack trace counts once, without its further parts; the library's other entries do not count. Entries of other
+  # writers, such as the lines of a sidecar, have neither field.
   counter_filter = "${var.log_filter} AND NOT jsonPayload.kind=(\"snapshot\" OR \"job_ended\" OR \"hang_suspected\") AND NOT jsonPayload.part>1"
 }
 

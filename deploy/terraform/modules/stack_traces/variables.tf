@@ -4,7 +4,7 @@ variable "project_name" {
 }
 
 variable "platform" {
-  description = "Where the jobs run, as names of resources say it: gce or gke."
+  description = "The platform of the jobs, for the names of resources: gce or gke."
   type        = string
 }
 
@@ -24,7 +24,7 @@ variable "counter_labels" {
 }
 
 variable "log_bucket" {
-  description = "Where stack traces are kept besides the bucket _Default; nowhere without a name."
+  description = "The log bucket for stack traces besides the bucket _Default; none without a name."
   type = object({
     bucket_name    = optional(string)
     retention_days = optional(number)
@@ -32,7 +32,7 @@ variable "log_bucket" {
 }
 
 variable "measures" {
-  description = "A row of the monitoring dashboard each; the query is PromQL and has a series for each worker."
+  description = "The rows of the monitoring dashboard; each query is PromQL and has a series for each worker."
   type = list(object({
     title = string
     unit  = string
@@ -46,6 +46,6 @@ variable "dashboard_filters" {
 }
 
 variable "outlier_count" {
-  description = "How many workers the tiles of outliers show."
+  description = "The number of workers in the tiles of outliers."
   type        = number
 }
