@@ -74,6 +74,20 @@ def test_another_source_continues_from_a_position(server: CloudLoggingServer, tm
     assert read(second) == [10, 11]
 
 
+def test_a_position_in_the_middle_of_a_read_loses_and_repeats_nothing(
+    server: CloudLoggingServer, tmp_path: Path
+) -> None:
+    for start in range(0, 9, 3):
+        write(tmp_path / "elsewhere", start, start + 3)
+    ship(server, read_all(tmp_path / "elsewhere"))
+    write(tmp_path, 9, 12)
+    first = LogSource(LOG, root=tmp_path, cloud=Cloud())
+    begun = [entry.payload["n"] for entry in next(first.read_new())]
+    second = LogSource(LOG, root=tmp_path, cloud=Cloud())
+    second.resume(json.loads(json.dumps(first.position())))
+    assert sorted(begun + read(second)) == list(range(12))
+
+
 @pytest.mark.parametrize("fault", [Status(403), Status(503), Hang()], ids=repr)
 def test_a_cloud_that_fails_costs_no_entry_and_is_not_asked_again_at_once(
     server: CloudLoggingServer, tmp_path: Path, fault: Any

@@ -203,12 +203,16 @@ class LogSource:
         self._pages: PageReader | None = None
         self._cut_notes: list[str] = []
         self._parts: list[_CloudPart] = []
+        self._readers: dict[str, EntryReader] = {"journal": self._journal}
+        """By the name of their position."""
         if self._cloud is not None:
-            start = dict(position.get("cloud") or {})
             queries: Sequence[Query | None] = self._queries or [None]
-            for query in queries:
-                self._parts.append(_CloudPart(self._cloud, functools.partial(self._new_reader, query, start), start))
-        self._union = UnionReader([self._journal, *self._parts], position=position.get("union"))
+            for number, query in enumerate(queries):
+                name = f"cloud_{number}" if number else "cloud"
+                part = _CloudPart(self._cloud, functools.partial(self._new_reader, query), position.get(name) or {})
+                self._parts.append(part)
+                self._readers[name] = part
+        self._union = UnionReader(list(self._readers.values()), position=position.get("union"))
 
     def _new_reader(self, query: Query | None, position: Mapping[str, Any]) -> EntryReader:
         """Return a reader of a query, or of the log, in Cloud Logging."""
@@ -248,11 +252,10 @@ class LogSource:
         return self._union.read_new()
 
     def position(self) -> dict[str, Any]:
-        """Return the position behind the yielded entries, as JSON. Exact when `read_new` was read to its end."""
-        position = {"journal": self._journal.position()}
-        if self._parts:  # One: queries have no position.
-            position |= {"cloud": self._parts[0].position(), "union": self._union.position()}
-        return position
+        """Return the position behind the yielded entries, as JSON: that of each reader, by name, and of their union."""
+        union = self._union.position()
+        positions = zip(self._readers, union.pop("readers"), strict=True)
+        return {**dict(positions), "union": union}
 
     def save_position(self, name: str, *, job: str | None = None) -> None:
         """Let the journal drop what was read; see `JournalReader.save_position`. A failure is logged."""
@@ -308,15 +311,17 @@ def notes_of(sources: Iterable[LogSource]) -> list[str]:
 class _CloudPart:
     """An `EntryReader` of Cloud Logging that yields nothing while Cloud Logging fails, or is not requested."""
 
-    def __init__(self, cloud: Cloud, new_reader: Callable[[], EntryReader], position: dict[str, Any]) -> None:
+    def __init__(
+        self, cloud: Cloud, new_reader: Callable[[Mapping[str, Any]], EntryReader], position: Mapping[str, Any]
+    ) -> None:
         self.is_requested = True
-        self._cloud, self._new_reader, self._position = cloud, new_reader, position
+        self._cloud, self._new_reader, self._position = cloud, new_reader, dict(position)
         self._reader: EntryReader | None = None
 
     def read_new(self) -> Iterator[list[LogEntry]]:
         """See `EntryReader`."""
         if self.is_requested and not self._cloud.is_paused():
-            self._reader = self._reader or self._new_reader()
+            self._reader = self._reader or self._new_reader(self._position)
             yield from self._cloud.until_failure(self._reader.read_new())
 
     def position(self) -> dict[str, Any]:
