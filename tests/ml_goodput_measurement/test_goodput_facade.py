@@ -94,36 +94,6 @@ def test_imports_of_old_programs_find_the_very_same_modules_and_load_nothing_hea
     assert done.returncode == 0, done.stderr
 
 
-def test_the_kinds_have_the_values_that_others_have_stored() -> None:
-    assert {kind.name: kind.value for kind in goodput.BadputType} == {
-        "TPU_INITIALIZATION": 1,
-        "TRAINING_PREP": 2,
-        "PROGRAM_STARTUP": 3,
-        "DATA_LOADING_SYNC": 4,
-        "DATA_LOADING_ASYNC": 5,
-        "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": 6,
-        "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": 7,
-        "WASTED_PROGRESS_FROM_DISRUPTION": 8,
-        "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 9,
-        "CUSTOM_BADPUT_EVENTS": 10,
-        "OTHER": 11,
-        "ELASTIC_SLICE_DOWN": 12,
-        "ELASTIC_SCALE_UP": 13,
-        "ELASTIC_REINITIALIZATION": 14,
-    }
-    assert goodput.GoodputType.TOTAL.value == 1
-    assert [kind.value for kind in goodput.MetricType] == [
-        "goodput_time",
-        "badput_time",
-        "max_productive_step",
-        "total_elapsed_time",
-        "disruption_count",
-        "step_time_deviation",
-        "ideal_step_time",
-        "total_excluded_time",
-    ]
-
-
 @pytest.mark.parametrize("module", [goodput, ml_goodput_measurement])
 def test_a_name_that_is_none_is_named_in_the_error(module: object) -> None:
     with pytest.raises(AttributeError, match=r"module 'ml_goodput_measurement.*' has no attribute 'GoodputRecordr'"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ml_goodput_measurement._lazy_names import imported_on_use
 from ml_goodput_measurement._version import __version__
 
 if TYPE_CHECKING:
@@ -34,11 +34,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # `import ml_goodput_measurement; ml_goodput_measurement.goodput` works, and costs nothing before it is used.
-    if name in __all__:
-        return import_module(f"ml_goodput_measurement.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# `import ml_goodput_measurement; ml_goodput_measurement.goodput` works, and costs nothing before it is used.
+__getattr__ = imported_on_use(__name__, {}, __all__)
 
 
 def __dir__() -> list[str]:
