@@ -123,6 +123,8 @@ monitor.stop_step_deviation_uploader(skip_final_flush=True)
 monitor.stop_rolling_window_goodput_uploader(skip_final_flush=True)
 monitor.stop_goodput_uploader(skip_final_flush=True)
 """
+    disabled = "from ml_goodput_measurement import monitoring; monitoring.GoodputMonitor('job', 'log', '/runs', 30)"
+    assert "ml_diagnostics_common.sidecar" not in loaded_by(disabled)
     heavy = {"google", "grpc", "tensorboardX", "numpy", "jax", "multiprocessing", "asyncio", "ssl"}
     assert not (heavy | {"subprocess", "socket"}) & loaded_by(made, "/nowhere")
     assert not heavy & loaded_by(made + used, "/nowhere")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded_as, job_logger, log_once
 
 from ml_goodput_measurement._monitor.settings import MonitorSettings, Upload, checked_windows
-from ml_goodput_measurement._monitor.uploaders import Uploaders
 from ml_goodput_measurement._record.arguments import RebuiltFromArguments
 from ml_goodput_measurement.metric_details import GCPOptions
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._monitor.uploaders import Uploaders
 
 __all__ = ["ElasticGoodputMonitor", "GoodputMonitor"]
 
@@ -85,6 +87,8 @@ class GoodputMonitor(RebuiltFromArguments):
         names_before = frozenset(vars(self))
         self._uploaders: Uploaders | None = None
         if arguments["monitoring_enabled"]:
+            from ml_goodput_measurement._monitor.uploaders import Uploaders  # Only one host of a job needs it.
+
             self._settings = MonitorSettings.checked(arguments, is_elastic=kind is ElasticGoodputMonitor)
             self._uploaders = Uploaders(self._settings)
         self._remember(kind, arguments, names_before)
