@@ -92,7 +92,7 @@ os._exit(0)
     assert "in stand_here" in dump["message"]
 
 
-def test_snapshots_are_entries_that_count_for_how_long_nothing_changed(trace: Path) -> None:
+def test_entries_of_snapshots_have_the_time_since_which_each_stack_is_the_same(trace: Path) -> None:
     job = Job(
         """
 companion = start()
@@ -113,7 +113,7 @@ companion.leave("clean")
     assert found[2]["interval_seconds"] == 600
 
 
-def test_a_long_dump_is_in_parts_that_make_the_whole(trace: Path) -> None:
+def test_a_long_dump_is_split_over_entries(trace: Path) -> None:
     job = Job(
         """
 companion = start()
@@ -316,7 +316,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.timing
-def test_it_ends_by_itself_and_soon_and_no_signal_that_a_group_gets_ends_it_before(trace: Path) -> None:
+def test_a_companion_ends_by_itself_and_not_by_a_signal_to_its_group(trace: Path) -> None:
     job = Job("report(start().pid); input(); os._exit(1)", trace)
     pid = int(job.line())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -361,7 +361,7 @@ def test_settings_are_the_same_in_the_companion_and_unknown_ones_are_ignored() -
     assert CompanionSettings.from_json({**settings._asdict(), "of_tomorrow": 1}) == settings
 
 
-def test_the_dumps_of_a_file_that_several_write_to_are_parsed_apart(trace: Path) -> None:
+def test_dumps_of_several_writers_to_one_file_are_parsed_separately(trace: Path) -> None:
     job = Job(
         """
 companion = start()
@@ -411,7 +411,7 @@ def test_a_console_without_a_reader_does_not_block_the_companion_forever(
     os.close(writer)
 
 
-def test_a_console_of_another_user_is_written_to_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_console_of_another_user_is_written_to_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_module, "open_nonblocking", lambda _: None)
     reader, writer = os.pipe()
     output = ConsoleOutput(writer)

@@ -83,7 +83,7 @@ def test_a_cloud_that_never_answers_does_not_keep_the_companion_and_the_next_one
     wait_until(lambda: len(cloud_logging_server.entries(query)) == 6)
 
 
-def test_what_is_not_for_the_cloud_stays_in_the_journal(
+def test_entries_that_are_not_shipped_stay_in_the_journal(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
     pid = crash(tmp_path / "trace", "is_shipped=False")

@@ -39,7 +39,7 @@ def stuck_here():
 """
 
 
-def test_a_hang_with_the_gil_held_is_recorded_with_its_frame_by_the_signal_that_dumps(tmp_path: Path) -> None:
+def test_a_hang_with_the_gil_held_is_recorded_with_its_frame(tmp_path: Path) -> None:
     program = "companion = watched()\ntrain(100)\nstuck_here()\ncompanion.leave('clean')"
     job = Job(_WATCHED + program, tmp_path / "trace")
     assert job.end() == (0, "", "")
@@ -136,7 +136,7 @@ def test_the_verdict_is_written_soon_without_a_frame_if_none_is_reported() -> No
     assert job.signals == [10, 10, 10]
 
 
-def test_on_a_busy_machine_the_verdict_waits_for_the_frame_that_was_asked_for_late() -> None:
+def test_on_a_busy_machine_the_verdict_waits_for_a_frame_that_was_requested_late() -> None:
     entries: list[dict[str, object]] = []
     stuck_at = 1.6
     response = HangResponse(
@@ -169,7 +169,7 @@ def test_process_1_is_asked_to_end_itself_as_no_signal_ends_it() -> None:
     assert asked == ["exit"]
 
 
-def test_a_job_that_goes_on_meanwhile_is_not_ended() -> None:
+def test_a_job_that_makes_progress_before_the_abort_is_not_ended() -> None:
     job = _SignalledJob()
     respond(job, until=600, goes_on_at=5.0, abort=True)
     assert signal.SIGABRT not in job.signals

@@ -125,14 +125,14 @@ _ENDINGS = {
 
 @pytest.mark.parametrize("ending", _ENDINGS)
 @pytest.mark.parametrize("cloud", [False, True])
-def test_leaving_waits_for_nothing_however_it_is_left(tmp_path: Path, ending: str, cloud: bool) -> None:
+def test_leaving_does_not_wait_on_any_path(tmp_path: Path, ending: str, cloud: bool) -> None:
     """The interval is 600 s: waiting for it would exceed the limit of this test."""
     _, _, err = run(f"with diagnostic.diagnose(config(cloud={cloud})):\n    {ending}", tmp_path / "d")
     assert err.rstrip().rpartition("\n")[2] == _ENDINGS[ending]
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, StopIteration, GeneratorExit])
-def test_the_users_exception_is_the_one_that_arrives(kind: type[BaseException]) -> None:
+def test_an_exception_of_the_block_passes_through_unchanged(kind: type[BaseException]) -> None:
     error = kind("theirs")
     with pytest.raises(kind) as caught, diagnostic.diagnose(_config()):
         raise error
@@ -141,7 +141,7 @@ def test_the_users_exception_is_the_one_that_arrives(kind: type[BaseException]) 
 
 
 @pytest.mark.parametrize("interval", [0, -1, 0.0, float("nan"), float("inf"), "600", True, None, [600], 1j])
-def test_an_interval_that_cannot_be_is_refused_when_the_block_is_entered(interval: object) -> None:
+def test_an_invalid_interval_is_refused_when_the_block_is_entered(interval: object) -> None:
     block = diagnostic.diagnose(_config(interval))
     with (
         pytest.raises(ConfigurationError, match=r"stack_trace_interval_seconds is .*; give a number of seconds"),
@@ -193,7 +193,7 @@ _JUNK = [
 
 
 @pytest.mark.parametrize("config", _JUNK, ids=range(len(_JUNK)))
-def test_whatever_it_is_given_it_refuses_with_its_own_error(config: object) -> None:
+def test_any_other_argument_is_refused_with_a_configuration_error(config: object) -> None:
     with pytest.raises(ConfigurationError), diagnostic.diagnose(config):  # type: ignore[arg-type]
         pytest.fail("the block was entered")
 
@@ -208,7 +208,7 @@ def test_the_header_has_the_interval_as_given(tmp_path: Path) -> None:
     assert "a stack trace snapshot every 0.25 seconds.\nTimeout (0:00:00.250000)!\n" in err
 
 
-def test_a_name_of_several_lines_is_one_in_a_dump(tmp_path: Path) -> None:
+def test_a_name_of_several_lines_is_one_line_in_a_dump(tmp_path: Path) -> None:
     """Otherwise it could resemble another thread, or control the terminal."""
     _, _, err = run(
         """
@@ -255,7 +255,7 @@ sys.stderr = sys.__stderr__
     assert ("Timeout (" in err) == (stderr != "open(os.devnull)")
 
 
-def test_where_stderr_is_closed_nothing_is_written_to_what_has_its_number(tmp_path: Path) -> None:
+def test_with_a_closed_stderr_nothing_is_written_to_the_file_that_has_its_number(tmp_path: Path) -> None:
     code, _, _ = run(
         """
 os.close(2)
@@ -273,7 +273,7 @@ with diagnostic.diagnose(config(0.1)): time.sleep(0.3)
     assert (tmp_path / "theirs").read_text() == ""
 
 
-def test_a_handler_of_the_log_that_raises_is_not_the_blocks_business(tmp_path: Path) -> None:
+def test_a_log_handler_that_raises_does_not_fail_the_block(tmp_path: Path) -> None:
     code, out, _ = run(
         """
 class Raising(logging.Handler):
@@ -311,7 +311,7 @@ def test_the_public_packages_module_paths_have_the_same_objects(module: str) -> 
     assert found.__name__ == name
 
 
-def test_the_defaults_have_a_module() -> None:
+def test_the_defaults_are_constants_of_src_util_default() -> None:
     from cloud_tpu_diagnostics.src.util import default
 
     assert default.STACK_TRACE_INTERVAL_SECONDS_DEFAULT == 600

@@ -64,7 +64,7 @@ def test_an_exception_that_leaves_the_block_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cloud", [True, False])
-def test_when_the_companion_dies_the_block_goes_on(tmp_path: Path, cloud: bool) -> None:
+def test_a_block_continues_if_its_companion_dies(tmp_path: Path, cloud: bool) -> None:
     job = Job(
         _COMPANION
         + f"""
@@ -89,7 +89,7 @@ with diagnostic.diagnose(traces):
 
 
 @pytest.mark.parametrize("end", ["os.kill(companion(), signal.SIGKILL)", "os.closerange(3, 1024)"])
-def test_without_its_companion_the_block_answers_no_question_and_writes_to_no_file_of_the_jobs(
+def test_without_its_companion_the_block_answers_no_request_and_writes_to_no_file_of_the_job(
     tmp_path: Path, end: str
 ) -> None:
     code, out, _ = run(
@@ -169,7 +169,7 @@ output("left")
     assert "continue" not in err
 
 
-def test_when_the_companion_cannot_start_the_block_goes_on(tmp_path: Path) -> None:
+def test_a_block_continues_if_its_companion_cannot_start(tmp_path: Path) -> None:
     job = Job(
         """
 sys.executable = ""
@@ -325,7 +325,7 @@ with diagnostic.diagnose(config(0.2, cloud=True)):
     assert not _entries("hang_suspected")
 
 
-def test_where_stderr_is_a_socket_the_companion_waits_for_its_reader(tmp_path: Path) -> None:
+def test_if_stderr_is_a_socket_the_companion_waits_for_its_reader(tmp_path: Path) -> None:
     """As under systemd."""
     code, _, _ = run(
         """
@@ -343,7 +343,7 @@ assert b"INFO: Not a crash." in written
     assert code == 0
 
 
-def test_a_backend_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_backend_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "nowhere")
     _, _, err = run("with diagnostic.diagnose(config(cloud=True)): output('in')", tmp_path / "d")
     assert "ConfigurationError: ML_DIAGNOSTICS_BACKEND is 'nowhere'" in err

@@ -144,7 +144,7 @@ def test_the_functions_and_constants_of_src_have_the_same_names_parameters_and_v
     assert {name: ours["found"].get(name) for name in theirs["found"]} == theirs["found"]
 
 
-def test_the_functions_of_src_turn_the_same_on_and_off(compare: Compare) -> None:
+def test_the_functions_of_src_turn_faulthandler_and_signals_on_and_off_like_the_public_ones(compare: Compare) -> None:
     theirs, ours = compare(
         """
 from cloud_tpu_diagnostics.src import debug, stack_trace
@@ -210,7 +210,7 @@ def test_every_documented_import_is_there_with_the_same_fields_and_defaults(comp
         "config(collect_stack_trace=False, stack_trace_to_cloud=True, stack_trace_interval_seconds=1)",
     ],
 )
-def test_while_collection_is_off_neither_does_anything(compare: Compare, nothing: str) -> None:
+def test_with_collection_off_neither_package_does_anything(compare: Compare, nothing: str) -> None:
     theirs, ours = compare(
         f"""
 folder = pathlib.Path("/tmp/debugging")

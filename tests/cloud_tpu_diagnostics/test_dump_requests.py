@@ -169,7 +169,7 @@ def test_20_000_signals_end_no_job(tmp_path: Path, pause_seconds: float) -> None
         assert len(dumps) > (10_000 if pause_seconds else 100)
 
 
-def test_a_job_that_is_merely_late_is_not_read_by_c(tmp_path: Path) -> None:
+def test_faulthandler_does_not_read_a_job_that_is_only_late(tmp_path: Path) -> None:
     """Sixty threads take turns with the GIL: each waits for it for some 0.3 s."""
     job = _Job(
         """
@@ -228,7 +228,7 @@ with diagnostic.diagnose(config(cloud=True)):
     assert (code, out, err) == (0, "1 0\n", "")
 
 
-def test_what_takes_signals_in_an_event_loop_goes_on(tmp_path: Path) -> None:
+def test_an_event_loop_still_receives_its_signals(tmp_path: Path) -> None:
     """asyncio needs the wake-up descriptor, of which a process has one."""
     code, out, err = run(
         """
@@ -312,7 +312,7 @@ os._exit(0)
     ("program", "is_stuck_after"),
     [("import time; time.sleep(100)", 0.6), ("while True: pass", 3.1)],
 )
-def test_a_job_is_taken_for_stuck_later_while_it_runs(program: str, is_stuck_after: float) -> None:
+def test_a_job_counts_as_stuck_later_while_its_threads_run(program: str, is_stuck_after: float) -> None:
     process = subprocess.Popen([sys.executable, "-c", f"print(flush=True)\n{program}"], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None

@@ -111,7 +111,7 @@ FAULT = "Fatal Python error: Segmentation fault"
         (None, None, False, (How.KILLED_OR_OS_EXIT, None, None)),
     ],
 )
-def test_without_a_status_the_job_its_trace_and_its_control_group_are_the_evidence(
+def test_without_an_exit_status_the_reason_is_judged_by_the_note_the_trace_and_the_control_group(
     note: Note | None, fault: str | None, out_of_memory: bool, expected: tuple[How, int | None, str | None]
 ) -> None:
     found = judge(None, note, fault=fault, is_out_of_memory=out_of_memory)
@@ -126,14 +126,14 @@ def test_without_a_status_the_job_its_trace_and_its_control_group_are_the_eviden
         (Note("exception", "SystemExit", 3), "The job left the block to exit with code 3, and continues"),
     ],
 )
-def test_a_job_that_lives_has_not_ended_however_it_left_its_block(note: Note, message: str) -> None:
+def test_a_job_that_continues_after_its_block_has_not_ended(note: Note, message: str) -> None:
     found = judge(None, note, fault=FAULT, is_out_of_memory=True, goes_on=True)
     assert found.message().startswith(message)
     assert found.payload()["goes_on"] is True
     assert "goes_on" not in judge(0, note, fault=None, is_out_of_memory=False).payload()
 
 
-def test_only_a_kill_can_be_for_want_of_memory() -> None:
+def test_only_a_sigkill_is_reported_as_out_of_memory() -> None:
     assert judge(signal.SIGKILL, None, fault=None, is_out_of_memory=True).how is How.OUT_OF_MEMORY
     assert judge(signal.SIGTERM, None, fault=None, is_out_of_memory=True).how is How.SIGNAL
 
@@ -147,7 +147,7 @@ def test_only_a_kill_can_be_for_want_of_memory() -> None:
         ("4:memory:/kubepods/x\n0::/\n", "memory/memory.oom_control"),
     ],
 )
-def test_a_kill_for_want_of_memory_is_counted_by_either_version_of_control_groups(
+def test_kills_for_want_of_memory_are_read_from_both_versions_of_control_groups(
     tmp_path: Path, cgroup: str, file: str
 ) -> None:
     (tmp_path / "proc" / "17").mkdir(parents=True)

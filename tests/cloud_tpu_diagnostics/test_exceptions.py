@@ -61,7 +61,7 @@ def test_an_exception_is_shown_with_its_location_and_step_from_the_folder(show: 
 
 
 @pytest.mark.parametrize("where", ["the file", "the console, and hangs are watched for"])
-def test_an_exception_is_shown_from_the_journal_wherever_stacks_go(
+def test_an_exception_is_shown_from_the_journal_with_any_output_of_stacks(
     show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_JOB", "llama")
@@ -85,9 +85,7 @@ def test_an_exception_is_shown_from_the_journal_wherever_stacks_go(
     assert ended["headline"].startswith("Exception left diagnose() at step 12: RuntimeError: no configuration")
 
 
-def test_a_job_that_goes_on_after_an_exception_and_enters_a_block_again_has_not_ended(
-    show: Show, tmp_path: Path
-) -> None:
+def test_a_job_that_enters_another_block_after_an_exception_has_not_ended(show: Show, tmp_path: Path) -> None:
     program = """
 for number in range(2):
     try:
@@ -124,7 +122,7 @@ except KeyboardInterrupt:
     assert "Exception left" not in file.read_text()
 
 
-def test_a_failure_loads_no_reader_of_stacks_and_a_message_alone_the_redactor(tmp_path: Path) -> None:
+def test_an_exception_loads_no_parser_and_the_redactor_only_for_a_message(tmp_path: Path) -> None:
     program = """
 for error in (AssertionError(), ValueError("batch 12 is empty")):
     try:
@@ -207,7 +205,7 @@ def test_an_exception_between_other_dumps_is_read_in_pieces_of_any_size() -> Non
 
 @pytest.mark.timing
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a companion is needed")
-def test_leaving_with_an_exception_waits_for_nothing(tmp_path: Path) -> None:
+def test_leaving_with_an_exception_does_not_wait(tmp_path: Path) -> None:
     program = """
 def descend(): descend()
 start = time.monotonic()

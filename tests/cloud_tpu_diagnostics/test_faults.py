@@ -42,7 +42,7 @@ def test_a_fault_shows_all_threads(tmp_path: Path, fault: str) -> None:
     assert not job.files()
 
 
-def test_to_the_cloud_a_fault_is_in_the_file(tmp_path: Path) -> None:
+def test_with_the_cloud_a_fault_is_in_the_trace_file(tmp_path: Path) -> None:
     job = Job(_PROGRAM, tmp_path / "d", "file", "ctypes.string_at(0)")
     code, _, err = job.end()
     assert code == -signal.SIGSEGV
@@ -91,7 +91,7 @@ with diagnostic.diagnose(config()):  # It checks more often than it dumps.
     assert "in fails_here" in err.partition("Fatal Python error")[2]
 
 
-def test_after_the_block_a_fault_is_as_it_was_before(tmp_path: Path) -> None:
+def test_after_the_block_faults_are_written_as_before_it(tmp_path: Path) -> None:
     code, _, err = Job("with diagnostic.diagnose(config()): pass\nctypes.string_at(0)", tmp_path / "d").end()
     assert code == -signal.SIGSEGV
     assert err == ""

@@ -44,7 +44,7 @@ output(before)
 
 @pytest.mark.parametrize("where", ["console", "cloud"])
 @pytest.mark.parametrize("framework", ["jax", "torch"])
-def test_a_block_and_a_framework_leave_each_other_alone(tmp_path: Path, framework: str, where: str) -> None:
+def test_a_block_and_a_framework_do_not_disturb_each_other(tmp_path: Path, framework: str, where: str) -> None:
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
     job = Job({"jax": _JAX, "torch": _TORCH}[framework] + _JOB, tmp_path, where)

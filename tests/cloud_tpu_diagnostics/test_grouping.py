@@ -29,7 +29,7 @@ def process(number: int, frames: tuple[Frame, ...] = PSUM, *, step: int | None =
     return ProcessDump(host, host, number, 100, step, "step", time_ns, (ThreadStack("0x1", False, frames),))
 
 
-def test_the_odd_ones_out_are_named_in_one_sentence() -> None:
+def test_processes_that_differ_are_named_in_one_sentence() -> None:
     dumps = [process(number) for number in range(128) if number not in (17, 40)]
     dumps += [process(17, DATA, step=4209), process(40, age=92)]
     assert describe(group_processes(dumps)) == (
@@ -44,7 +44,7 @@ def test_processes_with_one_stack_are_called_all() -> None:
     assert describe(group_processes(dumps)) == "all 2 wait in psum (collectives.py:88) at steps 4210 to 4211"
 
 
-def test_a_process_that_nothing_is_known_of_is_named_by_its_index() -> None:
+def test_a_process_without_any_dump_is_named_by_its_index() -> None:
     dumps = [process(number) for number in range(8) if number != 5]
     picture = group_processes(dumps)
     assert picture.missing == (5,)
@@ -69,9 +69,7 @@ def test_crashes_and_ends_are_reported_together() -> None:
 
 
 @pytest.mark.parametrize(("interval", "age", "is_silent"), [(600, 700, False), (600, 901, True), (None, 61, True)])
-def test_a_late_process_is_silent_and_a_punctual_one_is_not(
-    interval: float | None, age: float, is_silent: bool
-) -> None:
+def test_only_a_process_with_an_overdue_dump_is_silent(interval: float | None, age: float, is_silent: bool) -> None:
     dumps = [process(0)._replace(interval_seconds=interval), process(1, age=age)._replace(interval_seconds=interval)]
     assert bool(group_processes(dumps).silent) == is_silent
     assert group_processes(dumps, silent_after_seconds=age + 1).silent == ()

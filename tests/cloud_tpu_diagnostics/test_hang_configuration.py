@@ -8,7 +8,7 @@ from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, c
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
 
-def test_hangs_are_watched_for_only_where_that_is_asked() -> None:
+def test_hang_detection_is_off_by_default() -> None:
     assert HangConfig().enabled is False
     assert HangConfig().abort is False
     assert checked(HangConfig()) == HangConfig()

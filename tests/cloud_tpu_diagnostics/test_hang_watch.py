@@ -17,7 +17,7 @@ CONFIG = HangConfig(enabled=True)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_day_of_compilations_checkpoints_evaluations_and_loading_brings_no_verdict(seed: int) -> None:
+def test_a_day_of_compilations_checkpoints_evaluations_and_loading_causes_no_verdict(seed: int) -> None:
     job = simulated_jobs.day(seed)
     assert job.now > 86_400
     job.beat("ended", 3_000)
@@ -25,7 +25,7 @@ def test_a_day_of_compilations_checkpoints_evaluations_and_loading_brings_no_ver
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_day_with_compilations_amid_steps_that_take_50_times_as_long_brings_two_verdicts(seed: int) -> None:
+def test_a_day_with_compilations_amid_steps_that_take_50_times_as_long_causes_two_verdicts(seed: int) -> None:
     job = simulated_jobs.day(seed, compilations_amid_steps=50)
     assert len(verdicts(job.events, job.now, seed=seed)) <= 2
 
@@ -49,7 +49,7 @@ def test_every_one_of_200_hangs_is_reported_once_and_within_its_bound() -> None:
         assert found[0].verdict.stuck_seconds > 0.9 * case.bound_seconds, seed
 
 
-def test_none_of_200_slow_phases_is_taken_for_a_hang() -> None:
+def test_none_of_200_slow_phases_is_reported_as_a_hang() -> None:
     for seed in range(200):
         case, found = simulated_jobs.slow_phase(seed)
         assert found == [], (seed, case.phase)
@@ -143,7 +143,7 @@ def test_a_stall_that_passed_does_not_delay_the_next_verdict(stall_seconds: floa
 
 
 @pytest.mark.parametrize(("steps_before", "stall_seconds"), [(5, 300.0), (30, 28.0), (30, 300.0)])
-def test_nor_does_a_stall_that_passed_when_few_steps_were_known(steps_before: int, stall_seconds: float) -> None:
+def test_a_stall_among_the_first_steps_does_not_delay_the_next_verdict(steps_before: int, stall_seconds: float) -> None:
     job = SimulatedJob(3, 1.0)
     job.beat("init", 60.0)
     job.steps(steps_before)
@@ -155,7 +155,7 @@ def test_nor_does_a_stall_that_passed_when_few_steps_were_known(steps_before: in
     assert 0 < last.at - last_beat <= CONFIG.step_floor_seconds
 
 
-def test_steps_that_were_only_dispatched_at_first_are_learned_when_they_take_their_time() -> None:
+def test_step_times_are_learned_although_the_first_steps_were_only_dispatched() -> None:
     job = SimulatedJob(3, 40.0)
     for _ in range(6):
         job.one_step(0.01)
@@ -171,7 +171,7 @@ def test_steps_that_were_only_dispatched_at_first_are_learned_when_they_take_the
         (60.0, 1_000, 1_100.0),  # Less than twice a day.
     ],
 )
-def test_unannounced_pauses_bring_two_verdicts_and_then_none_for_days(
+def test_unannounced_pauses_cause_two_verdicts_and_then_none_for_days(
     step_seconds: float, every: int, pause_seconds: float
 ) -> None:
     job = SimulatedJob(4, step_seconds)
@@ -199,7 +199,7 @@ def test_one_longer_stall_among_recurring_pauses_does_not_delay_the_next_verdict
     ]
 
 
-def test_recurring_pauses_widen_the_timeout_up_to_the_floor_of_a_pause_or_what_covers_them() -> None:
+def test_recurring_pauses_raise_the_timeout_up_to_its_limits() -> None:
     for pause, widened in ((50.0, 150.0), (300.0, 600.0), (500.0, 750.0), (1_500.0, 1_800.0), (50_000.0, 1_800.0)):
         timeouts = LearnedTimeouts(CONFIG)
         for second in range(100):
@@ -222,7 +222,7 @@ def test_pauses_are_forgotten_a_day_after_they_happened_twice_within_a_day() -> 
     assert timeouts.timeout_seconds("step", 100_000.0 + 87_000.0) == CONFIG.step_floor_seconds
 
 
-def test_an_outage_that_passes_does_not_make_the_watch_blind() -> None:
+def test_hangs_after_an_outage_are_still_reported() -> None:
     job = SimulatedJob(5, 1.0)
     job.start()
     job.one_step(20_000.0)
@@ -236,7 +236,7 @@ def test_an_outage_that_passes_does_not_make_the_watch_blind() -> None:
     assert timeouts == [("step", 30), ("checkpoint", 600), ("checkpoint", 1_800), ("step", 30)]
 
 
-def test_an_announced_phase_learns_from_the_longest_of_its_own() -> None:
+def test_the_timeout_of_a_phase_is_learned_from_its_longest_silence() -> None:
     job = SimulatedJob(6, 1.0)
     job.start()
     for seconds in (100, 500, 300):
@@ -296,7 +296,7 @@ def test_many_steps_between_two_checks_are_counted_each() -> None:
 # --- A watch that missed checks -------------------------------------------------------------------------
 
 
-def test_a_machine_that_was_paused_brings_no_verdict_and_teaches_nothing() -> None:
+def test_a_pause_of_the_machine_causes_no_verdict_and_is_not_learned() -> None:
     watch = HangWatch(CONFIG)
     now = 0
     for step in range(2_000):
@@ -345,7 +345,7 @@ def _job(history: list[tuple[str, float]], counted: bool) -> SimulatedJob:
 
 @settings(max_examples=60, deadline=None)
 @given(HISTORIES, st.booleans(), st.integers(0, 100))
-def test_nothing_under_the_floors_is_ever_a_hang(history: list[tuple[str, float]], counted: bool, seed: int) -> None:
+def test_silence_below_the_floor_is_never_a_hang(history: list[tuple[str, float]], counted: bool, seed: int) -> None:
     job = _job(history, counted)
     assert verdicts(job.events, job.now, seed=seed) == []
 
@@ -447,7 +447,7 @@ def test_an_announced_pause_that_ended_the_job_passes_in_the_next_attempt() -> N
     assert _silence(second, evaluation, _train(second), 1_500) is None
 
 
-def test_what_was_inherited_does_not_count_for_longer_than_a_week_and_no_more_than_needed_is_saved() -> None:
+def test_an_inherited_pause_counts_for_a_week_and_is_not_saved_again() -> None:
     old = HangWatch(HangConfig(enabled=True), inherit=lambda: {"step": (300.0, 8 * 86_400.0)})
     last = _train(old)
     assert _silence(old, Progress(20, last * 10**9, "step", 19), last, 60) is not None
@@ -469,7 +469,7 @@ def test_time_in_which_the_job_was_stopped_does_not_count_and_is_not_learned() -
     assert hung is not None
 
 
-def test_a_verdict_on_a_job_that_was_then_stopped_is_taken_back() -> None:
+def test_a_verdict_on_a_job_that_is_stopped_then_is_retracted() -> None:
     watch = HangWatch(HangConfig(enabled=True))
     last = _train(watch)
     progress = Progress(20, last * 10**9, "step", 19)

@@ -95,7 +95,7 @@ output(faulthandler.is_enabled())
     assert out.split() == ["True", "False"]
 
 
-def test_where_no_file_can_be_opened_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_job_continues_if_no_file_can_be_opened(tmp_path: Path) -> None:
     code, out, err = run(
         """
 import resource

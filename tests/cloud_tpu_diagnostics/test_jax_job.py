@@ -90,7 +90,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Ranks]:
             ranks.close()
 
 
-def test_the_folder_of_trace_files_names_the_rank_that_is_elsewhere(ranks: _Ranks) -> None:
+def test_show_names_the_rank_with_another_stack_from_a_folder_of_trace_files(ranks: _Ranks) -> None:
     for process in ranks.processes:
         process.send_signal(signal.SIGUSR1)
     odd = ranks.processes[jax_job.ODD_RANK].pid
@@ -108,7 +108,7 @@ def test_the_folder_of_trace_files_names_the_rank_that_is_elsewhere(ranks: _Rank
     assert all(process.poll() is None for process in ranks.processes)  # The signal has ended no process.
 
 
-def test_the_journal_names_it_with_the_ranks_index_and_the_step(ranks: _Ranks) -> None:
+def test_show_names_that_rank_with_its_index_and_step_from_the_journal(ranks: _Ranks) -> None:
     def is_complete(sentence: str) -> bool:
         majority, _, others = sentence.partition("; ")
         return (

@@ -105,7 +105,7 @@ def test_a_pause_that_ended_a_job_once_does_not_end_its_next_attempt(tmp_path: P
 
 
 @pytest.mark.parametrize("by", ["SIGSTOP", "a debugger"])
-def test_a_job_that_is_stopped_is_not_taken_for_stuck(tmp_path: Path, by: str) -> None:
+def test_a_stopped_job_does_not_count_as_stuck(tmp_path: Path, by: str) -> None:
     job = Job(TRAIN % "time.sleep(3)", tmp_path)
     assert job.line() == "pausing"
     pid = job.process.pid

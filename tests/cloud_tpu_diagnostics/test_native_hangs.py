@@ -183,7 +183,7 @@ os._exit(0)
     assert job.end()[0] == 0
 
 
-def test_a_program_that_dies_of_sigpipe_does_not_die_of_ours(tmp_path: Path) -> None:
+def test_a_program_with_the_default_action_of_sigpipe_is_not_ended_by_our_writes(tmp_path: Path) -> None:
     job = Job(
         """
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -65,7 +65,7 @@ with diagnostic.diagnose(config(100)):
     assert err.count("that has a different configuration") == 1
 
 
-def test_a_block_off_the_main_thread_is_as_good(tmp_path: Path) -> None:
+def test_a_block_off_the_main_thread_dumps_like_any_other(tmp_path: Path) -> None:
     code, _, err = run(
         """
 def work():
@@ -149,7 +149,7 @@ thread.join()
     assert (code, out.split()) == (0, ["0"]), err
 
 
-def test_a_fork_off_another_thread_meets_no_lock(tmp_path: Path) -> None:
+def test_a_fork_in_another_thread_leaves_the_child_no_held_lock(tmp_path: Path) -> None:
     code, out, _ = run(
         """
 without_companion()
@@ -173,7 +173,7 @@ output("done")
     assert (code, out) == (0, "done\n")
 
 
-def test_a_fork_meets_no_deadlock_with_a_block_that_the_collection_of_garbage_finds(tmp_path: Path) -> None:
+def test_a_fork_does_not_deadlock_with_a_block_that_the_collection_of_garbage_finds(tmp_path: Path) -> None:
     code, out, err = run(
         """
 import gc

@@ -39,7 +39,7 @@ def run(*job: str, **options: object) -> subprocess.CompletedProcess[str]:
         ("kill -KILL $$", -signal.SIGKILL, {"how": "signal", "signal": "SIGKILL"}),
     ],
 )
-def test_it_exits_like_its_job_and_records_the_reason(script: str, code: int, expected: dict[str, object]) -> None:
+def test_run_exits_like_its_job_and_records_the_reason(script: str, code: int, expected: dict[str, object]) -> None:
     done = run("sh", "-c", f"cat; echo out; echo err >&2; {script}", input="in\n")
     assert (done.returncode, done.stdout, done.stderr) == (code, "in\nout\n", "err\n")
     (found,) = of_kind(JOB_ENDED)
@@ -47,7 +47,7 @@ def test_it_exits_like_its_job_and_records_the_reason(script: str, code: int, ex
 
 
 @pytest.mark.parametrize(("job", "code"), [("/nonexistent/program", 127), ("/etc/passwd", 126)])
-def test_what_cannot_be_run_ends_as_in_a_shell_and_is_named(job: str, code: int) -> None:
+def test_a_program_that_cannot_be_run_is_named_and_has_the_exit_code_of_a_shell(job: str, code: int) -> None:
     done = run(job)
     assert done.returncode == code
     assert job in done.stderr
@@ -65,7 +65,7 @@ def test_signals_reach_the_job_which_has_its_own_handlers(number: signal.Signals
     process.stdout.close()
 
 
-def test_the_job_starts_with_the_signals_as_they_were() -> None:
+def test_the_job_starts_with_the_signal_settings_of_its_caller() -> None:
     command = ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]
     plain = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert _masks(run(*command).stdout) == _masks(plain)
@@ -76,7 +76,7 @@ def _masks(status: str) -> list[int]:
     return [int(line.split()[1], 16) & ~(0b11 << 31) for line in status.splitlines()]
 
 
-def test_a_companion_of_the_job_leaves_the_end_to_it_and_nothing_is_recorded_twice(tmp_path: Path) -> None:
+def test_the_end_is_recorded_by_run_and_not_again_by_the_companion(tmp_path: Path) -> None:
     job = _HEAD + "\nreport(start().pid)\nctypes.string_at(0)"
     done = run(sys.executable, "-c", job, str(tmp_path / "trace"))
     assert done.returncode == -signal.SIGSEGV
@@ -102,7 +102,7 @@ def _has_namespaces() -> bool:
 
 
 @pytest.mark.skipif(not _has_namespaces(), reason="no namespaces of processes can be made here")
-def test_as_process_1_it_reaps_orphans_and_the_last_traces_are_written_before_all_is_over(tmp_path: Path) -> None:
+def test_as_process_1_run_reaps_orphans_and_waits_for_the_last_traces(tmp_path: Path) -> None:
     orphan = "sh -c '(sleep 0.2) & exit 0'"
     job = f"""
 os.system({orphan!r})
@@ -127,7 +127,7 @@ ctypes.string_at(0)
 
 
 @pytest.mark.skipif(not _has_namespaces(), reason="no namespaces of processes can be made here")
-def test_below_it_a_job_that_waits_for_all_its_children_sees_its_own_alone(tmp_path: Path) -> None:
+def test_a_job_that_is_started_by_run_and_waits_for_all_children_gets_only_its_own(tmp_path: Path) -> None:
     """A job that is process 1 itself waits for the companion, which waits for the job."""
     job = """
 start()

@@ -69,7 +69,7 @@ def test_the_main_thread_is_first_even_if_it_takes_the_snapshot(readers: list[th
     assert sum(group.threads for group in snapshot.groups) == snapshot.thread_count == len(sys._current_frames())
 
 
-def test_the_thread_that_takes_it_is_left_out_and_others_that_are_named(readers: list[threading.Thread]) -> None:
+def test_the_calling_thread_and_given_threads_are_left_out(readers: list[threading.Thread]) -> None:
     def count() -> None:
         counts.append(take_snapshot().thread_count)
         counts.append(take_snapshot(leave_out={thread.ident or 0 for thread in readers}).thread_count)
@@ -104,7 +104,7 @@ def test_no_variable_of_the_job_is_kept_alive() -> None:
     assert _group_in(snapshot, "holds").threads == 1
 
 
-def test_it_reads_well(readers: list[threading.Thread]) -> None:
+def test_the_description_has_a_sentence_for_each_group(readers: list[threading.Thread]) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(time.sleep, [0.05] * 4))
         _wait_until_still()
@@ -115,13 +115,15 @@ def test_it_reads_well(readers: list[threading.Thread]) -> None:
         text = describe(snapshot, unchanged)
     lines = text.splitlines()
     assert lines[0] == f"{snapshot.thread_count} threads in {len(snapshot.groups)} groups of equal stacks"
-    assert lines[1].startswith("main thread: is in test_it_reads_well (test_snapshot.py:")
+    assert lines[1].startswith(
+        "main thread: is in test_the_description_has_a_sentence_for_each_group (test_snapshot.py:"
+    )
     assert "7 threads (reader-0, reader-1, reader-2 and 4 more): wait in waits_in_reader (test_snapshot.py:" in text
     (pool_line,) = [line for line in lines if line.startswith("4 threads (ThreadPoolExecutor-")]
     assert pool_line.endswith(": idle worker pool; the same for 7 snapshots, 70 min")
 
 
-def test_what_moves_is_not_the_same() -> None:
+def test_a_stack_that_changes_starts_a_new_count() -> None:
     def snapshot(line: int) -> Snapshot:
         still = ThreadGroup((Frame("a.py", 1, "f"),), 3, ("x",), False)
         return Snapshot((ThreadGroup((Frame("m.py", line, "main"),), 1, ("MainThread",), True), still), 4, 0)
@@ -144,7 +146,7 @@ _groups = st.builds(
 
 @_ON_A_BUSY_MACHINE
 @given(st.lists(_groups, max_size=4), st.integers(0, 2**62))
-def test_json_and_back_is_the_same(groups: list[ThreadGroup], time_ns: int) -> None:
+def test_a_snapshot_is_the_same_after_json(groups: list[ThreadGroup], time_ns: int) -> None:
     snapshot = Snapshot(tuple(groups), sum(group.threads for group in groups), time_ns)
     assert Snapshot.from_json(snapshot.to_json()) == snapshot
 

@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_odd_hosts_of_a_folder_are_named(run: Show, folder: Path) -> None:
+def test_hosts_of_a_folder_that_differ_are_named(run: Show, folder: Path) -> None:
     code, out, err = run("show", str(folder))
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == (
@@ -76,7 +76,7 @@ def test_folded_stacks_are_what_flamegraph_and_speedscope_read(run: Show, folder
     assert all(re.fullmatch(r"[^;]+(;[^;]+)* \d+", line) for line in out.splitlines())
 
 
-def test_json_has_it_all(run: Show, folder: Path) -> None:
+def test_json_has_every_process_and_stack(run: Show, folder: Path) -> None:
     picture = json.loads(run("show", str(folder), "--format", "json")[1])
     assert [len(group["processes"]) for group in picture["groups"]] == [6, 1]
     assert picture["groups"][1]["processes"][0]["host"] == "host-3"
@@ -109,14 +109,14 @@ def test_old_files_are_omitted_with_a_note(run: Show, folder: Path) -> None:
     assert "host-9 has sent nothing for 7200 s" in run("show", str(folder), "--since", "1d")[1]
 
 
-def test_what_cannot_be_read_in_a_folder_is_a_note(run: Show, folder: Path) -> None:
+def test_a_file_of_a_folder_that_cannot_be_read_is_a_note(run: Show, folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "link.txt").symlink_to("/etc/passwd")
     (folder / "binary").write_bytes(bytes(range(256)) * 100)
     assert run("show", str(folder))[0] == 0
 
 
-def test_names_of_files_are_read() -> None:
+def test_host_and_pid_are_read_from_names_of_files() -> None:
     assert parse_name("stack_trace_2026_11_21_15_04_05_host_a-17_4711.txt") == ("host_a-17", 4711)
     assert parse_name("stack_trace_2026_11_21_15_04_05_host-17_4711-2.txt") == ("host-17", 4711)
     assert parse_name("stack_trace_2026_11_21_15_04_05.txt") is None
@@ -224,14 +224,14 @@ def test_a_process_that_writes_after_it_has_left_a_block_has_not_ended(run: Show
     assert run("show", "--job", "llama")[1].startswith("host-0 waits in psum (collectives.py:88) at step 4210\n")
 
 
-def test_the_end_of_a_process_that_is_gone_stands_whatever_is_read_after_it(run: Show) -> None:
+def test_the_end_of_a_process_that_is_gone_stays_its_end_in_any_order_of_entries(run: Show) -> None:
     write_journal(
         0, [entry(JOB_ENDED, "The job exited with code 3", how="exit", exit_code=3), entry(DUMP, dump_text())]
     )
     assert "host-0: The job exited with code 3\n" in run("show", "--job", "llama")[1]
 
 
-def test_cloud_logging_and_the_journal_are_one(
+def test_entries_of_cloud_logging_and_the_journal_are_merged(
     run: Show, cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in cloud_logging_server.environment().items():
@@ -317,7 +317,7 @@ def test_help_loads_nothing_that_is_slow() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_names_of_files_and_functions_cannot_rule_the_terminal(
+def test_names_of_files_and_functions_cannot_control_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = 'Thread 0x01 (most recent call first):\n  File "a\x1b]0;b\x07", line 1 in \x1b[31mred\r\x9b2J\n'
@@ -340,7 +340,7 @@ def test_names_of_files_and_functions_cannot_rule_the_terminal(
     ],
     ids=range(4),
 )
-def test_an_interval_that_no_job_has_keeps_nothing_from_being_shown(
+def test_an_impossible_interval_in_a_file_does_not_prevent_its_display(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], headline: str
 ) -> None:
     dump = 'Thread 0x01 (most recent call first):\n  File "data.py", line 1 in load\n'

@@ -78,7 +78,7 @@ def fake_py_spy(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     return put
 
 
-def test_all_processes_inside_are_found_and_asked(start: Start, run: Run) -> None:
+def test_all_processes_inside_diagnose_are_found_and_dumped(start: Start, run: Run) -> None:
     jobs = [start(), start()]
     code, out, err = run("dump")
     assert (code, err) == (0, "")
@@ -146,7 +146,7 @@ def test_the_file_may_name_the_signal(start: Start, run: Run) -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 5_000, (1 << 20) - 40, 3 << 20])
-def test_the_newest_word_in_the_file_about_the_signal_counts_wherever_it_stands(folder: Path, padding: int) -> None:
+def test_the_last_sentence_on_the_signal_in_a_trace_file_applies(folder: Path, padding: int) -> None:
     def signal_of(*which: str) -> int:
         words = [f"INFO: SIGUSR1 is {each}.\n" for each in which]
         path = folder / "a"
@@ -183,7 +183,7 @@ _TAKES_THE_SIGNAL = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))"
 
 
 @pytest.mark.parametrize("when", ["before the block", "in the block"])
-def test_a_job_that_takes_the_signal_for_itself_is_asked_by_the_one_that_diagnose_names(
+def test_a_job_with_its_own_handler_of_sigusr1_is_sent_the_signal_in_its_trace_file(
     folder: Path, run: Run, when: str
 ) -> None:
     program = f"""
@@ -211,7 +211,9 @@ psum()
 
 
 @pytest.mark.timing
-def test_all_processes_are_asked_at_once(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:
+def test_all_processes_are_signalled_before_any_is_read(
+    start: Start, run: Run, fake_py_spy: Callable[[str], None]
+) -> None:
     fake_py_spy("")
     jobs = [start() for _ in range(4)]
     for job in jobs[:3]:
@@ -229,7 +231,9 @@ def test_all_processes_are_asked_at_once(start: Start, run: Run, fake_py_spy: Ca
     assert took < 3 * 2  # One after another they would take longer.
 
 
-def test_a_process_that_does_not_answer_is_given_up(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:
+def test_a_process_that_does_not_answer_is_reported_after_the_timeout(
+    start: Start, run: Run, fake_py_spy: Callable[[str], None]
+) -> None:
     fake_py_spy("")
     job = start(_REGISTERED)
     job.send_signal(signal.SIGSTOP)
@@ -255,7 +259,7 @@ def test_the_main_thread_of_a_dump_that_was_cut_is_waited_for(start: Start, run:
     assert out.startswith("host-1 waits in psum")
 
 
-def test_signals_have_names_and_numbers() -> None:
+def test_a_signal_is_given_by_name_or_number() -> None:
     assert signal_number("usr2") == signal_number("SIGUSR2") == signal_number(str(int(signal.SIGUSR2)))
     assert signal_number("SIGRTMIN+2") == signal.SIGRTMIN + 2
 
@@ -284,7 +288,7 @@ def test_native_frames_come_from_py_spy(start: Start, run: Run, fake_py_spy: Cal
     assert "    __poll (libc.so.6:0)\n    all_gather (/job/a.py:7)\n" in out
 
 
-def test_a_process_without_a_block_is_read_from_outside(
+def test_a_process_without_a_block_is_read_by_py_spy(
     run: Run, folder: Path, fake_py_spy: Callable[[str], None]
 ) -> None:
     fake_py_spy(_ANSWER)
@@ -316,7 +320,7 @@ def test_without_py_spy_the_signal_is_used_with_a_note(
 
 
 @pytest.mark.skipif(live._py_spy() is None, reason="py-spy is not installed")
-def test_the_real_py_spy_is_understood(start: Start) -> None:
+def test_the_output_of_the_real_py_spy_is_parsed(start: Start) -> None:
     job = start()
     try:
         threads = live._dump_with_py_spy(job.pid, native=False, timeout_seconds=30)
@@ -327,7 +331,7 @@ def test_the_real_py_spy_is_understood(start: Start) -> None:
 
 
 @pytest.mark.parametrize("plant", ["symlink", "hard link"])
-def test_a_planted_file_does_not_have_a_process_signalled(
+def test_no_process_is_signalled_for_a_planted_file(
     tmp_path_factory: pytest.TempPathFactory, folder: Path, plant: str
 ) -> None:
     """Its own handler of SIGUSR1 would be run, whatever that does."""

@@ -64,9 +64,7 @@ machinelearning_run("llama-7", log_system_metrics=False)
 
 
 @pytest.mark.parametrize("named_by", NAMED)
-def test_a_job_is_known_by_the_name_given_to_its_recorder_and_its_run(
-    show: Show, tmp_path: Path, named_by: str
-) -> None:
+def test_a_job_is_found_by_the_name_of_its_recorder_or_its_run(show: Show, tmp_path: Path, named_by: str) -> None:
     program = f"with diagnostic.diagnose(config(cloud=True)):\n{NAMED[named_by]}\nraise OSError('theirs')"
     program = program.replace("\n", "\n    ")
     assert run(program, tmp_path)[0] == 1
@@ -157,7 +155,7 @@ def test_a_job_that_ended_well_is_not_mixed_into_the_crash_of_another(show: Show
     assert "1 process that ended well not shown" in err
 
 
-def test_the_crash_of_the_next_attempt_stands_alone_though_the_end_of_the_one_before_is_recorded_late(
+def test_a_crash_is_shown_without_the_previous_attempt_even_if_its_end_is_recorded_late(
     show: Show,
 ) -> None:
     _write(LOG_ID, 2**22 + 1, [snapshot("psum")], age=30, job="llama")
@@ -180,7 +178,7 @@ def test_copies_of_trace_files_from_other_hosts_are_not_judged_by_processes_of_t
     assert show(str(tmp_path))[1].startswith("all 2 wait in psum")
 
 
-def test_a_live_process_outside_of_this_container_is_seen_by_its_lock(show: Show, tmp_path: Path) -> None:
+def test_a_process_in_another_container_is_known_to_live_by_its_lock(show: Show, tmp_path: Path) -> None:
     path = tmp_path / f"stack_trace_2026_11_21_15_04_05_{HOST}_{2**22 + 9}.txt"
     path.write_text(dump_text())
     holder = subprocess.Popen(
@@ -248,7 +246,7 @@ def test_a_job_of_many_entries_needs_no_more_memory_than_one_of_few(tmp_path: Pa
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_kept_of_a_process_shows_what_all_of_its_entries_show(seed: int) -> None:
+def test_the_kept_entries_of_a_process_show_the_same_as_all_its_entries(seed: int) -> None:
     rng = random.Random(seed)
     entries = []
     for number in range(rng.choice([3, 30, 300])):

@@ -150,7 +150,7 @@ def extracted(expression: Any, found: Any) -> Any:
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("kind", [DUMP, SNAPSHOT, HANG_SUSPECTED, JOB_ENDED])
-def test_the_filter_finds_every_kind_of_entry_of_ours(platform: Any, kind: Any) -> None:
+def test_the_filter_matches_every_kind_of_our_entries(platform: Any, kind: Any) -> None:
     matches = compile_filter(log_filter(platform)).matches
     assert matches(stored(OWN_RESOURCE[platform], entry(kind, "what happened")))
 
@@ -168,7 +168,7 @@ def test_the_counter_counts_each_dump_once_and_nothing_else(platform: Any) -> No
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_filter_finds_nothing_else(platform: Any) -> None:
+def test_the_filter_matches_no_other_entry(platform: Any) -> None:
     matches = compile_filter(log_filter(platform)).matches
     own, ours = OWN_RESOURCE[platform], entry(DUMP, "a trace")
     assert matches(stored(own, ours))
@@ -184,7 +184,7 @@ def test_the_filter_finds_nothing_else(platform: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["stacktrace", "stacktrace-explorer", "my-stacktrace2", "ml-diagnostics-stacktrace"])
-def test_on_gke_the_lines_of_a_sidecar_are_found_too(name: str) -> None:
+def test_on_gke_the_filter_matches_the_lines_of_a_sidecar(name: str) -> None:
     matches = compile_filter(log_filter("gke")).matches
     line = 'File "train.py", line 4 in step'
     assert matches(stored(container(name), line, log_id="stdout"))
@@ -263,7 +263,7 @@ def test_a_bucket_keeps_traces_for_30_days_by_default(platform: Any) -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_sink_brings_what_is_counted_and_shown_to_the_bucket(platform: Any) -> None:
+def test_the_sink_routes_the_counted_entries_to_the_bucket(platform: Any) -> None:
     found = planned(platform, stack_trace_bucket_config={"bucket_name": "traces"})
     (sink,) = found.resources["google_logging_project_sink"]["stack_traces"]
     assert sink["name"] == found.outputs["log_sink"] == "traces_sink"
@@ -316,7 +316,7 @@ def test_ten_outliers_are_shown_by_default(platform: Any) -> None:
         planned(platform, monitoring_dashboard_config={"outlier_count": 0})
 
 
-def test_a_node_prefix_chooses_nodes_on_gce() -> None:
+def test_a_node_prefix_selects_nodes_on_gce() -> None:
     def chosen(config: Any) -> Any:
         shown = dashboard("gce", "monitoring", monitoring_dashboard_config=config)
         found = [labels for _, query in queries(shown) for _, labels in selectors(query)]
@@ -362,7 +362,7 @@ def test_every_metric_that_is_shown_is_a_real_one_and_of_its_resource(platform: 
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_label_that_a_query_keeps_is_there(platform: Any) -> None:
+def test_every_label_that_a_query_groups_by_exists(platform: Any) -> None:
     counted = set(COUNTED_AS[platform])
     for name in ("monitoring", "logging"):
         for title, query in queries(dashboard(platform, name)):
@@ -392,7 +392,7 @@ def test_counters_are_shown_as_rates_and_distributions_as_quantiles(platform: An
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_measure_has_its_stats_its_outliers_and_the_furthest_of_them(platform: Any) -> None:
+def test_every_measure_has_its_stats_its_outliers_and_its_top_table(platform: Any) -> None:
     titles = [tile["widget"]["title"] for tile in tiles(dashboard(platform, "monitoring"))]
     assert len(set(titles)) == len(titles)
     measures = list(dict.fromkeys(title.partition(": ")[0] for title in titles))

@@ -26,7 +26,7 @@ _NOW = time.time()
 _DAY_SECONDS = 86400.0
 
 
-def test_a_file_is_at_the_path_of_agents_and_readable_by_them(tmp_path: Path) -> None:
+def test_the_file_is_in_the_folder_of_agents_and_readable_by_them(tmp_path: Path) -> None:
     job = Job("os.umask(0o077)\n" + _BLOCK, tmp_path / "d")
     job.end()
     (file,) = job.files()
@@ -52,8 +52,8 @@ def test_processes_of_the_same_second_never_share_a_file(tmp_path: Path) -> None
     assert all(file.read_text().count("Current thread") == 1 for file in files)
 
 
-def test_a_name_that_is_taken_is_not_written_to(tmp_path: Path) -> None:
-    """By another container, with the same names of hosts and numbers of processes."""
+def test_an_existing_file_of_the_same_name_is_not_written_to(tmp_path: Path) -> None:
+    """Another container may have the same host name and pid."""
     code, _, _ = run(
         """
 time.strftime = lambda form: "stack_trace_2026_11_21_15_04_05"
@@ -163,7 +163,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("first", ["", _AS_NOBODY])
-def test_the_second_user_of_a_host_also_has_a_file_at_the_path_of_agents(shared: Path, first: str) -> None:
+def test_the_second_user_of_a_host_also_has_a_file_in_the_folder_of_agents(shared: Path, first: str) -> None:
     folder = shared / "debugging"
     for user in (first, _AS_NOBODY if not first else ""):
         code, _, err = run(user + _BLOCK, folder)
@@ -306,7 +306,7 @@ with diagnostic.diagnose(config(0.05, cloud=True)):
     assert err.count("The file of stack traces is full") == 1
 
 
-def test_after_all_descriptors_were_closed_nothing_is_written_to_their_successors(tmp_path: Path) -> None:
+def test_after_all_descriptors_were_closed_nothing_is_written_to_files_that_get_their_numbers(tmp_path: Path) -> None:
     code, _, err = run(
         """
 without_companion()

@@ -104,7 +104,7 @@ def test_the_header_belongs_to_the_dump_after_it() -> None:
     ]
 
 
-def test_the_public_packages_snapshots_are_the_timers() -> None:
+def test_periodic_dumps_of_the_public_package_are_dumps_of_the_timer() -> None:
     (dump,) = parse_dumps(f"{HEADER}Current thread 0x1 (most recent call first):\n{STACK}")
     assert (dump.trigger, dump.headline) == (Trigger.TIMER, "")
 
@@ -148,7 +148,7 @@ def test_a_dump_behind_a_progress_bar_is_found() -> None:
     assert (dump.headline, dump.threads[0].frames) == ("Timeout (0:00:10)!", FRAMES)
 
 
-def test_what_others_write_between_the_lines_is_left_out() -> None:
+def test_text_of_the_program_between_the_lines_of_a_dump_is_left_out() -> None:
     text = (
         "Timeout (0:00:10)!\nThread 0x1 (most recent call first):\n"
         '  File "/a b/train.py", line 7 in step\n'
@@ -206,7 +206,7 @@ def test_dumps_are_read_as_they_were_written(dumps: list[tuple[Dump, str]]) -> N
 
 
 @given(st.lists(_dumps(), min_size=1, max_size=3), st.lists(st.integers(1, 40), min_size=1))
-def test_the_chunks_of_a_dump_do_not_matter(dumps: list[tuple[Dump, str]], sizes: list[int]) -> None:
+def test_a_dump_in_pieces_is_parsed_like_the_whole(dumps: list[tuple[Dump, str]], sizes: list[int]) -> None:
     data = "".join(text for _, text in dumps).encode()
     parser, found, at, turn = DumpParser(), [], 0, 0
     while at < len(data):
@@ -226,7 +226,7 @@ _PIECES = [
 
 @settings(max_examples=300)
 @given(st.lists(st.one_of(st.sampled_from(_PIECES), st.binary(max_size=8))), st.integers(1, 30))
-def test_nothing_raises_and_pieces_do_not_matter(pieces: list[bytes], size: int) -> None:
+def test_any_text_is_parsed_without_an_error_and_the_same_in_pieces(pieces: list[bytes], size: int) -> None:
     data = b"".join(pieces)
     parser = DumpParser()
     found = [dump for at in range(0, len(data), size) for dump in parser.feed(data[at : at + size])]

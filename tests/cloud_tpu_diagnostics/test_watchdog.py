@@ -12,7 +12,7 @@ from ..waiting import wait_until
 from .diagnosed_jobs import Job, run
 
 
-def test_a_late_signal_after_the_block_ends_nothing(tmp_path: Path) -> None:
+def test_a_signal_after_the_block_does_not_end_the_program(tmp_path: Path) -> None:
     """A user was advised to send it for a stack trace."""
     job = Job("with diagnostic.diagnose(config()): pass\noutput('left')\ninput()\noutput('alive')", tmp_path / "d")
     assert job.line() == "left"
@@ -23,7 +23,7 @@ def test_a_late_signal_after_the_block_ends_nothing(tmp_path: Path) -> None:
     assert job.end()[::2] == (0, "")
 
 
-def test_a_second_block_answers_to_the_signal_again(tmp_path: Path) -> None:
+def test_a_second_block_answers_the_signal_again(tmp_path: Path) -> None:
     code, _, err = run(
         """
 for _ in range(3):
