@@ -66,6 +66,8 @@ def flush() -> None:
     Return after what the background has taken from the queue is logged too, or after a second: the process may end
     next, and with it the thread there.
     """
+    if not _queue and not _worker.pending_count():
+        return  # Without an import: the interpreter may be shutting down.
     if not can_log(_logger):
         flush_in_background()
         return
