@@ -14,7 +14,6 @@ from cloud_tpu_diagnostics.entries import DUMP, LOG_ID, entry
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ml_diagnostics_common.cloud_logging import LoggingTransport
     from ml_diagnostics_common.journal import Journal
     from ml_diagnostics_common.shipper import Shipper
 
@@ -115,15 +114,9 @@ class EntryLog:
 def _started_shipper(root: Path) -> Shipper:
     from ml_diagnostics_common.shipper import Shipper
 
-    shipper = Shipper(LOG_ID, root=root, connect=_connect, request_seconds=_REQUEST_SECONDS)
+    shipper = Shipper(LOG_ID, root=root, request_seconds=_REQUEST_SECONDS)
     shipper.start()
     return shipper
-
-
-def _connect() -> LoggingTransport:
-    from ml_diagnostics_common.cloud_logging import connect  # In the shipper's thread: it loads google's clients.
-
-    return connect()
 
 
 def dump_entries(dump: Dump, number: int, **fields: Any) -> list[tuple[dict[str, Any], str | None]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging._transport import LoggingTransport
     from ml_diagnostics_common.shipper._delivery import Delivery
 
-__all__ = ["Shipper", "ShipperStatistics"]
+__all__ = ["Shipper", "ShipperStatistics", "find_and_connect"]
 
 _SHORTEST_LATENCY_SECONDS = 0.02  # A check of the journal costs 20 us.
 _RETRY_SECONDS = 0.05
@@ -52,6 +52,13 @@ class ShipperStatistics(NamedTuple):
     state: str
     counts: dict[str, int]
     last_error: str
+
+
+def find_and_connect(project: str | None = None) -> LoggingTransport:
+    """Call `cloud_logging.connect`, which loads Google's clients, and is itself loaded for this call only."""
+    from ml_diagnostics_common.cloud_logging import connect
+
+    return connect(project)
 
 
 class Shipper:
@@ -77,7 +84,7 @@ class Shipper:
         log_id: str,
         *,
         root: Path,
-        connect: Callable[[], LoggingTransport],
+        connect: Callable[[], LoggingTransport] = find_and_connect,
         batch_entries: int = 100,
         max_latency_seconds: float = 2.0,
         grace_period_seconds: float = 5.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -199,7 +200,7 @@ class RunLog:
         self.write_text = self._journal.append_text
         self._shipper: Shipper | None = None
         if is_shipped:
-            self._shipper = _started_shipper(root, connect or _connect_to(project), grace_period_seconds)
+            self._shipper = _started_shipper(root, project, connect, grace_period_seconds)
 
     @guarded
     def write(
@@ -280,21 +281,17 @@ class RunLog:
             self.write(LOSSES_NAMESPACE, {"lost_values": new, **host})
 
 
-def _started_shipper(root: Path, connect: Callable[[], LoggingTransport], grace_period_seconds: float) -> Shipper:
-    from ml_diagnostics_common.shipper import Shipper
+def _started_shipper(
+    root: Path, project: str, connect: Callable[[], LoggingTransport] | None, grace_period_seconds: float
+) -> Shipper:
+    from ml_diagnostics_common.shipper import Shipper, find_and_connect
 
-    # machinelearning_run logs the path of the run's folder.
     shipper = Shipper(
-        LOG_ID, root=root, connect=connect, grace_period_seconds=grace_period_seconds, announces_path=False
+        LOG_ID,
+        root=root,
+        connect=connect or functools.partial(find_and_connect, project or None),
+        grace_period_seconds=grace_period_seconds,
+        announces_path=False,  # machinelearning_run logs the path of the run's folder.
     )
     shipper.start()
     return shipper
-
-
-def _connect_to(project: str) -> Callable[[], LoggingTransport]:
-    def connect() -> LoggingTransport:
-        from ml_diagnostics_common.cloud_logging import connect  # In the shipper's thread: it loads google's clients.
-
-        return connect(project or None)
-
-    return connect

@@ -42,7 +42,6 @@ from ml_goodput_measurement._record.arguments import (
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 
 if TYPE_CHECKING:
-    from ml_diagnostics_common.cloud_logging import LoggingTransport
     from ml_diagnostics_common.shipper import Shipper
 
 __all__ = ["CloudLogger", "ElasticGoodputRecorder", "GoodputRecorder", "Moment"]
@@ -405,19 +404,12 @@ def _start_shipper(
     shipper = Shipper(
         log_id,
         root=diagnostics_directory(),
-        connect=_connect,
         batch_entries=batch_entries,
         max_latency_seconds=max_latency_seconds,
         grace_period_seconds=grace_period_seconds,
     )
     shipper.start()
     return shipper
-
-
-def _connect() -> LoggingTransport:
-    from ml_diagnostics_common.cloud_logging import connect  # In the shipper's thread, since it loads google's clients.
-
-    return connect()
 
 
 def _at_least(argument: str, value: object, minimum: int) -> None:
