@@ -23,7 +23,7 @@ _NAMESPACE = "ml_diagnostics/"
 
 
 class _CoordinationClient(Protocol):
-    """What we use of jaxlib's DistributedRuntimeClient."""
+    """The methods of jaxlib's DistributedRuntimeClient that we use."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
 
@@ -36,9 +36,9 @@ def agree(key: str, proposal: str, *, timeout_seconds: float = 10.0) -> str:
     """Return the same value on all processes that ask for the same key. Never raises.
 
     Args:
-        key: What is agreed upon; it is decided once for as long as the job's coordinator lives.
+        key: The name of the value, which is decided once for as long as the job's coordinator lives.
         proposal: This process's own value, which holds if it is the first.
-        timeout_seconds: How long to wait for the coordinator at most.
+        timeout_seconds: The longest wait for the coordinator.
 
     Returns:
         The value of the first; the proposal if there is no coordinator, or it does not answer in time, which is logged

@@ -7,8 +7,8 @@ a metric's name     {"values": [0.123], "step_index": 1, "unit": "1", ...labels}
 mlrun_configs       {"userConfigs": {...}}, {"softwareConfigs": {...}}, {"hardwareConfigs": {...}}
 mlrun_process       one process of an attempt: see `process_entry`
 mlrun_session       one profile: see `session_entry`
-mlrun_losses        what is missing from the log: {"lost_entries": {reason: n}}, which the disk did not take, or
-                    {"lost_values": {reason: n}}, which could not be recorded
+mlrun_losses        counts of lost data: {"lost_entries": {reason: n}} if the disk did not take entries, or
+                    {"lost_values": {reason: n}} if values could not be recorded
 
 The first two are those of the public package; the others are ours.
 """
@@ -78,21 +78,21 @@ def process_entry(
     capture_name: str = "",
     traceback: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return the payload for a process of a run that has started, goes on, or has ended.
+    """Return the payload for a process of a run that has started, continues, or has ended.
 
     Args:
         phase: ACTIVE, COMPLETED or FAILED.
         attempt: The run's attempt, from 1.
         host: The host's name.
-        process_index: Among all of the run.
-        process_count: How many the run has.
-        pid: On its host.
+        process_index: The index of the process in the run.
+        process_count: The number of processes of the run.
+        pid: The process id on its host.
         reason: Why it has ended.
-        address: Where other hosts reach this one.
-        profiler_port: Of the profiler's server; None when there is none.
-        capture_folder: Where a profile on demand shall be written, on the process's own machine: from there it goes to
-            where the run keeps its profiles.
-        capture_name: What the process's file is called there, without `.xplane.pb`.
+        address: The address of its host for other hosts.
+        profiler_port: The port of its profiler server; None if there is none.
+        capture_folder: The folder on its machine that a profile on demand must be written to; the process moves or
+            uploads it to the destination of the run's profiles.
+        capture_name: The name of its file in that folder, without `.xplane.pb`.
         traceback: The exception that ended it, and those that it is linked to: `RaisedException.to_json` of each.
     """
     payload: dict[str, Any] = {
@@ -137,13 +137,13 @@ def session_entry(
         session_id: The session's id, the same on all hosts.
         phase: ACTIVE, SUCCEEDED or FAILED.
         kind: programmatic or on_demand.
-        folder: Where the session's files are.
+        folder: The folder of the session's files.
         host: The host's name.
-        process_index: Among all of the run.
-        duration_seconds: How long the profile ran.
-        size_bytes: Of this host's xplane.
+        process_index: The index of the process in the run.
+        duration_seconds: The duration of the profile.
+        size_bytes: The size of this host's xplane.
         planes: The names of its planes.
-        problem: What failed.
+        problem: The failure.
     """
     payload: dict[str, Any] = {
         "session_id": session_id,

@@ -1,4 +1,4 @@
-"""Which run this is: an id that people can read, the same on all hosts of a job.
+"""The identity of a run: an id that people can read, the same on all hosts of a job.
 
 It is also the same in each of the job's attempts if one of these names the workload: the caller or RUN_WORKLOAD_ID; the
 injection webhook for pods on GKE (GKE_DIAGON_IDENTIFIER, GKE_DIAGON_METADATA); Slurm; torchrun. Else it is the name and
@@ -36,7 +36,7 @@ __all__ = [
 
 CUSTOM = "CUSTOM"
 UNKNOWN_INSTANCE = "unknown-instance-id"
-"""What the public package sends in place of the id of a VM."""
+"""The public package sends it in place of the id of a VM."""
 
 _LONGEST_VALUE = 8192
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
@@ -64,11 +64,11 @@ class Workload(NamedTuple):
 
 
 class RunIdentity(NamedTuple):
-    """Which run this is, and which life of it.
+    """The run, and the life of the job that it is in.
 
     Attributes:
-        run_id: The run's.
-        token: Of this life of the job: the same on all of its processes, and another after a restart.
+        run_id: The run's id.
+        token: A text that is the same on all processes of this life of the job, and differs after a restart.
     """
 
     run_id: str
@@ -79,7 +79,7 @@ def workload_of(run_workload_id: str | None = None, environ: Mapping[str, str] =
     """Return the workload of this process, from the environment alone.
 
     Args:
-        run_workload_id: What the caller names the workload; None reads RUN_WORKLOAD_ID.
+        run_workload_id: The id of the workload that the caller gave; None reads RUN_WORKLOAD_ID.
         environ: The environment variables.
     """
     orchestrator = environment.orchestrator(environ)
@@ -111,7 +111,7 @@ def identify(
     """Return the identity of the run that is about to start, the same on all processes.
 
     Args:
-        name: What the user calls it.
+        name: The name that the user gave.
         workload: The workload of this process.
         occasion: The number of runs of that name that this process has started, with this one.
         clock: Seconds since 1970.

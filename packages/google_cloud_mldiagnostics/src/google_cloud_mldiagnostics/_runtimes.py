@@ -1,4 +1,4 @@
-"""Which framework the job computes with, and whether it has initialised its devices. Nothing is imported for it."""
+"""The framework that the job computes with, and the state of its devices. Nothing is imported for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is computed with: software and hardware, collected without anything that was not there before.
+"""The software and hardware of a run.
 
 Nothing here initialises JAX, torch or a device, or asks a network. Packages that are not imported yet are known by
 their metadata on disk. The only program that is started is git, where the job runs in a checkout.
@@ -90,7 +90,8 @@ def collect_software(
     """Return the software of the job.
 
     Args:
-        framework: What it computes with, as the user says. JAX is the default, and gives way to what the program shows.
+        framework: The framework that the user gave. JAX is the default; the one that the program
+            uses replaces it.
         environ: The environment variables.
         command: The program and its arguments; by default those of this process.
 

@@ -1,4 +1,4 @@
-"""The user's configs, whatever they are made of, as the texts that a control plane keeps.
+"""The user's configs, of any type, as the texts that a control plane keeps.
 
 A control plane keeps a map of text to text. A config's text is its value as JSON; a text stays as it is, unless it
 would be read as something else: `adam` and `"1"`, but `1` for the number. So a reader can restore the values.
@@ -25,11 +25,11 @@ from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
 __all__ = ["CUT_KEY", "MAX_CONFIG_BYTES", "MAX_TOTAL_BYTES", "as_mapping", "to_wire"]
 
 MAX_CONFIG_BYTES: Final = 16_384
-"""Of one config's text as UTF-8."""
+"""The limit of one config's text as UTF-8."""
 MAX_TOTAL_BYTES: Final = 100_000
-"""Of all of them and their keys: an entry of Cloud Logging holds 256 KiB, in which each quote takes two."""
+"""The limit of all texts and their keys: an entry of Cloud Logging has 256 KiB, and a quote takes two bytes."""
 CUT_KEY: Final = "(truncated)"
-"""Under this key stands what was cut or left out."""
+"""The key of the note on what was cut or left out."""
 
 _MAX_KEY_CHARACTERS: Final = 256
 _MAX_VALUES: Final = 4096
@@ -249,7 +249,7 @@ def _elements(value: Any) -> Iterable[Any] | None:
 
 
 def _items(fields: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """Of a mapping that may fail on one key (a reference that leads nowhere) and have the others."""
+    """Yield the items of a mapping, which may fail for one key (a dangling reference) and have the others."""
     if isinstance(fields, dict):
         yield from list(dict.items(fields))  # Of a moment: others may change it meanwhile.
         return
@@ -261,7 +261,7 @@ def _items(fields: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _named(items: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
-    """With names that are text, and none lost where two read the same."""
+    """Return items with texts as names; a name that another item has is extended."""
     named: dict[str, Any] = {}
     for key, value in items:
         name = _key_text(key)
@@ -284,7 +284,7 @@ def _key_text(key: Any) -> str:
 
 
 def _code_name(value: Any) -> str:
-    """Of a class or function: jax.numpy.bfloat16."""
+    """Return the name of a class or function: jax.numpy.bfloat16."""
     module = getattr(value, "__module__", None)
     return str(value.__qualname__) if module in (None, "builtins") else f"{module}.{value.__qualname__}"
 

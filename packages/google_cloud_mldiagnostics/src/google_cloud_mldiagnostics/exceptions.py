@@ -5,7 +5,7 @@
         ├── MLRunConfigurationError               (also a ConfigurationError) an argument cannot be used
         ├── RecordingError                        (also a ValueError) not raised by `record`; for scripts that catch it
         ├── NoActiveRunError                      never raised: without a run, recording and profiling warn
-        ├── ProfilingError                        a profile could not be taken, or there is nowhere to put it
+        ├── ProfilingError                        a profile could not be taken, or has no destination
         └── ControlPlaneError                     the control plane refused, or could not be reached
             ├── ControlPlaneClientNotInitializedError
             ├── RunNotFoundError
@@ -50,7 +50,7 @@ class NoActiveRunError(MLDiagnosticError):
 
 
 class ProfilingError(MLDiagnosticError):
-    """A profile could not be taken, or there is nowhere to put it."""
+    """A profile could not be taken, or has no destination."""
 
 
 class ControlPlaneError(MLDiagnosticError):
@@ -58,7 +58,7 @@ class ControlPlaneError(MLDiagnosticError):
 
     Attributes:
         code: The HTTP status; 0 without an answer.
-        is_temporary: Whether the same request may succeed later.
+        is_temporary: True if the same request may succeed later.
     """
 
     def __init__(self, message: str, *, code: int = 0, is_temporary: bool = False) -> None:
@@ -68,15 +68,15 @@ class ControlPlaneError(MLDiagnosticError):
 
 
 class ControlPlaneClientNotInitializedError(ControlPlaneError):
-    """A control plane was asked before there was one."""
+    """A control plane was called before it was found."""
 
 
 class RunNotFoundError(ControlPlaneError):
-    """There is no run of that id."""
+    """No run has that id."""
 
 
 class RunExistsError(ControlPlaneError):
-    """There is a run of that id already."""
+    """A run with that id exists."""
 
 
 class RunChangedError(ControlPlaneError):

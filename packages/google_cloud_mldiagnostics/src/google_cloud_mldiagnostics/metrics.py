@@ -1,4 +1,4 @@
-"""Recording metrics: one line of text and one write a value, whatever becomes of the network, the device or the value.
+"""Recording metrics: one line of text and one write for each value. Nothing waits for a network or a device.
 
 `record` is called in every step, so the usual call (a float, a step, no labels) formats one string and no more.
 """
@@ -63,10 +63,10 @@ def record(
         value: A number of Python, numpy, JAX or PyTorch; or a list or an array of one dimension with a number a chip.
             One that is still computed on a device is recorded when it is ready. Beside a mapping: the step, unless that
             is given, or this is a float.
-        step: Which step it is of; anything that `int` takes without changing it.
-        labels: Kept beside the value, as text.
-        record_on_all_hosts: Whether this process records it if it is not the run's first; then the entry has its
-            host's name and its index.
+        step: The step of the value; anything that `int` accepts without changing it.
+        labels: Labels of the value, stored as text.
+        record_on_all_hosts: True to record it on every process, not only on the run's first; then the entry has the
+            host's name and the index of the process.
         timestamp: When the value was measured; None is now.
     """
     try:
@@ -114,11 +114,11 @@ def record_metrics(
     """Record several values. Never raises, never waits, and does not change its arguments.
 
     Args:
-        metrics_data: For each value a dict with the keys metric_name and value, and where they are wanted step,
-            labels and timestamp: see `record`.
-        record_on_all_hosts: As of `record`.
-        step: Of those that have no step of their own.
-        timestamp: Of those that have none of their own.
+        metrics_data: For each value a dict with the keys metric_name and value, and optionally step, labels and
+            timestamp: see `record`.
+        record_on_all_hosts: See `record`.
+        step: The step of values without one of their own.
+        timestamp: The timestamp of values without one of their own.
     """
     try:
         for item in metrics_data:
@@ -138,20 +138,20 @@ def record_metrics(
         report_loss("metrics.record_metrics", error, "record its values")
 
 
-# --- What is the same for many values ---------------------------------------------------------------------
+# --- Prepared metrics ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Metric:
-    """One metric of one run, with all at hand that each value needs: with cold caches every look-up costs.
+    """One metric of one run, prepared for each value: with cold caches every look-up costs.
 
     Attributes:
-        tail: What follows the value and the step, in the line of an entry without labels: unit and namespace.
+        tail: The text after the value and the step, in the line of an entry without labels: unit and namespace.
         unit: The unit, as JSON.
-        fields: What follows the payload.
-        average: Of what was recorded.
-        pending: The average's.
-        write_text: The log's.
+        fields: The text after the payload.
+        average: The average of the recorded values.
+        pending: The queue of the average.
+        write_text: The function of the log.
     """
 
     tail: str
@@ -361,7 +361,7 @@ def _timestamp(moment: Moment | None) -> str | None:
     return None
 
 
-# --- What is lost -----------------------------------------------------------------------------------------
+# --- Losses -----------------------------------------------------------------------------------------------
 
 
 def _give_up(error: Exception, what: Any, recorded: _RecordedRun | None = None) -> None:
@@ -382,7 +382,7 @@ def _lose(reason: str, what: Any, recorded: _RecordedRun | None = None) -> None:
     name = what.value if isinstance(what, MetricType) else what if isinstance(what, str) else shown_type(what)
     warn_once(
         ("metrics", reason),
-        "A value of %s could not be recorded as it was given: %s. The job goes on; further losses of this kind are "
+        "A value of %s could not be recorded as it was given: %s. The job continues; further losses of this kind are "
         "counted, not logged.",
         name[:_LONGEST_SHOWN],
         reason,
@@ -393,6 +393,6 @@ def _lose_without_run() -> None:
     LOSSES.add("metrics: no run")
     warn_once(
         ("metrics", "no run"),
-        "metrics.record was called and there is no run: call machinelearning_run first. The job goes on; such values "
+        "metrics.record was called and there is no run: call machinelearning_run first. The job continues; such values "
         "are counted, not kept.",
     )

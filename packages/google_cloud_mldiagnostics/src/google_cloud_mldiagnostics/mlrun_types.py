@@ -1,4 +1,4 @@
-"""MLRun, what `machinelearning_run` returns, and the names that its fields take."""
+"""MLRun, which `machinelearning_run` returns, and the values of its fields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class RunPhase(enum.Enum):
-    """What a run does."""
+    """The phase of a run."""
 
     PHASE_UNSPECIFIED = "RUN_PHASE_UNSPECIFIED"
     PHASE_ACTIVE = "ACTIVE"
@@ -41,28 +41,28 @@ class RunPhase(enum.Enum):
 
 
 class Framework(enum.Enum):
-    """What the job computes with."""
+    """The framework that the job computes with."""
 
     JAX = "JAX"
     PYTORCH = "PYTORCH"
 
 
 class ServingEngine(enum.Enum):
-    """What serves a model, in a job that does."""
+    """The engine that serves a model, if the job serves one."""
 
     NONE = "NONE"
     VLLM = "VLLM"
 
 
 class AcceleratorOrchestrator(enum.Enum):
-    """What stands between the job and its accelerators."""
+    """The system between the job and its accelerators."""
 
     NONE = "NONE"
     PATHWAYS = "PATHWAYS"
 
 
 class ApplicationFramework(enum.Enum):
-    """The trainer that the job is written with."""
+    """The training framework that the job is written with."""
 
     NONE = "NONE"
     MAXTEXT = "MAXTEXT"
@@ -71,7 +71,7 @@ class ApplicationFramework(enum.Enum):
 
 
 class RlOrchestrator(enum.Enum):
-    """What conducts reinforcement learning."""
+    """The orchestrator of reinforcement learning."""
 
     NONE = "NONE"
     TUNIX = "TUNIX"
@@ -103,7 +103,7 @@ def _notifying(change: _Function) -> _Function:
 
 
 class ConfigDict(dict[str, Any]):
-    """A run's configs, by key or by attribute; a change goes to wherever the run is kept, within seconds."""
+    """A run's configs, by key or by attribute; the stores of the run receive a change within seconds."""
 
     __slots__ = ("_changed",)
     _changed: Callable[[], object]
@@ -158,21 +158,21 @@ class MLRun:
 
     Attributes:
         name: The run's id.
-        run_group: What it belongs to.
-        configs: The user's configs, and under `softwareConfigs` and `hardwareConfigs` what was collected.
-        gcs_path: Where its profiles go: `gs://...` or a folder.
-        location: The region in which the run is kept.
-        project: The project in which it is kept; empty without a cloud.
-        run_phase: What it does, as far as this process knows.
-        created_at: Start of its first attempt, as far as this machine knows.
-        workload_details: What started it, as the control plane has it.
+        run_group: The group that it belongs to.
+        configs: The user's configs, and the collected ones under `softwareConfigs` and `hardwareConfigs`.
+        gcs_path: The destination of its profiles: `gs://...` or a folder.
+        location: The region that stores the run.
+        project: The project that stores it; empty without a cloud.
+        run_phase: Its phase, as far as this process knows.
+        created_at: The start of its first attempt, as far as this machine knows.
+        workload_details: The workload that started it, in the control plane's format.
         orchestrator: The system that started it.
         display_name: The name that the user gave.
         metrics_exporter_config: As it was given; not used.
-        workload_id: What names the workload, where the caller or RUN_WORKLOAD_ID does.
-        namespace: That of the workload on GKE.
+        workload_id: The id of the workload, if the caller or RUN_WORKLOAD_ID gives one.
+        namespace: The namespace of the workload on GKE.
         ml_run_id: The run's id, as `name`.
-        workload_targets: None; here for programs that read it.
+        workload_targets: None; it exists for programs that read it.
         attempt: The number of its starts, with this one.
     """
 
@@ -214,7 +214,7 @@ class MLRun:
             status: COMPLETED or FAILED.
 
         Raises:
-            MLRunConfigurationError: The status is another.
+            MLRunConfigurationError: The status is neither.
         """
         text = status.value if isinstance(status, RunPhase) else status if isinstance(status, str) else ""
         phase = text.strip().upper()
@@ -224,7 +224,7 @@ class MLRun:
         self.end(phase, "" if phase == "COMPLETED" else "finish('FAILED')")
 
     def __enter__(self) -> Self:
-        """Return the run, which goes on until the block is left."""
+        """Return the run, which continues until the block is left."""
         return self
 
     def __exit__(
@@ -251,7 +251,7 @@ class MLRun:
         Args:
             phase: COMPLETED or FAILED.
             reason: Why, for people.
-            wait_seconds: How long to wait until the end is recorded; None for as long as it may take.
+            wait_seconds: The longest wait until the end is recorded; None for no limit of the caller's.
             raised: The exception that ends it, and those that it is linked to.
         """
         finish = self.__dict__.get("_finish")

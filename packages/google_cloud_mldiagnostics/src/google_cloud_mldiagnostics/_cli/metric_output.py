@@ -50,7 +50,7 @@ class Summary:
     Attributes:
         count: The number of points.
         not_finite: The number of points without a finite value.
-        mean: Of the finite values, as minimum and maximum; None if there are none.
+        mean: The mean of the finite values, as minimum and maximum; None if there are none.
         minimum: The smallest.
         maximum: The largest.
         last: The last one, finite or not.

@@ -46,7 +46,7 @@ class Curve(NamedTuple):
 
     Attributes:
         x: Steps, or seconds.
-        mean: Of the finite values there.
+        mean: The mean of the finite values there.
         low: The smallest of them.
         high: The largest of them.
     """

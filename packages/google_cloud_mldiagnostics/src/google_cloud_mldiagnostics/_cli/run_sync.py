@@ -1,7 +1,8 @@
 """Send the entries and profiles of a run of this machine to Google Cloud; sending twice changes nothing.
 
-Also while the run goes on, and beside its own shipper: an entry has the same insertId whoever sends it, of which Cloud
-Logging keeps one; a profile's file that is there is not sent again. How far entries were sent is kept on this machine.
+The run and its own shipper may be active meanwhile: an entry has the same insertId from either sender, and Cloud
+Logging keeps one. A profile's file that has arrived is not sent again. The position of the sent entries is kept on this
+machine.
 """
 
 from __future__ import annotations
@@ -52,18 +53,18 @@ _REQUEST_SECONDS: Final = 30.0
 _PATIENCE_SECONDS: Final = 60.0
 _KEPT_BY_EACH: Final = ("createTime", "etag", "name", "updateTime")
 _PROFILES: Final = (SUFFIX, TRACE_JSON_SUFFIX)
+"""The files that profilers write; XProf adds others when it shows a profile."""
 _MOST_PROFILE_BYTES: Final = 4 << 30  # XProf's protobufs end at 2 GiB.
-"""What profilers write; what else is there, XProf has made of it when it showed the profile."""
 
 
 @dataclass
 class EntriesSent:
-    """What became of a run's entries.
+    """The counts of a run's entries.
 
     Attributes:
-        sent: How many Cloud Logging took.
-        refused: How many it will never take.
-        why_refused: Its message for the first of them.
+        sent: The number of entries that Cloud Logging accepted.
+        refused: The number of entries that it will never accept.
+        why_refused: Its message for the first refused entry.
     """
 
     sent: int = 0
@@ -78,13 +79,13 @@ class EntriesSent:
 
 @dataclass
 class ProfilesSent:
-    """What became of a run's profiles.
+    """The counts of a run's profiles.
 
     Attributes:
         sent: The files that were sent.
-        size_bytes: Of all of them.
-        known: How many were there already.
-        sessions: The sessions that have files there.
+        size_bytes: The size of all of them.
+        known: The number of files that existed at the destination.
+        sessions: The sessions with files at the destination.
     """
 
     sent: list[str] = field(default_factory=list)
@@ -109,14 +110,14 @@ def send_entries(
 
     Args:
         run_id: The run.
-        transport: Where they go.
+        transport: The Cloud Logging of the project.
         root: The diagnostics folder.
         location: The region in which the run is kept.
         progress: Called with the counts so far, every ten thousand entries.
         sleep: Waits a number of seconds.
 
     Raises:
-        TransportError: Cloud Logging refused, or kept failing; the next time goes on from there.
+        TransportError: Cloud Logging refused, or kept failing; the next call continues from there.
     """
     name = f"sync {transport.project} {run_id}"
     position = JournalReader.load_position(name, LOG_ID, root=root) or _shipped(run_id, transport.project, root)
@@ -126,7 +127,7 @@ def send_entries(
         remaining = iter(entries)
         while batch := list(islice(remaining, _BATCH)):
             _write(transport, [encode(entry) for entry in batch], sent, sleep)
-        # Not before all of them are there: the reader is behind them already.
+        # Not before all of them have arrived: the reader has passed them already.
         reader.save_position(name, job=run_id)
         if sent.sent - reported >= _REPORT_EVERY:
             reported = sent.sent
@@ -242,9 +243,9 @@ def send_profiles(
     """Send the files of profiles that are not at their target yet.
 
     Args:
-        files: By session and name: see `profile_files`.
-        logdir: What XProf is given there: `gs://...`.
-        staging: The folder of those that only wait to be sent: they are removed here once they are there.
+        files: The files by session and name: see `profile_files`.
+        logdir: The argument of XProf there: `gs://...`.
+        staging: The folder of files that wait to be sent: they are removed once they have arrived.
         on_start: Called with each name before it is sent.
 
     Raises:
@@ -278,7 +279,7 @@ def arrived(session: Resource, hosts: Sequence[str]) -> Resource:
 
     Args:
         session: As this machine keeps it.
-        hosts: Those whose files are there.
+        hosts: The hosts with files that have arrived.
     """
     targets = session.get("targetSessions") or {}
     ended = {"sessionPhase": "SUCCEEDED", "endTime": session.get("updateTime", "")}
@@ -297,7 +298,7 @@ def send_sessions(
     Args:
         run_id: The run.
         sessions: As this machine keeps them.
-        logdir: What XProf is given there.
+        logdir: The argument of XProf there.
         there: The sessions that have files there.
         cloud: The control plane.
 

@@ -68,9 +68,9 @@ class Members:
     """Which processes take a profile.
 
     Attributes:
-        index: Of this process among all of the run.
-        count: How many the run has.
-        expected: The indexes of those that are profiled, in order.
+        index: The index of this process in the run.
+        count: The number of processes of the run.
+        expected: The indexes of the processes that are profiled, in order.
     """
 
     index: int
@@ -80,15 +80,15 @@ class Members:
 
 @dataclass
 class Capture:
-    """A profile that runs.
+    """A profile that is being taken.
 
     Attributes:
-        session: Its session, which is reported.
-        destination: The target of its files.
-        engine: What takes it.
-        scratch: The folder that is written meanwhile.
+        session: Its session.
+        location: The destination of its files.
+        engine: The profiler.
+        scratch: The folder that the profiler writes to.
         started_seconds: When it started, in monotonic seconds.
-        trace_json: True if the trace is kept as JSON, too.
+        trace_json: True if the trace is also kept as JSON.
         ending: Held by the thread that ends it, once.
         ended: Set when there is no more to do, or it is reported as lost.
     """
@@ -116,7 +116,7 @@ class Captures:
 
     @property
     def current(self) -> Capture | None:
-        """The profile that runs, or is being ended."""
+        """The profile that is being taken, or is being ended."""
         return self._current
 
     def session_ids(self, active: ActiveRun) -> SessionIds:
@@ -160,7 +160,7 @@ class Captures:
             except Exception as error:
                 LOSSES.add(f"xprof start: {type(error).__name__}")
                 logger.warning(
-                    "Profile %s could not be started (%s); the job goes on without.", session_id, _shown(error)
+                    "Profile %s could not be started (%s); the job continues without.", session_id, _shown(error)
                 )
                 session.report_failed(f"could not be started: {_shown(error)}")
                 return None
@@ -206,7 +206,7 @@ class Captures:
             self._keep(capture, file)
         except BaseException as error:
             LOSSES.add(f"xprof stop: {type(error).__name__}")
-            logger.warning("Profile %s is lost (%s); the job goes on.", session.session_id, _shown(error))
+            logger.warning("Profile %s is lost (%s); the job continues.", session.session_id, _shown(error))
             session.report_failed(_shown(error))
             if not isinstance(error, Exception):
                 raise
@@ -366,7 +366,7 @@ def _inspect(session: Session, file: Path, *, has_accelerator: bool) -> str:
 
 @guarded_as("keep a trace as JSON")
 def _keep_json(capture: Capture, location: Location) -> None:
-    """Bring the trace as JSON beside the profile; without it the profile is as good."""
+    """Move or upload the trace as JSON beside the profile; its loss does not affect the profile."""
     file = next(iter(sorted(capture.scratch.rglob(f"*{TRACE_JSON_SUFFIX}"))), None)
     if file is None:
         logger.warning("Profile %s: its profiler wrote no %s.", capture.session.session_id, TRACE_JSON_SUFFIX)

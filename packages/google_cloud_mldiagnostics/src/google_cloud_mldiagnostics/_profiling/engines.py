@@ -25,7 +25,7 @@ class Engine(Protocol):
         ...
 
     def stop(self, folder: Path, *, trace_json: bool) -> Path:
-        """End the trace and return its xplane file, which is somewhere in the folder; and if asked, one in JSON."""
+        """End the trace and return its xplane file, which is in or below the folder; write one in JSON if asked to."""
         ...
 
     def abandon(self) -> None:

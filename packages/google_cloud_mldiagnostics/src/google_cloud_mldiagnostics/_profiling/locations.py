@@ -69,7 +69,7 @@ def file_of(host: str) -> str:
 
 
 def captured_file(folder: Path) -> Path:
-    """Find the one xplane that a profiler has left somewhere in a folder.
+    """Find the xplane that a profiler has written in or below a folder.
 
     Raises:
         ProfilingError: There is no xplane.
@@ -84,7 +84,7 @@ _LOCK_SECONDS = 2.0
 
 
 class UploadMode(enum.Enum):
-    """How a file gets to its location."""
+    """The transfer of a file to its location."""
 
     MOVED = "moved"
     """At once: the location is on a disk of this machine."""
@@ -101,7 +101,7 @@ class Location:
     Attributes:
         logdir: The argument of XProf: `gs://...` or a folder; it has `plugins/profile/<session>` below it.
         staging: The folder of the same form on this machine for files that are not delivered yet.
-        mode: How a file gets to the location.
+        mode: The transfer of a file to the location.
     """
 
     logdir: str

@@ -40,13 +40,13 @@ _POLL_SECONDS: Final = 2.0
 
 
 def start_on_demand_xprof(port: int = DEFAULT_PORT) -> None:
-    """Let others profile this process, from now until the end of the run.
+    """Let other processes profile this one until the end of the run.
 
-    Returns at once: the server starts, in a thread, as soon as the job has initialised its devices, which this does not
-    do. Where the port is taken, one WARNING names the one that is used instead, which the run's readers know.
+    Returns at once: a thread starts the server as soon as the job has initialised its devices, and does not initialise
+    them itself. If another process has the port, a free port is used, logged as a WARNING and recorded in the run.
 
     Args:
-        port: Where it listens; 0 is any.
+        port: The port of the server; 0 selects a free one.
 
     Raises:
         ProfilingError: The port is not valid.
@@ -89,7 +89,7 @@ class _Server:
         self._lock = threading.Lock()  # A stop while it starts waits for that: milliseconds.
 
     def start_when_ready(self) -> float | None:
-        """A job for the thread of deliveries: see `deliveries.Job`."""
+        """Start the server if that is possible now: a job of `uploads.Deliveries`."""
         with self._lock:
             if self._is_stopped:
                 return None
@@ -113,7 +113,7 @@ class _Server:
             LOSSES.add(f"on-demand server: {type(error).__name__}")
             warn_once(
                 "on-demand server",
-                "The server for profiles on demand could not be started on port %d (%s: %s); the job goes on without.",
+                "The server for profiles on demand could not be started on port %d (%s: %s); the job continues.",
                 wanted,
                 type(error).__name__,
                 error,
@@ -170,9 +170,9 @@ class CaptureWatch:
 
     Attributes:
         active: The run.
-        destination: The destination of its profiles.
+        location: The destination of its profiles.
         name: The name of this process's file.
-        process_index: Of this process.
+        process_index: The index of this process.
         is_stopped: Returns True before the last poll.
     """
 
@@ -187,7 +187,7 @@ class CaptureWatch:
         self._known.update(session.name for session in self._unknown_sessions())
 
     def __call__(self) -> float | None:
-        """A job for the thread of deliveries: see `deliveries.Job`."""
+        """Check the folder once: a job of `uploads.Deliveries`."""
         was_stopped = self.is_stopped()
         for session in self._unknown_sessions():
             self._inspect(session)

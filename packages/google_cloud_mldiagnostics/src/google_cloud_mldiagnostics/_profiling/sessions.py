@@ -126,11 +126,11 @@ class Session:
         folder: The folder of its files.
         name: The name of this process's file.
         process_index: The index of this process.
-        expected_hosts: How many files there will be.
+        expected_hosts: The number of files that the session will have.
         speaks: True if this process reports to the control plane: one does for all.
         started: When it started, in UTC.
-        duration_seconds: How long it ran.
-        size_bytes: Of this process's file.
+        duration_seconds: The duration of the profile.
+        size_bytes: The size of this process's file.
         planes: The names of its planes.
     """
 
@@ -204,7 +204,7 @@ def problem_of(xplane: Xplane, *, has_accelerator: bool) -> str:
 
     Args:
         xplane: The profile.
-        has_accelerator: Whether the process has a TPU or a GPU, which then must be in it.
+        has_accelerator: True if the process has a TPU or a GPU, which the profile must show.
     """
     if not xplane.size_bytes:
         return "its file is empty"
@@ -234,7 +234,7 @@ class HostsCheck:
 
     Args:
         session: The session, of the process that reports for all.
-        wait_seconds: How long others may take after this process.
+        wait_seconds: The time that the other hosts have after this process.
         monotonic: The clock.
 
     Attributes:

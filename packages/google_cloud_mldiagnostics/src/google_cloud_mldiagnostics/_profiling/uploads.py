@@ -50,9 +50,9 @@ class Deliveries:
         """Add a job.
 
         Args:
-            job: What to do.
+            job: The function to call.
             is_awaited: True if the end of the process waits for it, within a time.
-            delay_seconds: How long not to do it yet.
+            delay_seconds: The delay before the first call.
         """
         number = next(self._numbers)
         if is_awaited:

@@ -1,1 +1,1 @@
-"""What is known of runs: read from control planes, the journal and Cloud Logging, put together, and drawn."""
+"""Runs as they are shown: read from control planes, the journal and Cloud Logging, and put together."""

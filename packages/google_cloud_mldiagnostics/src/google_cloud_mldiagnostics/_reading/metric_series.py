@@ -39,10 +39,10 @@ class Point(NamedTuple):
     Attributes:
         timestamp_ns: When it was measured, in ns since 1970.
         step: Its step; None if none was given.
-        value: The mean of its values, of those that are finite where some are.
-        values: One, or one a chip.
-        attempt: Of the run, from 1; empty where it is not known.
-        labels: What the user gave beside the value.
+        value: The mean of its finite values; the last value if none is finite.
+        values: One value, or one for each chip.
+        attempt: The attempt of the run, from 1; empty if it is not known.
+        labels: The labels that the user gave.
     """
 
     timestamp_ns: int
@@ -58,10 +58,10 @@ class Series:
 
     Attributes:
         metric: The metric's name.
-        host: The host's name; empty where it is not known.
-        process_index: Among all of the run; empty where it is not known.
-        unit: Of the values.
-        chips: What the values of a point are of, where there is one a chip.
+        host: The host's name; empty if it is not known.
+        process_index: The index of the process in the run; empty if it is not known.
+        unit: The unit of the values.
+        chips: The chip of each value of a point, if it has a value for each chip.
     """
 
     def __init__(

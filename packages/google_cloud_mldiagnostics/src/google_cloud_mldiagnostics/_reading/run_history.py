@@ -82,8 +82,8 @@ class RunHistory:
     """Takes entries, and keeps the state of processes and profiles.
 
     Attributes:
-        processes: By process and attempt.
-        sessions: By id.
+        processes: The state of each process in each attempt.
+        sessions: The state of each profile by session id.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs and what they recorded: of this machine, or of a project of Google Cloud."""
+"""Runs and their entries: of this machine, or of a project of Google Cloud."""
 
 from __future__ import annotations
 
@@ -142,12 +142,12 @@ _PROCESS_QUERIES: Final = (
 
 
 class RunSource:
-    """Runs, and what they recorded.
+    """Runs and their entries.
 
     Attributes:
         name: The folder or project, for the user.
         control_plane: Keeps the runs.
-        entries: What the runs recorded.
+        entries: The entries of the runs.
     """
 
     name: str

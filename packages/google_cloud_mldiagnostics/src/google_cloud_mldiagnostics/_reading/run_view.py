@@ -80,7 +80,7 @@ class ProcessView:
         capture_name: The name of its file in such a folder.
         step: The last step with a metric; None if it is not known.
         traceback: The exception that ended it, and linked ones.
-        is_gone: True if it does not run any more and recorded no end.
+        is_gone: True if it has exited and recorded no end.
     """
 
     attempt: int
@@ -111,7 +111,7 @@ class AttemptView:
     """One life of the run, from a start to the next.
 
     Attributes:
-        number: From 1.
+        number: The number of the attempt, from 1.
         state: Its state.
         reason: Why it ended, with the process that recorded this.
         started_ns: When it started, in ns since 1970; None if it is not known.
@@ -143,10 +143,10 @@ class RunView:
         gcs_path: The folder for its profiles, if one was given.
         orchestrator: The system that started it.
         labels: The labels of the resource.
-        configs: By section (user, software, hardware), as text.
+        configs: Its configs as text, by section (user, software, hardware).
         attempts: In their order.
         sessions: Its profiles in the order of time.
-        notes: What the user should know.
+        notes: Sentences for the user.
     """
 
     run_id: str

@@ -37,7 +37,7 @@ _STOP_SECONDS = 1.0
 _LONGEST_STEP_SECONDS = 3600.0
 
 Fetch: TypeAlias = Callable[[], Any]
-"""Waits for a value, and returns it as the host has it; raises RecordingError. Called once, in the worker."""
+"""Wait for a value, and return it from the host's memory, or raise RecordingError. Called once, in the worker."""
 
 
 def fetch_of(value: Any) -> Fetch | None:
@@ -120,10 +120,10 @@ def pending_count() -> int:
 
 
 class _Values:
-    """What the worker does not know of the pending values.
+    """The state of the pending values beside the worker's.
 
     Attributes:
-        are_given_up: True if the process exits and waits no longer.
+        are_given_up: True if the process exits and has stopped to wait.
         of_steps: Values of PyTorch/XLA in a step that is not computed yet, by identity.
     """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["FOLD_AT", "Average", "Averages", "RunLog", "RunLogStatistics", "namespace_fields"]
 
 FOLD_AT = 512
-"""So many values wait to be folded in; whoever adds one more does it."""
+"""The number of values that may wait; the caller that adds the last one folds them in."""
 
 _MOST_NAMES = 10_000
 
@@ -126,11 +126,11 @@ class Averages:
 
 
 class RunLogStatistics(NamedTuple):
-    """What became of a run's entries in this process.
+    """The counts of a run's entries in this process.
 
     Attributes:
-        journal: Of the entries: accepted, written, held in memory, dropped.
-        shipper: What was sent; None where nothing is.
+        journal: Counts of entries: accepted, written, held in memory, dropped.
+        shipper: Counts of sent entries; None if nothing is sent.
         lost_values: Values that could not be made an entry, by reason.
     """
 
@@ -149,7 +149,7 @@ class RunLog:
 
     Attributes:
         run_id: The run's id.
-        averages: Of the metrics that this process has recorded.
+        averages: The averages of the metrics that this process has recorded.
         lost_values: Counts values that could not be made an entry, by reason.
         write_text: `write_text(now, text, timestamp=None)`, the hot path: `now` is `clock.now_ns()` as digits;
             `text` is the payload's JSON in one line, and `namespace_fields` behind it; `timestamp` is the entry's time
@@ -175,10 +175,10 @@ class RunLog:
             location: The region in which the run is kept.
             project: The project that the entries belong to; empty for the one that is found.
             labels: The labels of every entry: those of `identity().labels()`, and others that identify the process.
-            is_shipped: Whether the entries go to Cloud Logging where there is one.
+            is_shipped: True to send the entries to Cloud Logging if a cloud is found.
             root: The diagnostics folder; None for the usual one.
             connect: Finds a cloud, in the shipper's thread; None for the default.
-            grace_period_seconds: How long the end of the process waits for Cloud Logging.
+            grace_period_seconds: The time that the end of the process waits for Cloud Logging.
         """
         root = root or diagnostics_directory()
         self.run_id = run_id
@@ -214,9 +214,9 @@ class RunLog:
         """Write an entry.
 
         Args:
-            namespace: What the entry is: a metric's name, or one of `entries`.
+            namespace: The kind of the entry: a metric's name, or one of `entries`.
             payload: Anything; what JSON does not have is written as text.
-            severity: Of Cloud Logging; None is INFO.
+            severity: The severity in Cloud Logging; None is INFO.
             timestamp_ns: Its time in ns since 1970; None is now.
         """
         self._journal.append(
@@ -243,7 +243,7 @@ class RunLog:
             timeout_seconds: The longest to wait.
 
         Returns:
-            Whether everything is where it shall be: in Cloud Logging, or on this disk where nothing is shipped.
+            True if everything has arrived: in Cloud Logging, or on this disk if nothing is shipped.
         """
         deadline = time.monotonic() + timeout_seconds
         is_complete = self._write_what_is_pending(timeout_seconds)

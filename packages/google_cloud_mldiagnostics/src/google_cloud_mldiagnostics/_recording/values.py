@@ -1,4 +1,4 @@
-"""What may be recorded as a metric's value, as the numbers of an entry. Nothing here waits for a device."""
+"""Conversion of values to the numbers of an entry. Nothing here waits for a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 MOST_VALUES = 10_000
-"""Of one entry: with more, it would be larger than Cloud Logging takes."""
+"""The most values of one entry: with more, it would be larger than Cloud Logging accepts."""
 
 LARGEST_STEP = 2**63
 """Steps are smaller, and larger than its negative."""
@@ -35,9 +35,9 @@ class Numbers(NamedTuple):
     """The value of an entry.
 
     Attributes:
-        json: The numbers as a JSON array. What JSON has no number for is the text NaN, Infinity or -Infinity.
-        mean: Of those that are finite; of none, the last.
-        is_finite: Whether all are.
+        json: The numbers as a JSON array; numbers that are not finite as the texts NaN, Infinity and -Infinity.
+        mean: The mean of the finite numbers; the last number if none is finite.
+        is_finite: True if all are finite.
     """
 
     json: str

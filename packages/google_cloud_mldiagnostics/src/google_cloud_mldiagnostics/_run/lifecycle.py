@@ -1,4 +1,4 @@
-"""A run's life in this process: its start, a heartbeat, changes of its configs, and its end, for any reason.
+"""A run's life in this process: its start, a heartbeat, changes of its configs, and its end.
 
 All of it is written by one thread, to the run's log and its folder; it never waits for a network. The caller that
 ends the run, which may be a signal handler, hands the end over by a queue that takes no lock, and waits a bounded time.
@@ -154,7 +154,7 @@ class Lifecycle:
     def finish(
         self, phase: str, reason: str, wait_seconds: float | None = None, raised: Sequence[RaisedException] = ()
     ) -> None:
-        """End the run while the process goes on: see `end`. Profiles that are being uploaded are awaited, too.
+        """End the run while the process continues: see `end`. Profiles that are being uploaded are awaited, too.
 
         The process may end meanwhile, or be interrupted: the hooks see that until all is recorded.
         """
@@ -179,7 +179,7 @@ class Lifecycle:
         Args:
             phase: COMPLETED or FAILED.
             reason: Why.
-            seconds: How long it may take; None: as long as the end of a process may.
+            seconds: The longest that it may take; None for the time that the end of a process may take.
         """
         if os.getpid() != self._pid:
             return

@@ -59,40 +59,40 @@ def machinelearning_run(
 ) -> MLRun:
     """Start a run on this process; all further recordings belong to it. Call it on every process.
 
-    The run is kept on this machine and, where Google Cloud is found and ML_DIAGNOSTICS_BACKEND allows it, there too.
-    The call hardly waits for that. What keeps the cloud from it is logged once, and the job goes on.
-    A run that this process has started before ends as COMPLETED.
+    The run is stored on this machine and, if Google Cloud is found and ML_DIAGNOSTICS_BACKEND allows it, also there.
+    The call waits for the cloud for a fraction of a second at most. A failure of the cloud is logged once, and the job
+    continues. A run that this process has started before ends as COMPLETED.
 
     Args:
-        name: What the run is called. Its id is made of it.
-        run_group: What it belongs to, such as a sweep.
+        name: The name of the run; its id starts with it.
+        run_group: The group that it belongs to, such as a sweep.
         configs: The user's configs: a mapping, nested or not, or a dataclass. Secrets are redacted.
-        gcs_path: Where profiles go: `gs://bucket/folder`, or a folder on a disk.
-        project: The Google Cloud project; None for the one that is found.
-        region: The region in which the run is kept; None for the one that this machine is in.
+        gcs_path: The destination of profiles: `gs://bucket/folder`, or a folder on a disk.
+        project: The Google Cloud project; None to find it.
+        region: The region that stores the run; None for the region of this machine.
         metrics_record_interval_sec: Seconds between two measurements of the system.
-        on_demand_xprof: Whether others may profile this process while it runs.
-        environment: Of Google's control plane: prod, staging or autopush.
+        on_demand_xprof: True to let other processes profile this one while it runs.
+        environment: The environment of Google's control plane: prod, staging or autopush.
         base_url: The URL of a control plane on your own cluster instead of Google's; None reads DIAGON_BASE_URL.
         cluster_id: The cluster's id at that control plane.
-        log_system_metrics: Whether host and accelerators are measured.
-        framework: What the job computes with.
-        serving_engine: What serves a model, in a job that does.
-        run_workload_id: What names the workload in all its processes and attempts; None reads RUN_WORKLOAD_ID.
-        metric_only_run: True if the run has nothing but metrics.
-        metrics_exporter_config: Not used; here for programs that give it.
-        accelerator_orchestrator: What stands between the job and its accelerators.
-        application_framework: The trainer that the job is written with.
-        rl_orchestrator: What conducts reinforcement learning.
-        on_demand_xprof_port: Where others reach the profiler; 0 is any port.
-        strict: Whether to wait until the control plane has the run, and to raise what keeps it from it.
+        log_system_metrics: True to measure the host and its accelerators.
+        framework: The framework that the job computes with.
+        serving_engine: The engine that serves a model, if the job serves one.
+        run_workload_id: An id of the workload, the same in all its processes and attempts; None reads RUN_WORKLOAD_ID.
+        metric_only_run: True if the run has only metrics.
+        metrics_exporter_config: Not used; accepted for compatibility with the public package.
+        accelerator_orchestrator: The system between the job and its accelerators.
+        application_framework: The training framework that the job is written with.
+        rl_orchestrator: The orchestrator of reinforcement learning.
+        on_demand_xprof_port: The port of the profiler; 0 selects a free port.
+        strict: True to wait until the control plane has the run, and to raise an error if it does not take it.
 
     Returns:
         The run. It ends with the process, with `finish()`, or as a context manager.
 
     Raises:
         MLRunConfigurationError: An argument cannot be used; nothing was created.
-        ConfigurationError: ML_DIAGNOSTICS_BACKEND has a value that it cannot have.
+        ConfigurationError: The value of ML_DIAGNOSTICS_BACKEND is not valid.
         CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud`, or the run is strict, and no cloud is found.
         ControlPlaneError: The run is strict, and the control plane does not have it.
     """

@@ -51,7 +51,7 @@ logger = job_logger("google_cloud_mldiagnostics")
 # The name of the logger that is documented for the run's details.
 details_logger = job_logger("google_cloud_mldiagnostics.core.global_manager")
 
-# Enough where the clients are loaded and the network is near. Whatever takes longer goes on without the job.
+# Enough if the clients are loaded and the network is near. The rest continues in threads.
 _WAIT_SECONDS: Final = 0.15
 _STRICT_SECONDS: Final = 120.0
 _PROJECT_SECONDS: Final = 0.8
@@ -66,7 +66,7 @@ class RunStart:
 
     Args:
         arguments: Those of `machinelearning_run`.
-        backend: Where entries go besides the journal.
+        backend: The destination of entries besides the journal.
     """
 
     def __init__(self, arguments: RunArguments, backend: Backend) -> None:

@@ -313,7 +313,7 @@ class Termination:
 
     def _restore(self) -> None:
         is_ours = signal.getsignal(signal.SIGTERM) is self._own_handler
-        # A C handler that was installed over ours stays: JAX would not see preemptions any more.
+        # A C handler that was installed over ours stays: JAX would miss preemptions.
         if is_ours and c_handler(signal.SIGTERM) in (self._c_handler, None):
             signal.signal(signal.SIGTERM, self.previous)
 
@@ -353,7 +353,7 @@ def _living(handler: Any) -> Any:
 def _is_handled_in_c(handler: Any) -> bool:
     """Return True if the process has a C handler of SIGTERM that Python does not know: JAX's, for preemptions.
 
-    It would not run any more if Python installed one, and cannot be chained.
+    It would not run if Python installed one, and cannot be chained.
     """
     if handler is signal.SIG_DFL:
         try:  # Python knows only the handlers that were installed when it started, and those that it has set itself.

@@ -73,7 +73,7 @@ def _watch(job: Parent, death: int, signals: _socket.socket) -> bool:
 
 
 def _peek(signals: _socket.socket) -> bytes | None:
-    """Return what the job has not read; None if it has read all, empty if nothing follows any more."""
+    """Return the signals that the job has not read; None if it has read all, empty at the end of the stream."""
     try:
         return signals.recv(_MOST_BYTES, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
     except BlockingIOError:

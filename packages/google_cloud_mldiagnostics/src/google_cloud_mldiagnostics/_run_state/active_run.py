@@ -16,20 +16,20 @@ __all__ = ["ActiveRun", "active_run", "set_active_run"]
 
 @dataclass
 class ActiveRun:
-    """What recording, measuring and profiling need to know of the run.
+    """The run of this process, for recording, measuring and profiling.
 
     Attributes:
-        run: What the user holds.
-        log: Where entries go.
-        folder: The run's own on this machine.
+        run: The object that `machinelearning_run` returned.
+        log: The log of the run's entries.
+        folder: The folder of the run on this machine.
         host: This host's name.
-        process_index: Of this process among all of the run.
-        process_count: How many the run has.
+        process_index: The index of this process in the run.
+        process_count: The number of processes of the run.
         pid: The process that started it; a forked child does not belong to the run.
         is_local: True if profiles go to the run's folder by default: there is no cloud, or none was found so far.
         registration: The thread that reports to the control planes; it is never waited for.
-        profiler_port: Of this process's profiler server; None while there is none.
-        known_metrics: What `metrics.record` knows of the metrics that this process records without
+        profiler_port: The port of this process's profiler server; None while there is none.
+        known_metrics: The metrics that `metrics.record` has prepared, of those that this process records without
             `record_on_all_hosts`: by name, and by the `MetricType` of that name.
     """
 

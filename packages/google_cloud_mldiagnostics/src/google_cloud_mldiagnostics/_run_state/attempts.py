@@ -56,8 +56,8 @@ class Member(NamedTuple):
 
     Attributes:
         host: The host's name.
-        process_index: Among all of the run.
-        pid: On its host.
+        process_index: The index in the run.
+        pid: The process id on its host.
         started: A text that differs for an earlier process with the same pid.
     """
 
@@ -295,7 +295,7 @@ def _process(member: Member, now: str) -> dict[str, Any]:
 
 
 def _with_attempt(run: Resource, attempt: dict[str, Any]) -> Resource:
-    """Return the run in another attempt: ACTIVE, whatever it was."""
+    """Return the run in another attempt, which makes it ACTIVE."""
     changed = {key: value for key, value in run.items() if key not in ("endTime", "errorDetails")}
     changed["attempts"] = [*_attempts(run), attempt]
     changed["runPhase"] = "ACTIVE"

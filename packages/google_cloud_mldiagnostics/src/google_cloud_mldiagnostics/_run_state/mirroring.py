@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 LOCAL_FIELDS = ("attempts", "createTime", "endTime", "errorDetails", "etag", "metrics", "state", "updateTime")
-"""What a folder keeps beside what is sent: our own, and what a control plane sets itself."""
+"""The fields of a run in a folder that are not sent: our own, and those that a control plane sets itself."""
 
 
 def as_cloud_run(run: Resource) -> Resource:

@@ -285,7 +285,7 @@ class Registration:
         self._end = end
         self._mark_unreported()  # In case the control plane was found after `end`.
         self._is_behind = self._is_owner or end.phase == "FAILED"
-        self._due_at = time.monotonic()  # Once more, whatever failed before.
+        self._due_at = time.monotonic()  # Once more, also after a failure.
 
     def _note_all(self) -> None:
         self._is_all = True

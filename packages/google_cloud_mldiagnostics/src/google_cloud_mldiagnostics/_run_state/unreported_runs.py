@@ -1,4 +1,4 @@
-"""Runs of this machine with an end that the control plane has not confirmed, and how a later process reports it.
+"""Runs of this machine with an end that the control plane has not confirmed, and the later report of the end.
 
 A process that ends its run leaves a marker in the run's folder before it reports the end, and removes it once the
 control plane has confirmed it. The marker names the control plane, so that a run is never sent to another one.

@@ -16,11 +16,11 @@ class Reading:
     """One metric at one moment, of a host, a process or an accelerator's chips.
 
     Attributes:
-        name: Of the metric.
-        unit: Of the values: %, bytes, bytes/s.
-        values: One, or one a chip.
-        chips: Each chip's name, such as tpu0; empty where the values are of no chips.
-        accelerator: Of what kind the chips are.
+        name: The name of the metric.
+        unit: The unit of the values: %, bytes, bytes/s.
+        values: One value, or one for each chip.
+        chips: The name of each chip, such as tpu0; empty if the values are not of chips.
+        accelerator: The kind of the chips.
         beside: Further fields of the entry.
     """
 
@@ -33,21 +33,21 @@ class Reading:
 
     @property
     def mean(self) -> float:
-        """Of the values."""
+        """The mean of the values."""
         return sum(self.values) / len(self.values)
 
 
 Collect: TypeAlias = Callable[[], list[Reading]]
-"""Measures. What cannot be measured is absent: never zero, and never a guess."""
+"""Measure, and return the readings; a metric that cannot be measured is absent, not zero."""
 
 
 def payload_of(reading: Reading, host: str, process_index: int) -> dict[str, Any]:
     """Return the entry's payload, with the public package's keys; `mean` and the fields of `beside` are ours.
 
     Args:
-        reading: What was measured.
+        reading: The reading.
         host: The host's name.
-        process_index: Of the process that measured, among all of the run.
+        process_index: The index in the run of the process that measured.
     """
     payload: dict[str, Any] = {"values": reading.values, "unit": reading.unit, "hostname": host}
     payload["process_index"] = str(process_index)

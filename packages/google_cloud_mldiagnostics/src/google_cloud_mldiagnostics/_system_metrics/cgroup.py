@@ -1,4 +1,4 @@
-"""What a container may use of its host, and what it uses: cgroups v2 and v1, as a process in one sees them."""
+"""The limits and the use of memory and CPU of a container: cgroups v2 and v1, as a process in it sees them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cpu_limit(root: Path = _ROOT, process: Path = _PROCESS) -> float | None:
     """Return how many cores the container may keep busy; None without a limit.
 
     Args:
-        root: Where the cgroups are mounted.
+        root: The mount point of the cgroups.
         process: The file that lists this process's cgroups.
     """
     limits = []

@@ -23,7 +23,7 @@ def may_have_gpu(devices: Path = Path("/dev")) -> bool:
     """Return True if NVIDIA's driver, or that of Windows in WSL, is loaded, so that the large pynvml is useful.
 
     Args:
-        devices: Where the driver's file is.
+        devices: The folder of the driver's file.
     """
     return (devices / "nvidiactl").exists() or (devices / "dxg").exists()
 
@@ -32,7 +32,7 @@ class GpuMeter:
     """Measures the GPUs that this process may use.
 
     Args:
-        is_ours: Whether this process measures a GPU, given its UUID: others of the run may see the same ones.
+        is_ours: Return True if this process measures the GPU of a UUID: other processes of the run may see it, too.
         environ: The environment variables: CUDA_VISIBLE_DEVICES counts.
     """
 
@@ -43,7 +43,7 @@ class GpuMeter:
         self._gpus: list[_Gpu] | None = None
 
     def collect(self) -> list[Reading]:
-        """Duty cycle, utilisation, tensor cores and memory of each GPU, as far as it reports them."""
+        """Return duty cycle, utilisation, tensor cores and memory of each GPU, as far as it reports them."""
         if self._gpus is None:
             self._gpus = self._found()
         ours = [gpu for gpu in self._gpus if self._is_ours(gpu.uuid)]
@@ -138,14 +138,14 @@ class _Gpu:
         return (int(memory.used), int(memory.total)) if memory.total else None
 
     def _utilization_samples(self) -> list[int]:
-        """The driver keeps some a second, for longer than an interval."""
+        """Return the new samples: the driver keeps some a second, for longer than an interval."""
         kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
         _, samples = self._nvml.nvmlDeviceGetSamples(self._handle, kind, self._last_sample_us)
         self._last_sample_us = max((sample.timeStamp for sample in samples), default=self._last_sample_us)
         return [int(sample.sampleValue.uiVal) for sample in samples]
 
     def _tensor_utilization(self) -> float | None:
-        """Of the GPM counters: NVML's group "GPM Functions"."""
+        """Return it from the GPM counters: NVML's group "GPM Functions"."""
         nvml = self._nvml
         now = nvml.nvmlGpmSampleAlloc()
         try:

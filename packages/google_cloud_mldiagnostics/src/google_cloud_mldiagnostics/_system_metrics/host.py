@@ -17,7 +17,7 @@ _SYS: Final = Path("/sys")
 
 
 class _Counters(NamedTuple):
-    """What has been counted since the host started.
+    """Counters since the host started.
 
     Attributes:
         moment: Seconds of the monotonic clock.
@@ -46,7 +46,7 @@ class HostMeter:
         self._before: _Counters | None = None
 
     def collect(self) -> list[Reading]:
-        """CPU, memory, disk and network of the host, and memory and CPU of a container that has limits."""
+        """Return CPU, memory, disk and network of the host, and memory and CPU of a container that has limits."""
         import_undisturbed("psutil", "encodings.ascii")  # Not in the job's own thread.
         import psutil
 
@@ -129,7 +129,7 @@ def _throughput(
     now: Mapping[str, tuple[int, int]],
     seconds: float,
 ) -> list[Reading]:
-    """Of those devices that were there both times; none where a host has no such device."""
+    """Return the rates of the devices that both counters have; none if the host has no such device."""
     both = [name for name in now if name in before]
     if not both:
         return []
@@ -160,8 +160,8 @@ def outer_networks(names: Mapping[str, Any], sys: Path = _SYS) -> list[str]:
     """Return the interfaces through which bytes leave the host: hardware, or in a container without any, all but lo.
 
     Args:
-        names: Of all interfaces.
-        sys: Where sysfs is.
+        names: The names of all interfaces.
+        sys: The mount point of sysfs.
     """
     outer = [name for name in names if not name.startswith("lo")]
     hardware = [name for name in outer if (sys / "class" / "net" / name / "device").exists()]

@@ -29,7 +29,7 @@ class Claims:
     A child that is forked has them open, too, and may outlive its parent: it closes its copies, which frees nothing.
 
     Args:
-        folder: Where the lock files are: the same for all processes of the run on this host.
+        folder: The folder of the lock files: the same for all processes of the run on this host.
         host: The host's name: the folder may be shared with other hosts.
     """
 
@@ -102,7 +102,7 @@ class SystemMetrics:
 
     Args:
         run: The run; its log receives the readings.
-        interval_seconds: From one collection to the next, however long they take.
+        interval_seconds: The time from one collection to the next, however long they take.
         host: Sources that are read once more at the end; by default of this process and the host.
         chips: Sources that are read as long as the run lasts; by default of TPU chips and GPUs.
     """
@@ -136,7 +136,7 @@ class SystemMetrics:
         """End the thread, which measures the host once more, so that a run of any length has its metrics.
 
         Args:
-            timeout_seconds: How long to wait for it.
+            timeout_seconds: The longest wait for it.
 
         Returns:
             True if it has ended by then. If not, a source hangs, and it ends with that or with the process.
@@ -200,8 +200,8 @@ class Bounded:
 
     Args:
         source: The name of the source, for the log: libtpu.
-        collect: Reads it.
-        timeout_seconds: How long one collection waits for it.
+        collect: Read the source.
+        timeout_seconds: The longest wait of one collection.
     """
 
     def __init__(self, source: str, collect: Collect, timeout_seconds: float = 2.0) -> None:
@@ -230,7 +230,7 @@ class Bounded:
             LOSSES.add(f"system_metrics: {self._source} does not answer")
             warn_once(
                 ("system metrics hang", self._source),
-                "%s has not answered for %g s: its metrics are missing from the run until it does. The job goes on.",
+                "%s has not answered for %g s: its metrics are missing from the run until it does. The job continues.",
                 self._source,
                 self._timeout_seconds,
             )

@@ -31,7 +31,7 @@ def may_have_tpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("
 
     Args:
         environ: The environment variables. MLRUN_SKIP_LIBTPU=1 means False.
-        devices: Where the chips' files are.
+        devices: The folder of the chips' files.
     """
     if environ.get("MLRUN_SKIP_LIBTPU", "").lower() in ("1", "true", "yes"):
         return False

@@ -1,4 +1,4 @@
-"""What a training script calls."""
+"""The functions that a training script calls."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: Of the command line; None takes this process's.
+        arguments: The arguments of the command line; None for those of this process.
 
     Returns:
         0 when every host was profiled, 1 when one was not, 2 when an argument cannot be used.

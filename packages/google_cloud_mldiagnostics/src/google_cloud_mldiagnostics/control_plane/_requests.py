@@ -82,9 +82,9 @@ class Call:
 
     Args:
         clock: Return monotonic seconds.
-        seconds: How long it may take.
+        seconds: The longest that it may take.
         sleep: Wait for a number of seconds; return True if the wait was cut short.
-        is_patient: True to go on, with short waits, after a wait was cut short.
+        is_patient: True to continue, with short waits, after a wait was cut short.
     """
 
     def __init__(

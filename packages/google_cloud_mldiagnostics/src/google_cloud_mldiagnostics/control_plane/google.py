@@ -239,11 +239,11 @@ class GoogleControlPlane:
         """Interrupt the waits of calls in progress: a call that is not done by then fails like a late one.
 
         A process that is about to exit has a newer change to send, and no time for an operation, or for a delay that
-        the service asked for. A run's creation goes on: before it is done, there is no run to change. Later calls wait
-        as before.
+        the service asked for. A run's creation continues: before it is done, there is no run to change. Later calls
+        wait as before.
 
         Args:
-            seconds: How long a creation may still take.
+            seconds: The time that a creation still has.
         """
         if self._creation is not None:
             self._creation.shorten(seconds)
@@ -374,7 +374,7 @@ def _only(kept: Resource, *names: str) -> Resource:
 
 
 def _is_made_of(kept: Any, sent: Any) -> bool:
-    """Return whether a kept resource has all fields that were sent; empty ones may be missing."""
+    """Return True if a kept resource has all fields that were sent; empty ones may be missing."""
     if not isinstance(sent, Mapping) or not isinstance(kept, Mapping):
         return bool(kept == sent)
     return all(_is_made_of(kept.get(name), value) for name, value in sent.items() if value or name in kept)

@@ -32,7 +32,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _LOCK_SECONDS = 2.0
 _LONGEST_NAME = 150
 _MOST_BYTES = 2**24
-"""Of a file: a run of 10,000 metrics has 2 MB."""
+"""The largest file: a run of 10,000 metrics has 2 MB."""
 _ANY = "*"
 _Type = type[str] | type[int] | list[Any] | dict[str, Any]
 _EXPECTED = {str: "a text", int: "a whole number"}
@@ -192,7 +192,7 @@ def _problem_of(content: object) -> str:
 
 
 def _mismatch(value: object, expected: _Type, name: str) -> str:
-    """Return the first value that is not of the expected type, by its path; null is as good as absent in an object."""
+    """Return the first value that is not of the expected type, by its path; null counts as absent in an object."""
     if isinstance(expected, list):
         if not isinstance(value, list):
             return f"{name} is {_kind_of(value)}, expected a list"
@@ -251,7 +251,7 @@ def _make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; go on without it on a file system without locks."""
+    """Hold the folder's lock; continue without it on a file system without locks."""
     descriptor = -1
     try:
         try:

@@ -1,4 +1,4 @@
-"""What `machinelearning_run` makes of its arguments, for programs that have to know it before."""
+"""The conversions of its arguments by `machinelearning_run`, for programs that need the results before."""
 
 from __future__ import annotations
 
