@@ -85,10 +85,10 @@ def facts(payloads: list[dict[str, Any]]) -> int:
     return len(recorders_of(payloads).ledger.facts)
 
 
-# --- Which of the two is gone on from -----------------------------------------------------------------------------
+# --- The choice between the copy and this machine's state ---------------------------------------------------------
 
 
-def test_another_machine_goes_on_from_the_copy(gcs_path: str, tmp_path: Path) -> None:
+def test_another_machine_continues_from_the_copy(gcs_path: str, tmp_path: Path) -> None:
     recorders = recorders_of(NEWER)
     assert store_of(tmp_path / "a", gcs_path).sync(recorders, {"journal": 3})
     state = store_of(tmp_path / "b", gcs_path).load(JOB)
@@ -98,7 +98,7 @@ def test_another_machine_goes_on_from_the_copy(gcs_path: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("local", "copied", "taken"), [(OLDER, NEWER, "copy"), (NEWER, OLDER, "local")])
-def test_whichever_knows_more_is_gone_on_from(
+def test_the_state_with_more_facts_is_continued_from(
     gcs_path: str, tmp_path: Path, local: list[Any], copied: list[Any], taken: str
 ) -> None:
     store = store_of(tmp_path / "a", gcs_path)

@@ -218,7 +218,7 @@ class _StateCopy:
     def _warn_unreadable(self, error: Exception) -> None:
         warn_once(
             ("goodput state", self._path, "read"),
-            "The copy of goodput's state in %s cannot be read, and what this machine knows is gone on from: %s",
+            "Cannot read the copy of goodput's state in %s: %s. Continuing from this machine's state.",
             self._path,
             error,
         )
