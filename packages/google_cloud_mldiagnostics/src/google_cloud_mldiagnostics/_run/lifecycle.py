@@ -173,8 +173,8 @@ class Lifecycle:
     def end(self, phase: str, reason: str, seconds: float | None = None) -> None:
         """End the run with the process, and wait a bounded time until that is recorded.
 
-        The rest may be recorded later. A signal handler may call it, also while the same thread is in here: nothing is
-        locked, and the wait polls. The first end counts.
+        The rest may be recorded later. A signal handler may call it, also while the same thread is in here: it takes
+        no lock that the interrupted code may hold, and its wait has a timeout. The first end counts.
 
         Args:
             phase: COMPLETED or FAILED.
