@@ -1,4 +1,4 @@
-"""Where am I: backend, folder, identity and endpoints, each rule a test."""
+"""Backend, folder and identity, each rule a test."""
 
 import logging
 import os
@@ -17,11 +17,8 @@ from ml_diagnostics_common.environment import (
     Orchestrator,
     configured_backend,
     diagnostics_directory,
-    endpoint,
     identity,
-    logging_over_grpc,
     orchestrator,
-    secure_endpoint,
 )
 from ml_diagnostics_common.exceptions import ConfigurationError
 
@@ -266,73 +263,6 @@ def test_a_bare_google_vm_is_known_by_its_firmware(
     (tmp_path / "product_name").write_text(product)
     monkeypatch.setattr("ml_diagnostics_common.environment._PRODUCT_NAME_FILE", str(tmp_path / "product_name"))
     assert orchestrator({}) is expected
-
-
-# --- Endpoints ----------------------------------------------------------------------------------------
-
-
-def test_gclouds_settings_redirect_a_service() -> None:
-    environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": "http://127.0.0.1:8080/logging/v2/"}
-    assert endpoint("logging", environ) == "http://127.0.0.1:8080/logging/v2"
-    assert endpoint("monitoring", environ) is None
-
-
-@pytest.mark.parametrize(
-    ("emulator", "url"),
-    [
-        ("http://127.0.0.1:9023", "http://127.0.0.1:9023"),
-        ("127.0.0.1:9023", "http://127.0.0.1:9023"),
-        ("", "http://other:1"),
-    ],
-)
-def test_the_storage_emulator_wins_over_gclouds_setting(emulator: str, url: str) -> None:
-    environ = {
-        "STORAGE_EMULATOR_HOST": emulator,
-        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://other:1/",
-    }
-    assert endpoint("storage", environ) == url
-
-
-@pytest.mark.parametrize("value", ["localhost", "ftp://host/", "http://", "http://host:99999/", "http://[/"])
-def test_an_endpoint_that_is_not_a_url_is_an_error_that_names_the_variable(value: str) -> None:
-    with pytest.raises(ConfigurationError, match="CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"):
-        endpoint("compute", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": value})
-
-
-@pytest.mark.parametrize(
-    "url", ["https://logging.example.com", "http://127.0.0.1:80", "http://[::1]:80", "http://localhost:80"]
-)
-def test_http_is_for_this_machine_only(url: str) -> None:
-    assert secure_endpoint("logging", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": url}) == url
-    assert secure_endpoint("logging", {}) is None
-
-
-@pytest.mark.parametrize(
-    "url", ["http://logging.example.com", "http://10.0.0.1:80", "http://127.0.0.1.example.com", "HTTP://10.0.0.1"]
-)
-def test_http_to_another_machine_is_an_error_that_names_the_variable(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING.*https"):
-        secure_endpoint("monitoring", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": url})
-
-
-def test_a_storage_emulator_may_be_any_machine_since_it_gets_no_token() -> None:
-    redirected = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://storage.example.com"}
-    emulated = {**redirected, "STORAGE_EMULATOR_HOST": "fake-gcs:4443"}
-    assert secure_endpoint("storage", emulated) == "http://fake-gcs:4443"
-    with pytest.raises(ConfigurationError, match=r"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE.*https"):
-        secure_endpoint("storage", redirected)
-    with pytest.raises(ConfigurationError, match="CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING"):
-        secure_endpoint("logging", {**emulated, "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": "http://10.0.0.1"})
-
-
-@pytest.mark.parametrize(("value", "is_grpc"), [("", False), ("rest", False), ("grpc", True), (" GRPC ", True)])
-def test_entries_are_written_over_rest_unless_the_environment_selects_grpc(value: str, is_grpc: bool) -> None:
-    assert logging_over_grpc({"ML_DIAGNOSTICS_LOGGING_TRANSPORT": value}) is is_grpc
-
-
-def test_an_unknown_transport_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match=r"ML_DIAGNOSTICS_LOGGING_TRANSPORT.*'http'.*'rest' or 'grpc'"):
-        logging_over_grpc({"ML_DIAGNOSTICS_LOGGING_TRANSPORT": "http"})
 
 
 def test_a_log_handler_that_raises_does_not_cost_the_folder(tmp_path: Path) -> None:

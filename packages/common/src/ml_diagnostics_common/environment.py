@@ -1,4 +1,4 @@
-"""Backend, folder, identity and endpoints, read from the process's environment at no cost.
+"""Backend, folder and identity, read from the process's environment at no cost.
 
 Nothing here uses the network or imports more than the standard library, so that a recorder may call it at construction.
 """
@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import warn_once
@@ -27,14 +26,9 @@ __all__ = [
     "announced_labels",
     "configured_backend",
     "diagnostics_directory",
-    "endpoint",
     "identity",
-    "logging_over_grpc",
     "on_google_hardware",
     "orchestrator",
-    "require_secure",
-    "secure_endpoint",
-    "universe_domain",
 ]
 
 _PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
@@ -197,7 +191,7 @@ class Identity:
     process_count: int = 1
 
     def labels(self, job: str = "") -> dict[str, str]:
-        """The labels that every entry of this process carries.
+        """Return the labels that every entry of this process carries.
 
         Args:
             job: The job's name, where the caller knows it.
@@ -338,108 +332,4 @@ def on_google_hardware() -> bool:
         with open(_PRODUCT_NAME_FILE, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return file.read(64).startswith("Google")
     except OSError:
-        return False
-
-
-# --- Endpoints ----------------------------------------------------------------------------------------
-
-
-def endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the URL of a Google Cloud service, if one of gcloud's settings redirects it.
-
-    Args:
-        service: The service as gcloud names it: "logging", "storage", "monitoring", "compute", ...
-        environ: The environment variables. `CLOUDSDK_API_ENDPOINT_OVERRIDES_<SERVICE>` is read, and before it
-            `STORAGE_EMULATOR_HOST` for storage, which may leave out `http://`.
-
-    Returns:
-        The URL without a slash at its end; None if no setting redirects the service.
-
-    Raises:
-        ConfigurationError: The value is not an http or https URL with a host.
-    """
-    variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
-    if service.lower() == "storage" and environ.get("STORAGE_EMULATOR_HOST"):
-        variable = "STORAGE_EMULATOR_HOST"
-    url = environ.get(variable, "").strip()
-    if not url:
-        return None
-    if variable == "STORAGE_EMULATOR_HOST" and "://" not in url:
-        url = f"http://{url}"
-    if not _is_web_address(url):
-        raise ConfigurationError(
-            f"{variable} is {url!r}; set it to a URL such as 'http://127.0.0.1:8080/', or unset it"
-        )
-    return url.rstrip("/")
-
-
-def secure_endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return `endpoint(service)`, where only this machine may be reached without TLS.
-
-    `STORAGE_EMULATOR_HOST` may be any machine: requests to an emulator have no token.
-
-    Raises:
-        ConfigurationError: The value is not a URL, or data and a token would cross a network in clear text.
-    """
-    url = endpoint(service, environ)
-    is_emulator = service.lower() == "storage" and bool(environ.get("STORAGE_EMULATOR_HOST"))
-    if url and not is_emulator:
-        require_secure(url, f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}")
-    return url
-
-
-def require_secure(url: str, setting: str) -> None:
-    """Refuse the URL of a service that gets a token if requests would cross a network in clear text.
-
-    Args:
-        url: The URL.
-        setting: The name of the variable or argument, for the message.
-
-    Raises:
-        ConfigurationError: The URL is not https, and not http of this machine.
-    """
-    if not url.lower().startswith("https:") and not _is_loopback(url):
-        raise ConfigurationError(
-            f"{setting} is {url!r}: http is only for addresses of this machine; set it to an https URL"
-        )
-
-
-def universe_domain(credentials: Any) -> str:
-    """Return the domain of Google's services: `GOOGLE_CLOUD_UNIVERSE_DOMAIN`, or the credentials' own."""
-    found = os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or getattr(credentials, "universe_domain", None)
-    return found or "googleapis.com"
-
-
-def logging_over_grpc(environ: Mapping[str, str] = os.environ) -> bool:
-    """Read `ML_DIAGNOSTICS_LOGGING_TRANSPORT`: True for `grpc`, False for `rest` and by default.
-
-    Raises:
-        ConfigurationError: It has another value.
-    """
-    value = environ.get("ML_DIAGNOSTICS_LOGGING_TRANSPORT", "").strip().lower()
-    if value not in ("", "rest", "grpc"):
-        raise ConfigurationError(
-            f"ML_DIAGNOSTICS_LOGGING_TRANSPORT is {value!r}; set it to 'rest' or 'grpc', or unset it"
-        )
-    return value == "grpc"
-
-
-def _is_loopback(url: str) -> bool:
-    import ipaddress
-    from urllib.parse import urlsplit
-
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _is_web_address(url: str) -> bool:
-    from urllib.parse import urlsplit
-
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
         return False

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES
-from ml_diagnostics_common.environment import universe_domain
+from ml_diagnostics_common.endpoints import universe_domain
 from ml_diagnostics_common.process_hooks import import_undisturbed
 
 __all__ = ["import_grpc_modules", "open_client"]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_diagnostics_common.credentials import find_cloud
-from ml_diagnostics_common.environment import secure_endpoint
+from ml_diagnostics_common.endpoints import endpoint
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.failures import classify
 from ml_diagnostics_common.grpc_clients import open_client
@@ -207,7 +207,7 @@ class GCPMetrics(RebuiltFromArguments):
             from google.cloud.monitoring_v3 import MetricServiceClient
             from google.cloud.monitoring_v3.services.metric_service.transports import MetricServiceGrpcTransport
 
-            url = secure_endpoint("monitoring", self._environ)
+            url = endpoint("monitoring", self._environ)
             if url is not None and url.startswith("http:"):
                 credentials = AnonymousCredentials()
             else:

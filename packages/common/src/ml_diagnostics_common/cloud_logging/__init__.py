@@ -20,7 +20,7 @@ from ml_diagnostics_common.cloud_logging._transport import (
     cut_to_fit,
 )
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
-from ml_diagnostics_common.environment import logging_over_grpc, secure_endpoint
+from ml_diagnostics_common.endpoints import endpoint, logging_over_grpc
 from ml_diagnostics_common.process_hooks import import_clients, import_undisturbed
 
 __all__ = [
@@ -53,7 +53,7 @@ def make_transport(cloud: CloudEnvironment, environ: Mapping[str, str] = os.envi
         MissingExtraError: google-auth or requests is not installed. For gRPC, the first write raises it if
             google-cloud-logging is not installed.
     """
-    url = secure_endpoint("logging", environ)
+    url = endpoint("logging", environ)
     import_undisturbed("ml_diagnostics_common.cloud_logging._rest")
     from ml_diagnostics_common.cloud_logging._rest import RestTransport
 

@@ -15,7 +15,7 @@ from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES
 from ml_diagnostics_common.cloud_logging._decoding import UNREADABLE, PageDecoder
 from ml_diagnostics_common.cloud_logging._transport import Page, TransportError, entry_error
 from ml_diagnostics_common.credentials import CloudEnvironment
-from ml_diagnostics_common.environment import universe_domain
+from ml_diagnostics_common.endpoints import universe_domain
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.failures import Kind, RemoteError, excerpt
 

@@ -210,7 +210,7 @@ class GoogleCloudStorage:
     def _new_client(self) -> Any:
         import_clients(*_MODULES)
         from ml_diagnostics_common.credentials import find_cloud
-        from ml_diagnostics_common.environment import secure_endpoint
+        from ml_diagnostics_common.endpoints import endpoint
 
         try:
             import google.auth.credentials
@@ -220,7 +220,7 @@ class GoogleCloudStorage:
         except ImportError as error:
             raise MissingExtraError("a gs:// path", "ml-diagnostics-common", "gcs") from error
 
-        url = secure_endpoint("storage", self._environ)
+        url = endpoint("storage", self._environ)
         if self._environ.get("STORAGE_EMULATOR_HOST") and self._credentials is None:
             self._credentials, self._principal = google.auth.credentials.AnonymousCredentials(), "anonymous"
         # Objects need no project, so none is searched for.

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, Session, open_session
 from ml_diagnostics_common.backoff import Backoff, EndlessListError, PageTokens
-from ml_diagnostics_common.environment import require_secure, secure_endpoint
+from ml_diagnostics_common.endpoints import endpoint, require_secure
 from ml_diagnostics_common.failures import Kind, RemoteError, classify, status_error
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource, resource_id
@@ -97,7 +97,7 @@ class GoogleControlPlane:
             raise MLRunConfigurationError(f"environment is {environment!r}; give one of {', '.join(_HOSTS)}")
         if base_url:
             require_secure(base_url, "base_url")
-        base = (base_url or secure_endpoint("hypercomputecluster", environ) or _HOSTS[environment]).rstrip("/")
+        base = (base_url or endpoint("hypercomputecluster", environ) or _HOSTS[environment]).rstrip("/")
         self.project = project
         self.location = location
         self.call_seconds = call_seconds

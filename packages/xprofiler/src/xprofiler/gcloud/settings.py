@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ml_diagnostics_common.command.errors import UsageError
 from ml_diagnostics_common.credentials import active_configuration
-from ml_diagnostics_common.environment import secure_endpoint
+from ml_diagnostics_common.endpoints import endpoint
 
 __all__ = ["GcloudSettings"]
 
@@ -89,5 +89,5 @@ class GcloudSettings:
         Raises:
             ConfigurationError: The setting is not a URL, or is one with http of another machine.
         """
-        url = secure_endpoint(service, self.environ)
+        url = endpoint(service, self.environ)
         return f"{url}/" if url else None
