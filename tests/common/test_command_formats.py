@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 from typing import Any
@@ -155,6 +156,12 @@ def test_quiet_prints_data_and_errors_only() -> None:
 )
 def test_durations_have_units(text: str, value: float) -> None:
     assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "s", "0", "-1h", "8 h", " 8", "1w", "٣h", "nan", "inf"])
+def test_an_invalid_duration_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a duration"):
+        seconds(text)
 
 
 @given(st.text("abcdef-", min_size=1), st.text("abcdef-", min_size=1))

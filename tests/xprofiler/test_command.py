@@ -254,6 +254,21 @@ def test_an_invalid_number_is_refused_with_a_message(
     assert f"{arguments[-1]!r} is not a whole number from " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90m", 5400), ("8h", 28800), ("2d", 172800), ("3600s", 3600), ("60", 60)]
+)
+def test_the_lifetime_of_a_vm_is_parsed(run: Run, cloud: ComputeServer, text: str, seconds: int) -> None:
+    ended = run("create", "-l", "gs://bucket/run", "-z", "us-central1-a", "--dry-run", "--ttl", text)
+    assert f"--max-run-duration={seconds}s" in ended.output.split()
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1h", "8 h", "1w", "٣h", "29s", "121d", "9999999999h"])
+def test_an_invalid_lifetime_of_a_vm_is_refused(run: Run, text: str) -> None:
+    ended = run("create", "-l", "gs://bucket/run", "-z", "us-central1-a", "--dry-run", f"--ttl={text}")
+    assert (ended.code, ended.output) == (2, "")
+    assert f"argument --ttl: {text!r}" in ended.errors
+
+
 def test_a_slow_operation_is_reported_once_and_a_fast_one_never() -> None:
     terminal = io.StringIO()
     console = Console(err=terminal)

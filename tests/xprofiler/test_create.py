@@ -117,7 +117,7 @@ def test_quiet_prompts_nothing_and_skip_creates_none(cloud: ViewerCloud) -> None
         (("-m", "e9-large"), 3, "The machine type and zone do not match."),
         (("-n", "Not;a name"), 2, "not a valid name of a VM"),
         (("-n", "xprof-old"), 2, "a VM xprof-old already exists"),
-        (("--ttl", "soon"), 2, "--ttl 'soon'"),
+        (("--ttl", "soon"), 2, "argument --ttl: 'soon'"),
         (("--ttl", "1s"), 2, "between 30s and 120d"),
         (("--timeout", "-1"), 2, "'-1' is not a duration"),
         (("--timeout", "nan"), 2, "'nan' is not a duration"),

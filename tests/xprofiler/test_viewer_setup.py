@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.command.console import Console
-from ml_diagnostics_common.command.errors import CommandError, TimedOutError, UsageError
+from ml_diagnostics_common.command.errors import CommandError, TimedOutError
 from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.storage import GoogleCloudStorage
 from ml_diagnostics_testing.faults import Reset, Status
@@ -15,7 +15,7 @@ from xprofiler.gcloud.api import GoogleApi
 from xprofiler.gcloud.settings import GcloudSettings
 from xprofiler.log_directory import LogDirectory
 from xprofiler.viewers.instances import Instances
-from xprofiler.viewers.plan import ViewerPlan, seconds_of
+from xprofiler.viewers.plan import ViewerPlan
 from xprofiler.viewers.setup import SetupTimes, ViewerSetup
 
 from ..loopback.compute import ComputeServer
@@ -175,16 +175,3 @@ def test_a_vm_that_is_not_ready_to_be_deleted_is_deleted_later(cloud: ViewerClou
     cloud.compute.faults.script([Status(400), Status(409)], on="delete")
     assert scene.setup.remove() is None
     assert cloud.names() == []
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90m", 5400), ("8h", 28800), ("2d", 172800), ("3600s", 3600), ("60", 60)]
-)
-def test_durations_are_parsed(text: str, seconds: int) -> None:
-    assert seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "h", "-1h", "8 h", "1w", "٣h", "29s", "121d", "9999999999h"])
-def test_an_invalid_duration_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--ttl"):
-        seconds_of(text)

@@ -41,7 +41,8 @@ def seconds(text: str) -> float:
     """Parse a duration: a number of seconds, or one with a unit, such as 90s, 30m, 2h, 7d."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
     try:
-        value = float(number) * _UNITS[unit]
+        # float() also accepts spaces, and digits of other scripts.
+        value = float(number) * _UNITS[unit] if number.isascii() and number == number.strip() else math.nan
     except ValueError:
         value = math.nan
     if not 0 < value <= _LONGEST_SECONDS:

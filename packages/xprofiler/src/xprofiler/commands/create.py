@@ -48,7 +48,7 @@ class CreateCommand:
             default=_DEFAULT_MACHINE_TYPE,
             help="the VM's machine type (default: %(default)s)",
         )
-        add("--ttl", metavar="DURATION", help="delete the VM after this time: 90m, 8h, 2d")
+        add("--ttl", metavar="DURATION", type=_ttl_seconds, help="delete the VM after this time: 90m, 8h, 2d")
         add(
             "--timeout",
             metavar="SECONDS",
@@ -97,6 +97,14 @@ class CreateCommand:
         return DONE
 
 
+def _ttl_seconds(text: str) -> int:
+    """Parse the lifetime of a VM; https://cloud.google.com/compute/docs/instances/limit-vm-runtime has the limits."""
+    ttl = seconds(text)
+    if not 30 <= ttl <= 120 * 86400:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a duration between 30s and 120d, such as 90m, 8h or 2d")
+    return int(ttl)
+
+
 def _on_compute(
     options: argparse.Namespace, log_directory: LogDirectory, console: Console
 ) -> tuple[NewViewer, Viewers]:
@@ -106,7 +114,7 @@ def _on_compute(
     from xprofiler.gcloud.settings import GcloudSettings
     from xprofiler.viewers.instances import Instances
     from xprofiler.viewers.on_compute import ViewersOnCompute
-    from xprofiler.viewers.plan import ViewerPlan, seconds_of
+    from xprofiler.viewers.plan import ViewerPlan
     from xprofiler.viewers.setup import SetupTimes, ViewerSetup
 
     plan = ViewerPlan(
@@ -114,7 +122,7 @@ def _on_compute(
         zone=options.zone,
         machine_type=options.machine_type,
         log_directory=log_directory,
-        ttl_seconds=None if options.ttl is None else seconds_of(options.ttl),
+        ttl_seconds=options.ttl,
     )
     settings = GcloudSettings.load()
     api = GoogleApi(settings, console)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-from ml_diagnostics_common.command.errors import UsageError
 
 from xprofiler._version import __version__
 from xprofiler.gcloud.command_lines import checked_name, create_instance
@@ -16,14 +13,12 @@ from xprofiler.log_directory import LogDirectory
 from xprofiler.viewers.startup import STARTUP_SCRIPT, XPROF_VERSION
 from xprofiler.viewers.viewer import CREATION_LABEL, LOG_DIRECTORY_KEY, PLUGIN_LABEL, VERSION_LABEL, label_value
 
-__all__ = ["ViewerPlan", "seconds_of"]
+__all__ = ["ViewerPlan"]
 
 _TTL_LABEL: Final = "xprofiler_ttl"
 _TAG: Final = "default-allow-ssh"
 _IMAGE_PROJECT, _IMAGE_FAMILY = "debian-cloud", "debian-12"
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_TTL_SECONDS: Final = range(30, 120 * 86400 + 1)  # https://cloud.google.com/compute/docs/instances/limit-vm-runtime
 
 
 @dataclass(frozen=True)
@@ -120,16 +115,3 @@ class ViewerPlan:
             "--metadata-from-file": {"startup-script": str(STARTUP_SCRIPT)},
         }
         return create_instance(self.name, self.zone, project, flags, pairs, extra)
-
-
-def seconds_of(text: str) -> int:
-    """Parse the lifetime of a VM: `8h`, `90m`, `2d`, `3600s`, or seconds.
-
-    Raises:
-        UsageError: The text is not a duration between 30 seconds and 120 days.
-    """
-    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
-    seconds = int(found[1]) * _UNITS[found[2] or "s"] if found else 0
-    if seconds not in _TTL_SECONDS:
-        raise UsageError(f"--ttl {text!r}: give a duration between 30s and 120d, such as 90m, 8h or 2d")
-    return seconds
