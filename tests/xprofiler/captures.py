@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import queue
 import shutil
@@ -11,25 +12,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import pytest
-from xprofiler.cli import main
 
+from .typed_commands import Ended, in_this_process
 
-class Ran(NamedTuple):
-    """The result of the command."""
-
-    exit_code: int
-    out: str
-    err: str
-
-    @property
-    def session(self) -> str:
-        """The session's name, from the output."""
-        return self.out.partition("session id is ")[2].partition(".")[0]
+Command: TypeAlias = "Callable[..., Ended]"
 
 
 class SlowTunnel:
@@ -85,24 +76,19 @@ class SlowTunnel:
                 target.sendall(piece)
 
 
-class Command:
-    """`xprofiler capture`, in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *arguments: object) -> Ran:
-        self._capsys.readouterr()
-        try:
-            exit_code = main(["capture", *map(str, arguments)])
-        except SystemExit as error:
-            exit_code = int(error.code or 0)
-        return Ran(exit_code, *self._capsys.readouterr())
+def capture_command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return a function that runs `xprofiler capture` in this process."""
+    return functools.partial(in_this_process, capsys, "capture")
 
 
-def records(ran: Ran) -> list[dict[str, Any]]:
+def session_of(ended: Ended) -> str:
+    """Return the session's name from the output."""
+    return ended.output.partition("session id is ")[2].partition(".")[0]
+
+
+def records(ended: Ended) -> list[dict[str, Any]]:
     """Return the hosts from `--format json`."""
-    shown = json.loads(ran.out)
+    shown = json.loads(ended.output)
     assert isinstance(shown, list)
     return shown
 

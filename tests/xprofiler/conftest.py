@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.command.console import Console
-from xprofiler.cli import main
 from xprofiler.gcloud.api import GoogleApi
 from xprofiler.gcloud.settings import GcloudSettings
 
 from ..loopback.compute import ComputeServer
-from .typed_commands import Ended
+from .typed_commands import Ended, in_this_process
 
 Run = Callable[..., Ended]
 
@@ -35,13 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def run_once(*arguments: str, answers: str = "") -> Ended:
         monkeypatch.setattr("sys.stdin", io.StringIO(answers))
-        capsys.readouterr()
-        try:
-            code = main(arguments)
-        except SystemExit as end:
-            code = int(end.code or 0)
-        output, errors = capsys.readouterr()
-        return Ended(code, output, errors)
+        return in_this_process(capsys, *arguments)
 
     return run_once
 

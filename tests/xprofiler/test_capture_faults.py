@@ -21,7 +21,7 @@ from xprofiler.capture.session import Session
 from xprofiler.capture.targets import addresses
 
 from ..waiting import wait_until
-from .captures import Command, SlowTunnel
+from .captures import SlowTunnel, capture_command
 
 pytest.importorskip("grpc")
 
@@ -175,18 +175,18 @@ def test_verbose_prints_every_call_of_a_job(
 ) -> None:
     jobs[1].writes = "nothing"
     hosts = [job.address for job in jobs[:2]]
-    ran = Command(capsys)("-v", "-o", "local", "-n", *hosts, "-l", tmp_path, "-d", _MS)
+    ran = capture_command(capsys)("-v", "-o", "local", "-n", *hosts, "-l", tmp_path, "-d", _MS)
     (session,) = {profile.session_id for job in jobs for profile in job.profiles}
     root = f"{tmp_path}/tensorboard/plugins/profile"
     for job in jobs[:2]:
         name = job.profiles[0].host_name
         what = f"Profile request to {job.address}: {session}/{name}.xplane.pb in {root}, {_MS} ms, from "
-        assert f"{what}{job.profiles[0].start_ns} ns on\n" in ran.err
+        assert f"{what}{job.profiles[0].start_ns} ns on\n" in ran.errors
         answer = re.escape(f"Response of {job.address} after ") + r"\d+\.\d{3} s: OK\n"
-        assert len(re.findall(answer, ran.err)) == len(job.profiles)
+        assert len(re.findall(answer, ran.errors)) == len(job.profiles)
     again = f"Profile request to {jobs[1].address}: "
-    assert ran.err.count(again) == 2
-    assert "at once\n" in ran.err.rpartition(again)[2]
+    assert ran.errors.count(again) == 2
+    assert "at once\n" in ran.errors.rpartition(again)[2]
 
 
 @pytest.mark.timing

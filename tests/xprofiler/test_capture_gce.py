@@ -19,7 +19,8 @@ from xprofiler.gcloud.api import GoogleApi
 from xprofiler.gcloud.settings import GcloudSettings
 
 from ..loopback.compute import ComputeServer, vm_addresses
-from .captures import Command, Ran
+from .captures import Command, capture_command, session_of
+from .typed_commands import Ended
 
 pytest.importorskip("grpc")
 pytest.importorskip("googleapiclient")
@@ -97,12 +98,12 @@ def gcloud_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def capture(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
+    return capture_command(capsys)
 
 
-def statuses(ran: Ran) -> dict[str, str]:
+def statuses(ran: Ended) -> dict[str, str]:
     """Return the row of each host in the table."""
-    rows = ran.out.rpartition("  -----")[2].splitlines()[1:]
+    rows = ran.output.rpartition("  -----")[2].splitlines()[1:]
     return {row.split()[0]: row.split()[1] for row in rows}
 
 
@@ -113,12 +114,13 @@ def test_vms_and_every_worker_of_a_slice_start_together_and_write_to_the_bucket_
     machines.add_vm("vm-1")
     machines.add_tpu("tpu-1", 2)
     ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-f", "jax", "-n", "vm-1", "tpu-1", "-d", _MS)
-    assert ran.exit_code == 0, ran.err
+    assert ran.code == 0, ran.errors
     hosts = ["vm-1", "tpu-1-w0", "tpu-1-w1"]
     for host in hosts:
-        assert f"Starting profile capture on host {host}.\n" in ran.err
-    assert ran.out.count(f"Profile saved to gs://test-bucket/run/tensorboard and session id is {ran.session}.") == 3
-    folder = f"run/tensorboard/plugins/profile/{ran.session}"
+        assert f"Starting profile capture on host {host}.\n" in ran.errors
+    session = session_of(ran)
+    assert ran.output.count(f"Profile saved to gs://test-bucket/run/tensorboard and session id is {session}.") == 3
+    folder = f"run/tensorboard/plugins/profile/{session}"
     assert machines.compute.storage.names("test-bucket") == [f"{folder}/{host}.xplane.pb" for host in sorted(hosts)]
     asked = [machines.jobs[host].profiles for host in hosts]
     assert [len(profiles) for profiles in asked] == [1, 1, 1]
@@ -177,12 +179,12 @@ def test_hosts_without_ssh_or_forwarded_ports_do_not_stop_other_captures(capture
         *("-z", _ZONE, "-l", "gs://test-bucket/run", "-p", ports["vm-2"], "-d", _MS, "--non-tpu-vm", "-v"),
         *("-n", "vm-1", "vm-2", "vm-3"),
     )
-    assert ran.exit_code == 1
+    assert ran.code == 1
     assert statuses(ran) == {"vm-1": "failed", "vm-2": "captured", "vm-3": "captured"}
-    assert "Failed to profile host vm-1 with error: " in ran.err
-    assert "Permission denied" in ran.err, ran.err[-3000:]
+    assert "Failed to profile host vm-1 with error: " in ran.errors
+    assert "Permission denied" in ran.errors, ran.errors[-3000:]
     assert any("python3 -c" in request.path for request in relayed.requests if request.operation == "exec")
-    assert "No profile of vm-3: capturing again." in ran.err
+    assert "No profile of vm-3: capturing again." in ran.errors
     staging = Path(machines.jobs["vm-3"].profiles[1].root).parent
     assert staging.name.startswith("xprofiler-")
     assert not staging.exists()
@@ -198,8 +200,8 @@ def test_flags_for_gcloud_apply_to_each_ssh_and_internal_vms_are_reached_through
         *("-z", _ZONE, "-l", "gs://test-bucket/run", "-d", _MS, "-n", "vm-1", "--non-tpu-vm", "-v"),
         "--ssh-key-expire-after=1h",
     )
-    assert ran.exit_code == 0, ran.err
-    started = [line for line in ran.err.splitlines() if line.startswith("$ gcloud compute ssh")]
+    assert ran.code == 0, ran.errors
+    started = [line for line in ran.errors.splitlines() if line.startswith("$ gcloud compute ssh")]
     assert started
     assert all("--tunnel-through-iap" in line and "--ssh-key-expire-after=1h" in line for line in started)
 
@@ -230,24 +232,24 @@ def test_a_vm_called_as_a_worker_of_a_slice_is_refused_before_any_login(capture:
     machines.compute.add_tpu("tpu", _ZONE, workers=2)
     machines.compute.add_instance("tpu-w0", _ZONE)
     ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "tpu", "tpu-w0", "-v")
-    assert ran.exit_code == 2
-    assert "would write to one file" in ran.err
-    assert "$ gcloud compute" not in ran.err
+    assert ran.code == 2
+    assert "would write to one file" in ran.errors
+    assert "$ gcloud compute" not in ran.errors
 
 
 def test_missing_hosts_are_named_and_nothing_is_started(capture: Command, machines: Machines) -> None:
     ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "vm-1", "vm-2", "-d", _MS)
-    assert ran.exit_code == 3
-    assert "Host vm-1 does not exist: there is no TPU VM, and no other VM, of that name in us-central1-a" in ran.err
-    assert "Host vm-2 does not exist" in ran.err
+    assert ran.code == 3
+    assert "Host vm-1 does not exist: there is no TPU VM, and no other VM, of that name in us-central1-a" in ran.errors
+    assert "Host vm-2 does not exist" in ran.errors
     assert not machines.compute.storage.names("test-bucket")
 
 
 def test_a_host_without_a_tpu_by_the_users_flag_is_accepted(capture: Command, machines: Machines) -> None:
     machines.compute.add_tpu("vm-1", _ZONE)
     ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "vm-1", "--non-tpu-vm")
-    assert ran.exit_code == 3
-    assert "there is no VM of that name" in ran.err
+    assert ran.code == 3
+    assert "there is no VM of that name" in ran.errors
     assert not [request for request in machines.compute.requests if request.operation == "tpu"]
 
 
@@ -257,8 +259,8 @@ def test_a_refused_search_for_hosts_is_reported_and_nothing_is_started(
 ) -> None:
     machines.compute.faults.always(fault, on="get")
     ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "vm-1", "--non-tpu-vm")
-    assert ran.exit_code == exit_code
-    assert "find the VM vm-1" in ran.err
+    assert ran.code == exit_code
+    assert "find the VM vm-1" in ran.errors
 
 
 def test_a_failed_search_for_a_host_does_not_stop_other_captures(machines: Machines) -> None:
@@ -278,8 +280,8 @@ def test_a_missing_bucket_is_reported_before_any_request_to_hosts(
     machines.add_vm("vm-1")
     monkeypatch.setattr("xprofiler.capture.machines.make_ssh_key", lambda targets, programs: None)
     ran = capture("-z", _ZONE, "-l", "gs://no-such-bucket/run", "-n", "vm-1", "--non-tpu-vm")
-    assert ran.exit_code == 3
-    assert "the bucket does not exist" in ran.err
+    assert ran.code == 3
+    assert "the bucket does not exist" in ran.errors
     assert not machines.servers["vm-1"].requests
 
 
@@ -287,12 +289,12 @@ def test_without_a_zone_gclouds_zone_is_used(
     capture: Command, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = capture("-l", "gs://test-bucket/run", "-n", "vm-1")
-    assert (without.exit_code, "give -z ZONE_NAME" in without.err) == (2, True)
+    assert (without.code, "give -z ZONE_NAME" in without.errors) == (2, True)
     monkeypatch.setenv("CLOUDSDK_COMPUTE_ZONE", "us-central1-b")
-    assert "in us-central1-b of" in capture("-l", "gs://test-bucket/run", "-n", "vm-1").err
+    assert "in us-central1-b of" in capture("-l", "gs://test-bucket/run", "-n", "vm-1").errors
 
 
 @pytest.mark.parametrize("name", ["-n; reboot", "VM", "vm 1", "$(reboot)", "vm-1/..", "", "vm\n1"])
 def test_an_invalid_name_of_a_host_is_refused(capture: Command, machines: Machines, name: str) -> None:
-    assert capture("-z", _ZONE, "-l", "gs://test-bucket/run", f"-n={name}").exit_code == 2
+    assert capture("-z", _ZONE, "-l", "gs://test-bucket/run", f"-n={name}").code == 2
     assert not machines.compute.requests

@@ -24,7 +24,7 @@ from xprofiler.gcloud.processes import Programs
 
 from ..jax_jobs import jax_jobs
 from ..loopback.kubernetes import KubernetesServer
-from .captures import Command, SlowTunnel, opened_by_xprof
+from .captures import Command, SlowTunnel, capture_command, opened_by_xprof, session_of
 
 pytest.importorskip("grpc")
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
@@ -63,7 +63,7 @@ def jobs(cluster: KubernetesServer) -> Iterator[list[ProfilerServiceServer]]:
 @pytest.fixture
 def capture(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
-    return Command(capsys)
+    return capture_command(capsys)
 
 
 def commands_in(cluster: KubernetesServer, pod: str) -> list[tuple[str, ...]]:
@@ -74,11 +74,12 @@ def test_all_pods_start_together_and_write_to_the_bucket_themselves(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], bucket: CloudStorageServer
 ) -> None:
     ran = capture("-z", "us-central1-a", "-o", "gke", "-l", "gs://bucket/run", "-f", "jax", "-n", *_PODS, "-d", _MS)
-    assert ran.exit_code == 0, ran.err
+    assert ran.code == 0, ran.errors
     for pod in _PODS:
-        assert f"Starting profile capture on {pod}.\n" in ran.err
-    assert ran.out.count(f"Profile saved to gs://bucket/run/tensorboard and session id is {ran.session}.\n\n") == 3
-    folder = f"run/tensorboard/plugins/profile/{ran.session}"
+        assert f"Starting profile capture on {pod}.\n" in ran.errors
+    session = session_of(ran)
+    assert ran.output.count(f"Profile saved to gs://bucket/run/tensorboard and session id is {session}.\n\n") == 3
+    folder = f"run/tensorboard/plugins/profile/{session}"
     assert bucket.names("bucket") == [f"{folder}/{pod}.xplane.pb" for pod in _PODS]
     assert len({job.profiles[0].start_ns for job in jobs}) == 1
     assert [job.profiles[0].root for job in jobs] == ["gs://bucket/run/tensorboard/plugins/profile"] * 3
@@ -104,11 +105,11 @@ def test_with_a_wrong_local_clock_the_pods_start_together_by_theirs(
             environment = {"PATH": f"{date.parent}:{os.environ['PATH']}"}
             cluster.add_pod(name, environment=environment, ports={9012: port})
         ran = capture("-o", "gke", "-l", tmp_path / "logs", "-n", *_PODS, "-d", _MS)
-    assert ran.exit_code == 0, ran.err
-    assert re.search(r"The clock of pod_1 is (8[5-9]|9\d) s ", ran.err)
+    assert ran.code == 0, ran.errors
+    assert re.search(r"The clock of pod_1 is (8[5-9]|9\d) s ", ran.errors)
     assert [len(job.profiles) for job in jobs] == [1, 1, 1]
     assert all(job.requests[0].time + ahead < job.profiles[0].start_ns / 1e9 for job in jobs)
-    assert "Note" not in ran.err
+    assert "Note" not in ran.errors
 
 
 def test_pods_without_a_readable_clock_are_still_captured(
@@ -116,8 +117,8 @@ def test_pods_without_a_readable_clock_are_still_captured(
 ) -> None:
     cluster.denied.add("create pods/exec")
     ran = capture("-o", "gke", "-l", "gs://bucket/run", "-n", *_PODS, "-d", _MS)
-    assert ran.exit_code == 0, ran.err
-    assert "The clock of" not in ran.err
+    assert ran.code == 0, ran.errors
+    assert "The clock of" not in ran.errors
 
 
 def test_files_of_pods_without_access_to_the_bucket_are_copied_there(
@@ -126,10 +127,10 @@ def test_files_of_pods_without_access_to_the_bucket_are_copied_there(
     for job in jobs[:2]:
         job.has_bucket_access = False
     ran = capture("-o", "gke", "-l", "gs://bucket/run", "-n", *_PODS, "-d", _MS)
-    assert ran.exit_code == 0, ran.err
-    folder = f"run/tensorboard/plugins/profile/{ran.session}"
+    assert ran.code == 0, ran.errors
+    folder = f"run/tensorboard/plugins/profile/{session_of(ran)}"
     assert bucket.names("bucket") == [f"{folder}/{pod}.xplane.pb" for pod in _PODS]
-    assert "No profile of pod_1, pod_2: capturing again." in ran.err
+    assert "No profile of pod_1, pod_2: capturing again." in ran.errors
     staging = Path(jobs[0].profiles[1].root)
     assert staging.parent.name.startswith("xprofiler-")
     assert not staging.parent.exists()
@@ -168,8 +169,8 @@ def test_pods_can_be_captured_to_a_local_folder_without_a_bucket(
         for pod, port in zip(_PODS, ports, strict=False):
             cluster.add_pod(pod, ports={9012: port})
         ran = capture("-o", "gke", "-l", tmp_path / "logs", "-n", *_PODS[:2], "-d", _MS)
-    assert ran.exit_code == 0, ran.err
-    folder = tmp_path / "logs/tensorboard/plugins/profile" / ran.session
+    assert ran.code == 0, ran.errors
+    folder = tmp_path / "logs/tensorboard/plugins/profile" / session_of(ran)
     paths = sorted(folder.iterdir())
     assert [path.name for path in paths] == ["pod_1.xplane.pb", "pod_2.xplane.pb"]
     assert opened_by_xprof(paths, tmp_path / "copies")["tasks"].startswith("2 ")
@@ -180,9 +181,9 @@ def test_a_relay_in_the_pod_is_used_if_no_port_can_be_forwarded(
 ) -> None:
     cluster.denied.add("create pods/portforward")
     ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod_1", "-p", jobs[0].port, "-d", _MS, "-v")
-    assert ran.exit_code == 0, ran.err
-    assert "its port was not forwarded" in ran.err
-    assert "forbidden" in ran.err
+    assert ran.code == 0, ran.errors
+    assert "its port was not forwarded" in ran.errors
+    assert "forbidden" in ran.errors
     programs = [argv for argv in commands_in(cluster, "pod_1") if argv[:2] == ("python3", "-c")]
     assert programs
     assert all(argv[3:] == (str(jobs[0].port),) for argv in programs)
@@ -195,9 +196,9 @@ def test_a_closed_port_in_the_pod_is_reported(
     missings = jobs[0].port
     cluster.pod("pod_2").ports = {missings: jobs[1].port}
     ran = capture("-o", "gke", "-l", tmp_path, "-n", *_PODS[:2], "-p", missings, "-d", _MS)
-    assert ran.exit_code == 1
-    assert f"Failed to profile host pod_1 with error: nothing answers at port {missings} there" in ran.err
-    assert [line.split()[1] for line in ran.out.splitlines()[-2:]] == ["failed", "captured"]
+    assert ran.code == 1
+    assert f"Failed to profile host pod_1 with error: nothing answers at port {missings} there" in ran.errors
+    assert [line.split()[1] for line in ran.output.splitlines()[-2:]] == ["failed", "captured"]
 
 
 def test_a_pod_that_dies_during_the_capture_is_reported_and_the_others_are_captured(
@@ -205,27 +206,27 @@ def test_a_pod_that_dies_during_the_capture_is_reported_and_the_others_are_captu
 ) -> None:
     cluster.pod("pod_1").dies_after_seconds = 0.6
     ran = capture("-o", "gke", "-l", tmp_path, "-n", *_PODS, "-d", "1500")
-    assert ran.exit_code == 1
-    assert "Failed to profile host pod_1 with error: " in ran.err
-    assert [line.split()[1] for line in ran.out.splitlines()[-3:]] == ["failed", "captured", "captured"]
+    assert ran.code == 1
+    assert "Failed to profile host pod_1 with error: " in ran.errors
+    assert [line.split()[1] for line in ran.output.splitlines()[-3:]] == ["failed", "captured", "captured"]
 
 
 def test_missing_pods_are_reported_and_the_others_are_captured(
     capture: Command, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     ran = capture("-o", "gke", "-l", tmp_path, "-n", "none", "pod_2", "-d", _MS)
-    assert ran.exit_code == 1
-    assert "Pod none does not exist" in ran.err
-    assert "Failed to profile host none with error: " in ran.err
-    assert [line.split()[:2] for line in ran.out.splitlines()[-2:]] == [["pod_2", "captured"], ["none", "failed"]]
+    assert ran.code == 1
+    assert "Pod none does not exist" in ran.errors
+    assert "Failed to profile host none with error: " in ran.errors
+    assert [line.split()[:2] for line in ran.output.splitlines()[-2:]] == [["pod_2", "captured"], ["none", "failed"]]
 
 
 def test_without_a_pod_nothing_is_started(capture: Command, jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
     ran = capture("-o", "gke", "-l", tmp_path / "logs", "-n", "none", "missing", "-d", _MS)
-    assert ran.exit_code == 3
-    assert ran.out == ""
-    assert "Pod none does not exist" in ran.err
-    assert "Pod missing does not exist" in ran.err
+    assert ran.code == 3
+    assert ran.output == ""
+    assert "Pod none does not exist" in ran.errors
+    assert "Pod missing does not exist" in ran.errors
     assert not (tmp_path / "logs").exists()
 
 
@@ -235,13 +236,13 @@ def test_the_callers_namespace_context_and_container_are_used(
     cluster.add_pod("pod-9", namespace="team", containers=("main", "trainer"), ports={9012: jobs[0].port})
     options = ("--namespace", "team", "--context", "test-cluster", "--container", "trainer")
     ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "-d", _MS, *options)
-    assert ran.exit_code == 0, ran.err
+    assert ran.code == 0, ran.errors
     assert {command.container for command in cluster.pod("pod-9", "team").commands} == {"trainer"}
-    assert capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "-d", _MS).exit_code == 3
+    assert capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "-d", _MS).code == 3
     other = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "--namespace", "team", "--container", "missing")
-    assert (other.exit_code, "has no container missing; it has main, trainer" in other.err) == (3, True)
+    assert (other.code, "has no container missing; it has main, trainer" in other.errors) == (3, True)
     elsewhere = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "--context", "elsewhere")
-    assert (elsewhere.exit_code, "context" in elsewhere.err) == (3, True)
+    assert (elsewhere.code, "context" in elsewhere.errors) == (3, True)
 
 
 def test_a_missing_permission_to_list_pods_is_reported(
@@ -249,8 +250,8 @@ def test_a_missing_permission_to_list_pods_is_reported(
 ) -> None:
     cluster.denied.add("get pods")
     ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod_1", "-d", _MS)
-    assert ran.exit_code == 4
-    assert "forbidden" in ran.err
+    assert ran.code == 4
+    assert "forbidden" in ran.errors
 
 
 def test_without_a_cluster_the_message_names_the_command_to_get_one(
@@ -259,8 +260,8 @@ def test_without_a_cluster_the_message_names_the_command_to_get_one(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
     ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod_1", "-d", _MS)
-    assert ran.exit_code == 1
-    assert "gcloud container clusters get-credentials" in ran.err
+    assert ran.code == 1
+    assert "gcloud container clusters get-credentials" in ran.errors
 
 
 def test_without_kubectl_the_message_names_how_to_install_it(
@@ -268,5 +269,5 @@ def test_without_kubectl_the_message_names_how_to_install_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod_1", "-d", _MS)
-    assert ran.exit_code == 3
-    assert "https://kubernetes.io/docs/tasks/tools/" in ran.err
+    assert ran.code == 3
+    assert "https://kubernetes.io/docs/tasks/tools/" in ran.errors

@@ -31,7 +31,7 @@ from xprofiler.capture.session import Destination, Session, destinations_of, res
 from xprofiler.capture.targets import Target, addresses, check_distinct, is_this_machine
 from xprofiler.gcloud.processes import Programs
 
-from .captures import Command
+from .captures import capture_command
 
 _MOMENT = time.struct_time((2025, 4, 3, 18, 13, 49, 3, 93, 0))
 _NAME = "session_2025_04_03_18_13_49"
@@ -148,9 +148,9 @@ def test_a_host_that_is_given_twice_is_captured_once() -> None:
 def test_names_of_one_process_or_one_file_are_refused_before_anything_starts(
     hosts: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    ran = Command(capsys)("-o", "local", "-n", *hosts, "-l", tmp_path / "logs")
-    assert ran.exit_code == 2
-    assert "Capturing" not in ran.err
+    ran = capture_command(capsys)("-o", "local", "-n", *hosts, "-l", tmp_path / "logs")
+    assert ran.code == 2
+    assert "Capturing" not in ran.errors
     assert not (tmp_path / "logs").exists()
 
 

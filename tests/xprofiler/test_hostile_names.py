@@ -35,7 +35,7 @@ from xprofiler.log_directory import LogDirectory
 
 from ..loopback.compute import ComputeServer, vm_addresses
 from ..loopback.kubernetes import KubernetesServer
-from .captures import Command
+from .captures import capture_command, session_of
 
 _ATTACKS = (
     "'; touch pwned; echo '",
@@ -343,12 +343,12 @@ def test_the_job_receives_exactly_the_log_directory(
     with ProfilerServiceServer() as job:
         job.has_bucket_access = False  # So its file is also fetched from the pod.
         cluster.add_pod("pod-2", ports={9012: job.port})
-        ran = Command(capsys)("-o", "gke", "-l", f"gs://bucket/{run}", "-n", "pod-2", "-d", 50)
-    assert ran.exit_code == 0, ran.err
+        ran = capture_command(capsys)("-o", "gke", "-l", f"gs://bucket/{run}", "-n", "pod-2", "-d", 50)
+    assert ran.code == 0, ran.errors
     root = f"{run}/tensorboard/plugins/profile"
     assert job.profiles[0].root == f"gs://bucket/{root}"
-    assert cloud_storage_server.names("bucket") == [f"{root}/{ran.session}/pod-2.xplane.pb"]
-    assert f"Profile saved to gs://bucket/{run}/tensorboard and session id is {ran.session}." in ran.out
+    assert cloud_storage_server.names("bucket") == [f"{root}/{session_of(ran)}/pod-2.xplane.pb"]
+    assert f"Profile saved to gs://bucket/{run}/tensorboard and session id is {session_of(ran)}." in ran.output
     assert not list(tmp_path.rglob("pwned"))
     assert not list(cluster.pod("pod-2").folder.rglob("pwned"))
 

@@ -21,7 +21,7 @@ from xprofiler.summary.host_time import HostStep, HostTime, Label, host_time
 from xprofiler.summary.summary import ActivityKind, Host
 from xprofiler.summary.xspace import Plane, read_planes
 
-from .captures import Command
+from .captures import capture_command
 from .typed_commands import typed
 from .xspaces import tpu_host
 
@@ -220,8 +220,8 @@ def _hosts(step_seconds: Sequence[float]) -> Iterator[list[int]]:
 def test_the_slow_host_of_four_is_named_in_the_first_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with _hosts((0.05, 0.05, 0.2, 0.05)) as ports:
         targets = [f"localhost:{port}" for port in ports]
-        captured = Command(capsys)("-o", "local", "-n", *targets, "-d", "1500", "-l", tmp_path)
-    assert captured.exit_code == 0, captured.err
+        captured = capture_command(capsys)("-o", "local", "-n", *targets, "-d", "1500", "-l", tmp_path)
+    assert captured.code == 0, captured.errors
     slow = f"localhost_{ports[2]}"
     first = _first_line(tmp_path)
     assert re.match(

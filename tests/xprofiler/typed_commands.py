@@ -1,4 +1,4 @@
-"""The command as a user types it: a process of its own, with its output and exit code."""
+"""The command as a user types it, in a process of its own or in this one, with its output and exit code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+import pytest
+from xprofiler.cli import main
+
 
 class Ended(NamedTuple):
+    """The result of a command."""
+
     code: int
     output: str
     errors: str
@@ -31,3 +36,13 @@ def typed(*arguments: str, columns: int | None = None, timeout_seconds: float = 
         stdin=subprocess.DEVNULL,
     )
     return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+def in_this_process(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
+    """Run `xprofiler` with these arguments in this process."""
+    capsys.readouterr()
+    try:
+        code = main([*map(str, arguments)])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    return Ended(code, *capsys.readouterr())
