@@ -94,6 +94,21 @@ def test_a_batch_that_is_refused_as_a_whole_is_halved_until_the_refused_entry_is
     assert (sent.sent, sent.refused) == (9, 1)
 
 
+@pytest.mark.parametrize("index", [-1, 5000])
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "INVALID_ARGUMENT"])
+def test_a_refusal_of_an_entry_that_was_not_sent_is_retried_and_refuses_no_entry(code: str, index: int) -> None:
+    transport = Scripted(lambda _: TransportError(code, "no", entry_errors={index: TransportError(code, "not it")}))
+    sent, slept = sent_by(transport)
+    assert (sent.sent, sent.refused, transport.taken[-10:], len(slept)) == (10, 0, list(range(10)), 1)
+
+
+def test_a_log_that_refuses_each_entry_is_an_error_and_no_entry_is_marked_as_sent() -> None:
+    with pytest.raises(TransportError, match="not 9"):
+        sent_by(Scripted(refusing("INVALID_ARGUMENT", *range(10))))
+    sent, _ = sent_by(Scripted(), count=0)
+    assert sent.sent == 10
+
+
 @pytest.mark.parametrize("code", ["PERMISSION_DENIED", "INVALID_ARGUMENT"])
 def test_a_refusal_of_every_entry_is_an_error_and_no_entry_is_marked_as_sent(code: str) -> None:
     transport = Scripted(*[failing(code)] * 30)

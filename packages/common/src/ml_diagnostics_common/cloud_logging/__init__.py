@@ -14,6 +14,7 @@ from ml_diagnostics_common.cloud_logging._filters import any_of, full_log_name, 
 from ml_diagnostics_common.cloud_logging._queries import PageReader, QueryReader
 from ml_diagnostics_common.cloud_logging._reader import CloudLoggingReader
 from ml_diagnostics_common.cloud_logging._transport import (
+    BatchWriter,
     LoggingTransport,
     Page,
     TransportError,
@@ -24,6 +25,7 @@ from ml_diagnostics_common.endpoints import endpoint, logging_over_grpc
 from ml_diagnostics_common.process_hooks import import_clients, import_undisturbed
 
 __all__ = [
+    "BatchWriter",
     "CloudLoggingReader",
     "LoggingTransport",
     "Page",

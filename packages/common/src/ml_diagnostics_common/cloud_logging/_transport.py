@@ -1,12 +1,12 @@
-"""The interface to Cloud Logging: a call that writes, a call that reads a page, their error, and the size of an entry.
+"""The interface to Cloud Logging: calls that write and read a page, their error, refused batches, an entry's size.
 
-A call has a deadline and is made once. The shipper and the readers decide about retries, since they know what may wait.
+A call has a deadline and is made once. Its callers decide about retries, since they know what may wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import CloudLoggingError
@@ -17,6 +17,7 @@ __all__ = [
     "MOST_PAYLOAD_BYTES",
     "NEVER_TOO_LARGE_BYTES",
     "PAGE_SIZE",
+    "BatchWriter",
     "LoggingTransport",
     "Page",
     "TransportError",
@@ -24,6 +25,8 @@ __all__ = [
     "entry_error",
     "payload_bytes",
 ]
+
+_Encoded: TypeAlias = Mapping[str, Any]
 
 PAGE_SIZE = 1000
 """The largest page that Cloud Logging serves; the quota counts requests, so readers request no smaller pages."""
@@ -42,6 +45,7 @@ CUT_KEY = "cut_to_fit"
 _KEPT_BYTES = 1024
 _NEVER_CUT = ("job_name",)
 
+_MOST_HALVINGS = 24
 _REFUSED = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
 
 
@@ -140,6 +144,74 @@ class LoggingTransport(Protocol):
 
     def close(self) -> None:
         """Close the connections."""
+
+
+class BatchWriter:
+    """Write batches to one log until each entry was accepted, or refused for good."""
+
+    def __init__(self) -> None:
+        self._accepted_any = False
+
+    def write(
+        self,
+        entries: Sequence[_Encoded],
+        write: Callable[[Sequence[_Encoded]], None],
+        *,
+        before_retry: Callable[[TransportError], None],
+    ) -> list[str]:
+        """Write a batch; halve it if it is refused as a whole, since one entry may be the reason.
+
+        Args:
+            entries: LogEntry resources as the REST API takes them.
+            write: Send some of them in one request, as `LoggingTransport.write` does.
+            before_retry: Called with a failure that does not refuse entries. If it returns, the unwritten entries are
+                sent again; it raises to give up.
+
+        Returns:
+            The reasons of the refusals, one per refused entry.
+
+        Raises:
+            TransportError: All was refused by a server that has not accepted any entry of this log yet, so that the
+                log or the project is refused, not the entries; or there were too many refusals.
+        """
+        pending = [entries]
+        last_refusal: TransportError | None = None
+        refused: list[str] = []
+        halvings = 0
+        while pending:
+            part = pending.pop()
+            try:
+                write(part)
+                self._accepted_any = True
+            except TransportError as error:
+                if not all(0 <= index < len(part) for index in error.entry_errors):
+                    message = f"the server refuses entries that were not sent: {error.message}"
+                    before_retry(TransportError("UNAVAILABLE", message))
+                    pending.append(part)
+                elif error.entry_errors:
+                    refusals = [cause for cause in error.entry_errors.values() if cause.refuses_entries]
+                    last_refusal = refusals[-1] if refusals else last_refusal
+                    refused += [cause.message for cause in refusals]
+                    self._accepted_any |= len(error.entry_errors) < len(part)
+                    temporary = {i: cause for i, cause in error.entry_errors.items() if not cause.refuses_entries}
+                    if temporary:
+                        before_retry(next(iter(temporary.values())))
+                        pending.append([part[index] for index in temporary])
+                elif not error.refuses_entries:
+                    before_retry(error)
+                    pending.append(part)
+                elif len(part) == 1:
+                    last_refusal = error
+                    refused.append(error.message)
+                elif halvings == _MOST_HALVINGS:
+                    raise  # With so many refusals, the entries are not the reason.
+                else:
+                    halvings += 1
+                    middle = len(part) // 2
+                    pending += [part[middle:], part[:middle]]
+        if last_refusal is not None and not self._accepted_any:
+            raise last_refusal
+        return refused
 
 
 def payload_bytes(value: Any) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ml_diagnostics_common.cloud_logging._filters import full_log_name
 from ml_diagnostics_common.cloud_logging._transport import (
     CUT_KEY,
     NEVER_TOO_LARGE_BYTES,
+    BatchWriter,
     LoggingTransport,
     TransportError,
     cut_to_fit,
@@ -44,7 +45,6 @@ _SET_ASIDE_SECONDS = 60.0
 _COARSEST_CLOCK_NS = 2_000_000_000
 _MOST_HELD = 64
 _MOST_ADOPTED_BATCHES = 10
-_MOST_HALVINGS = 24
 
 
 def _never() -> float:
@@ -110,7 +110,7 @@ class Delivery:
         self._unfinished: list[str] = []
         self._listed_at = -1e9
         self._folder_changed_ns = -1
-        self._accepted_any = False
+        self._batches = BatchWriter()
         self._set_aside_until: dict[str, float] = {}
         self._is_of_project: dict[str, bool] = {}
 
@@ -292,43 +292,12 @@ class Delivery:
         return False
 
     def _send(self, batch: Batch, deadline: Callable[[], float]) -> list[str]:
-        """Send a batch until each of its entries was accepted, or refused for good; return the reasons of refusals.
+        """Send a batch; return the reasons of refusals. Raise the first failure: the next round sends all again."""
 
-        Raises:
-            TransportError: A request failed; or all was refused by a server that has not accepted any entry of this
-                log yet, so that the log or the project is refused, not the entries.
-        """
-        pending = [self._encode(batch)]
-        last_refusal: TransportError | None = None
-        refused: list[str] = []
-        halvings = 0
-        while pending:
-            part = pending.pop()
-            try:
-                self._write(part, deadline)
-                self._accepted_any = True
-            except TransportError as error:
-                if not all(0 <= index < len(part) for index in error.entry_errors):
-                    message = f"the server refuses entries that were not sent: {error.message}"
-                    raise TransportError("UNAVAILABLE", message) from error
-                if error.entry_errors:
-                    last_refusal = _of_one_entry(error)
-                    refused += [entry_error.message for entry_error in error.entry_errors.values()]
-                    self._accepted_any |= len(error.entry_errors) < len(part)
-                elif not error.refuses_entries:
-                    raise
-                elif len(part) == 1:
-                    last_refusal = error
-                    refused.append(error.message)
-                elif halvings == _MOST_HALVINGS:
-                    raise  # With so many refusals, the entries are not the reason.
-                else:
-                    halvings += 1
-                    middle = len(part) // 2
-                    pending += [part[middle:], part[:middle]]
-        if last_refusal is not None and not self._accepted_any:
-            raise last_refusal
-        return refused
+        def give_up(error: TransportError) -> None:
+            raise error
+
+        return self._batches.write(self._encode(batch), lambda part: self._write(part, deadline), before_retry=give_up)
 
     def _count(self, batch: Batch, refused: list[str]) -> None:
         if batch.entries:
@@ -344,7 +313,7 @@ class Delivery:
                 self._folder,
             )
 
-    def _write(self, part: list[dict[str, Any]], deadline: Callable[[], float]) -> None:
+    def _write(self, part: Sequence[Mapping[str, Any]], deadline: Callable[[], float]) -> None:
         seconds = min(self._request_seconds, max(0.1, deadline() - self._clock()))
         self._counters.add("requests")
         self._transport.write(part, timeout_seconds=seconds)
@@ -370,15 +339,6 @@ def _cloud_context(header: Header, project: str, log_id: str) -> EntryContext:
         resource = {**resource, "labels": {**labels, "project_id": project}}
     log_name = full_log_name(project, log_id)
     return EntryContext(log_id, log_name, resource, header.labels, header.severity, header.writer)
-
-
-def _of_one_entry(error: TransportError) -> TransportError:
-    """Return the refusal of an entry; raise the error of one that the server may accept later: all are sent again."""
-    refusal = error
-    for refusal in error.entry_errors.values():
-        if not refusal.refuses_entries:
-            raise refusal from error
-    return refusal
 
 
 def _with_current_size(segment: Segment) -> Segment:

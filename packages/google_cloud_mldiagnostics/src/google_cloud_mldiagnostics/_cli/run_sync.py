@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ml_diagnostics_common.backoff import Backoff, Retries
-from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, cut_to_fit, full_log_name
+from ml_diagnostics_common.cloud_logging import BatchWriter, LoggingTransport, cut_to_fit, full_log_name
 from ml_diagnostics_common.entry import EntryContext, LogEntry, encode_cloud
 from ml_diagnostics_common.exceptions import PreconditionFailedError
 from ml_diagnostics_common.files import in_bucket, read_regular
@@ -122,17 +122,29 @@ def send_entries(
     name = f"sync {transport.project} {run_id}"
     position = JournalReader.load_position(name, LOG_ID, root=root) or _shipped(run_id, transport.project, root)
     reader = JournalReader(LOG_ID, root=root, position=position, resource_labels={"node_id": {run_id}})
-    sent, reported, encode = EntriesSent(), 0, _Encoder(transport.project, location)
+    sent, reported, encode, batches = EntriesSent(), 0, _Encoder(transport.project, location), BatchWriter()
+
+    def write(part: Sequence[Mapping[str, Any]]) -> None:
+        transport.write(part, timeout_seconds=_REQUEST_SECONDS)
+
     for entries in reader.read_new():
         remaining = iter(entries)
         while batch := list(islice(remaining, _BATCH)):
-            _write(transport, [encode(entry) for entry in batch], sent, sleep)
+            retries = _retries(sleep)
+            refused = batches.write([encode(entry) for entry in batch], write, before_retry=retries.wait_after)
+            sent.sent += len(batch) - len(refused)
+            sent.refuse(refused)
         # Not before all of them have arrived: the reader has passed them already.
         reader.save_position(name, job=run_id)
         if sent.sent - reported >= _REPORT_EVERY:
             reported = sent.sent
             progress(sent)
     return sent
+
+
+def _retries(sleep: Callable[[float], None]) -> Retries:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    return Retries(Backoff(longest_seconds=16.0), seconds_left=lambda: deadline - time.monotonic(), sleep=sleep)
 
 
 class _Encoder:
@@ -154,43 +166,6 @@ class _Encoder:
         entry.context = cloud_context
         cut_to_fit(entry)
         return encode_cloud(entry)
-
-
-def _write(
-    transport: LoggingTransport, entries: Sequence[_Encoded], sent: EntriesSent, sleep: Callable[[float], None]
-) -> None:
-    """Write a batch until each of its entries is accepted, or refused for good."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    retries = Retries(Backoff(longest_seconds=16.0), seconds_left=lambda: deadline - time.monotonic(), sleep=sleep)
-    pending = [list(entries)]
-    while pending:
-        part = pending.pop()
-        try:
-            transport.write(part, timeout_seconds=_REQUEST_SECONDS)
-            sent.sent += len(part)
-        except TransportError as error:
-            pending += _not_written(part, error, sent)
-            causes = list(error.entry_errors.values()) or [error]
-            temporary = next((cause for cause in causes if not cause.refuses_entries), None)
-            if temporary is not None:
-                retries.wait_after(temporary)
-
-
-def _not_written(part: list[_Encoded], error: TransportError, sent: EntriesSent) -> list[list[_Encoded]]:
-    """Return the parts of a batch to send again; count the rest."""
-    if error.entry_errors:
-        again = [index for index, cause in error.entry_errors.items() if not cause.refuses_entries]
-        sent.sent += len(part) - len(error.entry_errors)
-        sent.refuse([cause.message for cause in error.entry_errors.values() if cause.refuses_entries])
-        return [[part[index] for index in again]] if again else []
-    if not error.refuses_entries:
-        return [part]
-    if len(part) > 1:
-        return [part[len(part) // 2 :], part[: len(part) // 2]]
-    if not sent.sent:
-        raise error  # No entry was accepted yet, so the log or the project is refused, not this entry.
-    sent.refuse([error.message])
-    return []
 
 
 def home_of(run_id: str, root: Path) -> tuple[str, str]:
