@@ -35,11 +35,11 @@ def endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | Non
         _require_url(url, "STORAGE_EMULATOR_HOST")
         return url.rstrip("/")
     variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
-    url = environ.get(variable, "").strip()
+    url = environ.get(variable, "").strip().rstrip("/")
     if not url:
         return None
     require_secure(url, variable)
-    return url.rstrip("/")
+    return url
 
 
 def require_secure(url: str, setting: str) -> None:
