@@ -51,7 +51,7 @@ class BadputType(enum.Enum):
     ELASTIC_SCALE_UP = 13
     ELASTIC_REINITIALIZATION = 14
 
-    # Members are alone of their kind: their identity is hashed, at a tenth of what hashing their names costs.
+    # Members are singletons: hashing their identity takes a tenth of the time of hashing their names.
     __hash__ = object.__hash__
 
 
@@ -77,22 +77,22 @@ class IntervalMetricType(enum.Enum):
 
 
 class MonitoringWindowType(enum.Enum):
-    """What a metric speaks of: the job's whole life, or a part of it."""
+    """The time that a metric covers: the job's whole life, or a part of it."""
 
     CUMULATIVE = "cumulative"
     INTERVAL = "interval"
 
 
 ACTIVITY_EXCLUSION_LIST = [BadputType.DATA_LOADING_ASYNC.name]
-"""Kinds of badput that are not exported as time lost: they overlap training."""
+"""Kinds of badput that are not exported as lost time, since they overlap training."""
 
 UnproductiveTimeDict = dict[BadputType, float | dict[str, float]]
-"""Seconds, or percent, a kind of badput; custom events by their type, upper case."""
+"""Seconds, or percent, by kind of badput; custom events by their type, upper case."""
 
 
 @dataclass
 class GCPOptions:
-    """Which metrics go to Cloud Monitoring, and the labels of the job there."""
+    """The metrics that are sent to Cloud Monitoring, and the labels of the job there."""
 
     project_id: str | None = None
     """None: the project that this machine belongs to."""
@@ -108,7 +108,7 @@ class GCPOptions:
 
 
 class WorkloadMetricDetails(TypedDict):
-    """What is known of a job; times in seconds."""
+    """The details of a job; times in seconds."""
 
     goodput_time: dict[GoodputType, float]
     badput_time: UnproductiveTimeDict
@@ -121,7 +121,7 @@ class WorkloadMetricDetails(TypedDict):
 
 
 class IntervalWorkloadMetricDetails(TypedDict):
-    """What is known of a stretch of a job's time: shares in percent of the stretch, and its size in seconds."""
+    """The details of a window of a job's time: shares in percent of the window, and its size in seconds."""
 
     interval_goodput: dict[GoodputType, float]
     interval_badput: UnproductiveTimeDict
@@ -129,14 +129,14 @@ class IntervalWorkloadMetricDetails(TypedDict):
 
 
 class ElasticWorkloadMetricDetails(WorkloadMetricDetails):
-    """What is known of an elastic job: also the means of its slices, 0 to 1."""
+    """The details of an elastic job, with the means of its slices, 0 to 1."""
 
     stepping_slice_efficiency: float
     available_slice_efficiency: float
 
 
 class ElasticIntervalWorkloadMetricDetails(IntervalWorkloadMetricDetails):
-    """What is known of a stretch of an elastic job's time: also the means of its slices, 0 to 1."""
+    """The details of a window of an elastic job's time, with the means of its slices, 0 to 1."""
 
     stepping_slice_efficiency: float
     available_slice_efficiency: float
@@ -144,7 +144,7 @@ class ElasticIntervalWorkloadMetricDetails(IntervalWorkloadMetricDetails):
 
 @dataclass
 class GoodputInfo:
-    """A job's goodput at one moment, as `GoodputCache` keeps it; times in seconds."""
+    """A job's goodput at one moment, for `GoodputCache`; times in seconds."""
 
     total_productive_time: float = 0.0
     total_elapsed_time: float = 0.0
@@ -154,21 +154,21 @@ class GoodputInfo:
     last_updated_timestamp: datetime.datetime = field(
         default_factory=lambda: datetime.datetime.now(datetime.timezone.utc)
     )
-    """When this was made, unless it is given."""
+    """The default is the time of construction."""
     number_of_disruptions: int = 0
     total_excluded_time: float = 0.0
 
 
 @dataclass
 class StepInfo:
-    """A job's step times at one moment, as `GoodputCache` keeps them; times in seconds."""
+    """A job's step times at one moment, for `GoodputCache`; times in seconds."""
 
     ideal_step_time: float
     step_deviations: Mapping[int, float]
 
 
 for _kind in (BadputType, GoodputType, IntervalMetricType, MetricType, MonitoringWindowType):
-    _kind.__module__ = "ml_goodput_measurement.goodput_utils"  # So that pickles name what the public package has.
+    _kind.__module__ = "ml_goodput_measurement.goodput_utils"  # Pickles contain the public name.
 
 
 class JobGoodput(NamedTuple):
@@ -213,7 +213,7 @@ class JobGoodput(NamedTuple):
         return hash(self.goodput)
 
 
-# Because of this, numpy's numbers leave comparisons to the class. A named tuple cannot have it in its body.
+# With it, numbers of numpy leave comparisons to this class. The body of a named tuple cannot contain it.
 JobGoodput.__array_ufunc__ = None  # type: ignore[attr-defined]
 JobGoodput.__module__ = "ml_goodput_measurement.goodput"  # Pickles contain the public name.
 

@@ -13,7 +13,7 @@ __all__ = ["AttemptEnd", "AttemptSummary", "Bucket", "BucketedTime", "Disruption
 
 
 class Bucket(enum.Enum):
-    """Where a moment of wall time went; where two claim a moment, the one that stands first here has it."""
+    """The kinds of wall time; a moment that belongs to several is in the first of them, in this order."""
 
     EXCLUDED = "EXCLUDED"
     WASTED_PROGRESS = "WASTED_PROGRESS_FROM_DISRUPTION"
@@ -32,7 +32,7 @@ class Bucket(enum.Enum):
     IN_FLIGHT = "IN_FLIGHT_STEP"  # the last step, while it is unknown whether it will count
     UNKNOWN = "UNKNOWN"  # nothing that was recorded accounts for it
 
-    # Members are alone of their kind: their identity is hashed, at a tenth of what hashing their names costs.
+    # Members are singletons: hashing their identity takes a tenth of the time of hashing their names.
     __hash__ = object.__hash__
 
 
@@ -83,9 +83,9 @@ class Piece:
     attempt: int
     """Number of the attempt, from 1."""
     label: str = ""
-    """Type of the custom event, upper case; empty for every other bucket."""
+    """Type of the custom event, upper case; empty for other buckets."""
     estimated: bool = False
-    """True where the end of a step was not recorded and had to be estimated."""
+    """True if the end of a step was not recorded, and is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +96,29 @@ class AttemptSummary:
     """From 1."""
     start_ns: int
     end_ns: int
-    """The last thing that it recorded (for the running attempt: the time of the query)."""
+    """The time of its last event; for the running attempt, the time of the query."""
     ended: AttemptEnd
     first_step: int | None
     last_step: int | None
     steps_kept: int
     steps_lost: int
-    """Steps that a later attempt went back behind."""
+    """Steps that are lost, since a later attempt resumed at or before them."""
     last_checkpoint_step: int | None
-    """Step of the last checkpoint started (`record_checkpoint_progress`) or saved (`CheckpointLogger`); None where none
-    is known, and no promise that it was complete: a checkpoint that has only started may not be."""
+    """Step of the last checkpoint that started (`record_checkpoint_progress`) or was saved (`CheckpointLogger`), or None.
+    A checkpoint that has only started may not be complete."""
     buckets: Mapping[Bucket, int]
-    """Nanoseconds a bucket, up to the next attempt's start; they sum to that span."""
+    """Nanoseconds by bucket, up to the next attempt's start; they sum to that time."""
     custom: Mapping[str, int] = field(default_factory=dict)
-    """Nanoseconds a custom event type; they sum to `buckets[Bucket.CUSTOM]`."""
+    """Nanoseconds by type of custom event; they sum to `buckets[Bucket.CUSTOM]`."""
     exception: str = ""
-    """Type of the uncaught exception, or of the one in flight when the job end was recorded, as in a `finally`."""
+    """Type of the uncaught exception, or of the one that was handled when the job end was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disruption:
     """A restart of the job after an attempt with steps, and its cost in parts.
 
-    Each part is time of a bucket: over all disruptions it sums to what that bucket has after the job's first step.
+    Each part is time of a bucket: the sum over all disruptions is the bucket's time after the job's first step.
     Excluded time costs nothing.
     """
 
@@ -128,18 +128,18 @@ class Disruption:
     """Number of the attempt that was cut short."""
     last_event_ns: int
     step_in_flight: int | None
-    """Number of the step that had started and was not known to be done when the attempt was cut short; None where the
-    end of that step, or of the job, was recorded. Where the job went on behind it, it had been done."""
+    """Number of the step that had started when the attempt was cut short; None if the end of that step, or of the job,
+    was recorded. It had been done if the job resumed after it."""
     resumed_ns: int
-    """Start of the attempt that made steps again, or of the latest one while none has."""
+    """Start of the next attempt with steps, or of the latest attempt until there is one."""
     resumed_step: int | None
-    """Its first step; None while it has not made any."""
+    """Its first step; None until it makes one."""
     failed_attempts: int
-    """Attempts between the two that made no step; their whole time is infrastructure."""
+    """Attempts without steps between the two; their whole time is infrastructure."""
     steps_lost: int
-    """Steps that the job went back behind, and that no earlier disruption had lost."""
+    """Steps from the resumed one on that no earlier disruption had lost."""
     infrastructure_ns: int
-    """From the last event to the start of the attempt that made steps again."""
+    """From the last event to the start of the next attempt with steps."""
     init_ns: int
     """Device initialization and training preparation of that attempt."""
     restore_ns: int
@@ -147,37 +147,37 @@ class Disruption:
     data_loading_ns: int
     """The data load that its first step waited for."""
     startup_ns: int
-    """What its first step took more than the others."""
+    """Additional time of its first step, compared with the others."""
     recompute_ns: int
-    """What it costs to make the lost steps again: the time that they took, with what lay between them. It is the wasted
-    progress of this disruption; their repetition is productive time, like any step with a lasting result."""
+    """Cost of repeating the lost steps: the time from the first to the last of them. It is the wasted progress of this
+    disruption; the repetition is productive time, like any step with a lasting result."""
 
     @property
     def cost_ns(self) -> int:
-        """Everything that the disruption cost: the sum of the parts."""
+        """The whole cost of the disruption: the sum of the parts."""
         parts = (self.infrastructure_ns, self.init_ns, self.restore_ns, self.data_loading_ns, self.startup_ns)
         return sum(parts) + self.recompute_ns
 
 
 @dataclass(frozen=True, slots=True)
 class JobReport(BucketedTime):
-    """Where the time of a job went."""
+    """The time of a job by bucket, with its attempts and disruptions."""
 
     job_name: str
     start_ns: int
     end_ns: int
     running: bool
-    """False after the job's end was recorded, or its process exited or is gone; see the last attempt's `ended`."""
+    """False if the job's end was recorded, or its process exited or is gone; see `ended` of the last attempt."""
     buckets: Mapping[Bucket, int]
-    """Nanoseconds a bucket; every bucket is there; they sum to `end_ns - start_ns`."""
+    """Nanoseconds by bucket, for every bucket; they sum to `end_ns - start_ns`."""
     custom: Mapping[str, int]
-    """Nanoseconds a custom event type; they sum to `buckets[Bucket.CUSTOM]`."""
+    """Nanoseconds by type of custom event; they sum to `buckets[Bucket.CUSTOM]`."""
     data_loading_async_ns: int
-    """Data loading beside the training: an overlay, no part of the sum."""
+    """Data loading in parallel to steps, which is not part of the sum."""
     estimated_ns: int
     """Nanoseconds of steps with an estimated end, in any bucket."""
     last_step: int
-    """The highest step that is known to be done and was kept; 0 where there is none."""
+    """The highest kept step that is done; 0 without one."""
     steps_kept: int
     ideal_step_seconds: float | None
     """Mean step time without the anomalous steps; None while no step is complete."""
@@ -185,4 +185,4 @@ class JobReport(BucketedTime):
     disruptions: Sequence[Disruption]
     timeline: Sequence[Piece]
     notes: Sequence[str] = ()
-    """What a reader should know: entries that were lost or skipped, a second recorder, a backend that is not there."""
+    """Notes for the reader: lost or skipped entries, a second recorder, a missing backend."""

@@ -1,7 +1,6 @@
-"""What is known of a job at one moment: all that an exporter is given.
+"""Snapshots of a job: the input of exporters, which are functions of a snapshot.
 
-An exporter is anything that is called with a snapshot. Parts that were not requested, or are not known, are None or
-empty; times are in seconds, shares in percent.
+Parts that were not requested, or are unknown, are None or empty; times are in seconds, shares in percent.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ class DeviatingStep(NamedTuple):
 
     step: int
     start_ns: int
-    """When it started: later steps start later, also where the job went back and repeats their numbers."""
+    """Start; later steps start later, also if the job repeats their numbers."""
     deviation_seconds: float
     """Absolute."""
 
 
 class SliceEfficiency(NamedTuple):
-    """Means over time of the slices of an elastic job, 0 to 1, from its first report of them on."""
+    """Means over time of the slices of an elastic job, 0 to 1, since their first report."""
 
     stepping: float
     """Slices that trained, of all."""
     available: float
-    """Slices that were there, of all."""
+    """Slices that were available, of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +45,24 @@ class Cumulative:
     total_elapsed_seconds: float
     disruptions: int
     ideal_step_seconds: float | None
-    """What was configured, else the mean of the steps that are not anomalous; None while no step is complete."""
+    """The configured time, else the mean of the steps that are not anomalous; None until a step is complete."""
     slice_efficiency: SliceEfficiency | None
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """By how much steps differ from the ideal one."""
+    """Differences of step times from the ideal one."""
 
     from_baseline_seconds: float | None
-    """`compute_step_deviation_from_baseline`; None while no step is complete."""
+    """Result of `compute_step_deviation_from_baseline`; None until a step is complete."""
     steps_since: Callable[[int], Iterator[DeviatingStep]]
-    """Yields, oldest first, the complete kept steps that started after a moment (nanoseconds; -1 for all of them). Ask
-    while you have the snapshot, before the next one is taken."""
+    """Yields, oldest first, the complete kept steps that started after a moment (nanoseconds; -1 for all of them). Call
+    it before the next snapshot is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class RollingWindow:
-    """The last so many seconds of the job's life, or all of it while it is younger."""
+    """The last seconds of the job's life, or all of it if it is shorter."""
 
     window_seconds: int
     goodput_percent: float
@@ -73,7 +72,7 @@ class RollingWindow:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known of a job at one moment."""
+    """The state of a job at one moment."""
 
     job_name: str
     time_ns: int

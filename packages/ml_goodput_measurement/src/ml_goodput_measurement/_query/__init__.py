@@ -1,1 +1,1 @@
-"""From the log of a job to answers: the calculator and its saved state."""
+"""From the log of a job to results: the calculator and its saved state."""

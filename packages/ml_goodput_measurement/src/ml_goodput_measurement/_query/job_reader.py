@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_CACHE_DIR", "JobReader", "state_path"]
 
 _CHUNK = 10_000
-"""Payloads that are turned into events at a time: enough to be fast, few enough to need no memory."""
+"""Payloads that are converted to events at a time: enough to be fast, few enough to take little memory."""
 
 _SAVE_AFTER_EVENTS = 20_000
 _SLACK_NS = 5 * 10**9
@@ -98,7 +98,7 @@ class JobReader:
         """Read what is new, save the state after much of it, and return the ledger.
 
         Args:
-            local_only: Whether to wait for no network.
+            local_only: True to read only this machine's journal.
         """
         if self._was_interrupted:
             self._start()
@@ -131,7 +131,7 @@ class JobReader:
             self._was_interrupted = True
 
     def save_state(self) -> None:
-        """Save what was read, so that another process continues from here; does nothing with a `cloud_logger`."""
+        """Save the state, so that another process continues from it; do nothing with a `cloud_logger`."""
         if self._was_interrupted or self._store is None or self._log is None:
             return
         is_saved = self._store.save(self._recorders, self._log.position())
@@ -141,7 +141,7 @@ class JobReader:
         self._unsaved_events = 0
 
     def sync_to_gcs(self) -> None:
-        """Copy what was read to `gcs_path`, so that other machines continue from here."""
+        """Copy the state to `gcs_path`, so that other machines continue from it."""
         if self._gcs_path is None:
             return
         if self._was_interrupted or not self._is_resumed:
@@ -150,13 +150,13 @@ class JobReader:
             self._store.sync(self._recorders, self._log.position())
 
     def is_gone(self, ledger: Ledger, now_ns: int) -> bool:
-        """Return True if the process that records the job is gone: asks this machine, or judges by its silence.
+        """Return True if the process that records the job is gone, by this machine or by its silence.
 
         Args:
-            ledger: What `read` returned.
+            ledger: The result of `read`.
             now_ns: The time of the query.
         """
-        if self._log is None:  # An object of the user's does not show which process wrote what.
+        if self._log is None:  # An object of the user's does not show which process recorded an entry.
             return False
         state = self._liveness.state(self._recorders.last_writer())
         return ledger.is_silent(now_ns) if state is _ProcessState.UNKNOWN else state is _ProcessState.GONE
@@ -175,7 +175,7 @@ class JobReader:
         return [] if self._log is None else notes_of([self._log])
 
     def nothing_recorded(self) -> NoGoodputError:
-        """Return the error for a job of which nothing is known."""
+        """Return the error for a job without records."""
         if self._log is not None:
             searched = self._log.searched()
         else:
@@ -212,7 +212,7 @@ def state_path(
 
 
 class _ProcessState(enum.Enum):
-    """What is known of a process."""
+    """The state of a process, as far as it is known."""
 
     RUNNING = "running"
     GONE = "gone"
@@ -220,7 +220,7 @@ class _ProcessState(enum.Enum):
 
 
 class _Liveness:
-    """Answers whether the processes of one job still run, as far as this machine knows.
+    """Determines if the processes of one job still run, as far as this machine knows.
 
     Args:
         root: The diagnostics folder, where companions record the ends of processes.
@@ -235,7 +235,7 @@ class _Liveness:
         """A writer that was found running, and its process's start mark: checking it again costs one small file."""
 
     def state(self, writer: Writer) -> _ProcessState:
-        """Return whether a writer's process runs: asks the system if it is of this host, else its companion."""
+        """Return the state of a writer's process: by the system if it is of this host, else by its companion."""
         if not (writer.host and writer.pid.isdecimal() and len(writer.pid) < 10):
             return _ProcessState.UNKNOWN
         if writer.host == identity().host and os.name != "nt":  # os.kill, which checks this, would be Ctrl-C there.
@@ -243,7 +243,7 @@ class _Liveness:
         return _ProcessState.UNKNOWN if self.ending(writer) is None else _ProcessState.GONE
 
     def ending(self, writer: Writer) -> str | None:
-        """Return how a writer's process ended, None if its companion recorded nothing."""
+        """Return the outcome of a writer's process; None if its companion recorded nothing."""
         if time.monotonic() - self._companions_read_at > _READ_ENDINGS_EVERY_SECONDS:
             for entries in self._companions.read_new():
                 self._endings.add(entries)

@@ -32,7 +32,7 @@ class UserLogger(Protocol):
 
 
 class OwnLogger:
-    """Base of this library's own `cloud_logger`: a calculator reads that log itself, and finds late entries, too."""
+    """Base of this library's own `cloud_logger`: a calculator reads its log directly, and so finds late entries."""
 
     log_name: str
     retention_ns: int | None
@@ -42,7 +42,7 @@ class UserLoggerReader:
     """Reads an object of the user's.
 
     Attributes:
-        error: What the object raised last.
+        error: The last exception of the object.
     """
 
     def __init__(self, logger: UserLogger) -> None:
@@ -53,7 +53,7 @@ class UserLoggerReader:
         self._last_seconds: float | None = None  # The time of the last payload that has one.
 
     def read_new(self) -> Iterator[tuple[Writer, Payloads]]:
-        """Yield the payloads that were not yielded before; raises what the object raises."""
+        """Yield the payloads that were not yielded before; exceptions of the object are not caught."""
         try:
             payloads, last_entry = self.logger.read_cloud_logging_entries(None, None, self._last_entry)
         except Exception as error:
@@ -64,7 +64,7 @@ class UserLoggerReader:
         yield Writer(), self._with_times(payloads if isinstance(payloads, list) else list(payloads))
 
     def _with_times(self, payloads: list[Any]) -> Payloads:
-        """Return payloads, where each untimed checkpoint operation has the time of what was logged before it."""
+        """Return the payloads; untimed checkpoint operations get the time of the payload before them."""
         # Most of millions of payloads are steps: nothing is called for them, and nothing is copied.
         events = [
             index for index, payload in enumerate(payloads) if isinstance(payload, dict) and "event_type" in payload
@@ -104,7 +104,7 @@ def _payload(entry: LogEntry) -> dict[str, Any]:
 
 
 def _is_untimed(payload: object) -> bool:
-    """Return True for a checkpoint operation of which no part has a start."""
+    """Return True for a checkpoint operation without a start of any part."""
     return (
         isinstance(payload, dict)
         and "event_type" in payload
@@ -134,7 +134,7 @@ def _writer(context: EntryContext) -> Writer:
 
 
 # Whole keys, not the word "time": Orbax's time_between_consecutive_saves_sec is a duration.
-# Of the keys of one Orbax entry the first that stands here counts: when the whole operation started.
+# Of several keys in an entry of Orbax the first one here counts, which is the start of the whole operation.
 _TIME_KEYS = (
     "step_start_time",
     "step_ended",

@@ -1,11 +1,11 @@
-"""The calculator's saved state: so that another process need not read a job's history again.
+"""The calculator's saved state, with which another process does not have to read a job's history again.
 
-    goodput state of 1.1.0 little                            of this version alone: it holds sums that its rules made
+    goodput state of 1.1.0 little                            for this version only: the sums follow its rules
     {"job": ..., "facts": 123, "head_bytes": 456} 1a2b3c4d   enough to compare two states; its CRC-32
-    a head in JSON, the columns as raw 64-bit numbers, and a CRC-32 of all before it
+    a head in JSON, the columns as raw 64-bit numbers, and a CRC-32 of everything before it
 
-A file is private and written whole; a state that knows less never replaces one that knows more. `state_store` keeps a
-copy where other machines find it.
+A file is private and written whole; a state with fewer facts never replaces one with more. `state_store` keeps a copy
+for other machines.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KIND = b"goodput state of "
 _MAGIC = _KIND + f"{__version__} {sys.byteorder}\n".encode()
 
 FRONT_BYTES = 512
-"""The part of a state that `facts_in_front` needs."""
+"""The first bytes of a state, which `facts_in_front` needs."""
 
 _CHECKSUM_BYTES = 4
 _BLOCK_BYTES = 2**18
@@ -60,20 +60,20 @@ class UnusableStateError(Exception):
 
 @dataclass
 class SavedState:
-    """What a file holds."""
+    """The contents of a file."""
 
     recorders: Recorders
     position: dict[str, Any]
-    """How far the log was read."""
+    """The position up to which the log was read."""
 
 
 def facts_of(recorders: Recorders) -> int:
-    """Return how much is known of a job: of two states of one job, the one with more facts is newer."""
+    """Return the number of facts: of two states of one job, the one with more facts is newer."""
     return recorders.fact_count
 
 
 def encode_state(recorders: Recorders, position: dict[str, Any]) -> list[bytes | array[Any]]:
-    """Return a state in parts that follow each other; the columns are not copied, so write it before they change."""
+    """Return the consecutive parts of a state; columns are not copied, so write it before they change."""
     state, columns = recorders.to_state()
     head = json.dumps({"position": position, **state}).encode()
     parts = [_front(recorders.job_name, facts_of(recorders), len(head)), head, *columns]
@@ -84,11 +84,11 @@ def encode_state(recorders: Recorders, position: dict[str, Any]) -> list[bytes |
 
 
 def decode_state(file: BinaryIO, size: int, job_name: str) -> SavedState:
-    """Return the state that a file of so many bytes holds.
+    """Return the state in a file of this size in bytes.
 
     Raises:
         OSError: The file cannot be read.
-        UnusableStateError: It holds none, a damaged one, or one of another version or job.
+        UnusableStateError: It has no state, a damaged one, or one of another version or job.
     """
     front = _parse_front(file.read(FRONT_BYTES), job_name)
     file.seek(0)
@@ -107,10 +107,10 @@ def decode_state(file: BinaryIO, size: int, job_name: str) -> SavedState:
 
 
 def facts_in_front(front: bytes, job_name: str) -> int:
-    """Return how many facts a state of a job knows, by its first `FRONT_BYTES`.
+    """Return the number of facts in a state of a job, by its first `FRONT_BYTES`.
 
     Raises:
-        UnusableStateError: It is something else, or of another version or job.
+        UnusableStateError: It is not a state of this version and job.
     """
     return _parse_front(front, job_name).facts
 
@@ -130,7 +130,7 @@ def save_state(path: Path, recorders: Recorders, position: dict[str, Any]) -> bo
 
 
 def load_state(path: Path, job_name: str) -> SavedState | None:
-    """Return what a file holds; None when there is none, or one that another version or a crash left behind."""
+    """Return the state in a file; None if there is no file, or one of another version or a crashed process."""
     try:
         with _opened(path) as file:
             return decode_state(file, os.fstat(file.fileno()).st_size, job_name)
@@ -142,7 +142,7 @@ def load_state(path: Path, job_name: str) -> SavedState | None:
 
 
 def saved_facts(path: Path, job_name: str) -> int:
-    """Return how many facts a file knows of a job, -1 where there is none that can be used; read its front alone."""
+    """Return the number of facts about a job in a file, -1 if it cannot be used; read only its first bytes."""
     try:
         with _opened(path) as file:
             return facts_in_front(file.read(FRONT_BYTES), job_name)
@@ -152,12 +152,12 @@ def saved_facts(path: Path, job_name: str) -> int:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Yield whether the lock was free: a process that saves now, or hangs there, is not waited for."""
+    """Yield True if the lock was free; do not wait for a process that saves now, or hangs in it."""
     descriptor = open_lock_file(path.with_name(f".{path.name}.lock"))
     try:
         try:
             is_free = try_lock(descriptor)
-        except OSError:  # No locks here, as on Windows: then the last save wins.
+        except OSError:  # No locks on this system, such as Windows: the last save wins.
             is_free = True
         yield is_free
     finally:
@@ -165,7 +165,9 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def _write(path: Path, parts: list[bytes | array[Any]]) -> None:
-    new = path.with_name(f".{path.name}.new")  # One name, under the lock: what a killed process left is used again.
+    new = path.with_name(
+        f".{path.name}.new"
+    )  # One name, under the lock: a file that a killed process left is replaced.
     try:
         new.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -179,7 +181,7 @@ def _write(path: Path, parts: list[bytes | array[Any]]) -> None:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    # Without O_NONBLOCK, to open a named pipe would wait for its writer.
+    # Without O_NONBLOCK, opening a named pipe would wait for its writer.
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -213,12 +215,12 @@ def _parse_front(data: bytes, job_name: str) -> _Front:
 
 
 def _digest(job_name: str) -> str:
-    """A name in few letters, however long it is."""
+    """Return a short hash of a name."""
     return hashlib.sha256(job_name.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 class _CheckedReader:
-    """Reads no more than there is, so that a damaged state takes no memory, and sums up what it read."""
+    """Read no more than the file's size, so that a damaged length takes no memory, and compute the checksum."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._left, self._checksum = file, size, 0
@@ -233,7 +235,7 @@ class _CheckedReader:
     def read_column(self, kind: str, count: int) -> array[Any]:
         self._take(8 * count)
         column = array(kind)
-        # In blocks that stay in the processor's cache: with the checksum, memory is skipped once.
+        # In blocks that stay in the processor's cache, so that memory is read once for checksum and copy.
         for offset in range(0, 8 * count, _BLOCK_BYTES):
             block = self._block[: 8 * count - offset]
             found = self._file.readinto(block)  # type: ignore[attr-defined]  # All real ones have it.

@@ -1,8 +1,7 @@
-"""Where a job's state is saved: a file of this machine, and a copy that other machines can go on from.
+"""The saved state of a job: a file on this machine, and a copy from which other machines can continue.
 
-The copy lies in `<gcs_path>/goodput_state/`, under the name of the local file, which stands for the job, its log, the
-project and the reach. `gcs_path` is `gs://bucket/folder`, `gs://bucket` as well, or a folder, such as one on a
-disk that machines share.
+The copy is in `<gcs_path>/goodput_state/`, under the name of the local file, which is a hash of the job, its log, the
+project and the retention. `gcs_path` is `gs://bucket`, `gs://bucket/folder`, or a folder, for example on a shared disk.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ _THREAD = "goodput-state"
 _FOLDER = "goodput_state"
 
 _READ_DEADLINE_SECONDS = 1.0
-"""A request of a query that is not answered for so long is given up: all of them cost no more than 2 s."""
-_LOOK_PATIENCE_SECONDS = 1.5
+"""The deadline of a request during a query: all of them together take at most 2 s."""
+_CHECK_PATIENCE_SECONDS = 1.5
 _DOWNLOAD_PATIENCE_SECONDS = 30.0
-"""A download, however slow, may take longer: the log itself takes minutes to read."""
+"""A download may take longer, since reading the log itself takes minutes."""
 
 _SYNC_DEADLINE_SECONDS = 20.0
 _MOST_WRITES = 6
 
 
 DEFAULT_CACHE_DIR = "/tmp"
-"""Means the state folder of ML_DIAGNOSTICS_DIR: the public package's default, which all users may write to."""
+"""Stands for the state folder of ML_DIAGNOSTICS_DIR: the public package's default, which any user may write to."""
 
 
 def state_folder(root: Path, cache_dir: str) -> Path:
@@ -64,10 +63,10 @@ def state_folder(root: Path, cache_dir: str) -> Path:
 
 
 def checked_gcs_path(gcs_path: str | os.PathLike[str] | None) -> str | None:
-    """Return a folder for copies of saved state as text, None where there is none.
+    """Return a folder for copies of saved state as text; None for no copy.
 
     Raises:
-        ConfigurationError: It is no `gs://bucket`, `gs://bucket/folder` or local folder.
+        ConfigurationError: It is not `gs://bucket`, `gs://bucket/folder` or a local folder.
     """
     if gcs_path is None or gcs_path == "":
         return None
@@ -82,14 +81,14 @@ def checked_gcs_path(gcs_path: str | os.PathLike[str] | None) -> str | None:
 
 
 class StateStore:
-    """The saved state of one job, as one log has it.
+    """The saved state of one job from one log.
 
     Args:
         local_path: The file of this machine.
         gcs_path: The folder of the copy: see the module; None for no copy.
 
     Raises:
-        ConfigurationError: The folder cannot be one.
+        ConfigurationError: `gcs_path` is not valid.
     """
 
     def __init__(self, local_path: Path, gcs_path: str | os.PathLike[str] | None = None) -> None:
@@ -98,13 +97,13 @@ class StateStore:
         self._copy = None if folder is None else _StateCopy(f"{folder.rstrip('/')}/{_FOLDER}/{local_path.name}")
 
     def load(self, job_name: str, *, local_only: bool = False) -> SavedState | None:
-        """Return the state that knows more: the local one or the copy; None where neither can be used.
+        """Return the state with more facts, the local one or the copy; None if neither can be used.
 
-        Costs about two seconds at most where the copy's store does not answer.
+        Takes about two seconds at most if the copy's store does not answer.
 
         Args:
             job_name: The job.
-            local_only: Whether the copy is not even checked.
+            local_only: True to ignore the copy.
         """
         if local_only:
             return load_state(self._local_path, job_name)
@@ -121,12 +120,12 @@ class StateStore:
         return save_state(self._local_path, recorders, position)
 
     def sync(self, recorders: Recorders, position: dict[str, Any]) -> bool:
-        """Make the copy know what is known here; a copy that knows as much or more stays as it is.
+        """Update the copy; one with as many facts or more stays unchanged.
 
-        Blocks while the copy is written, some 20 s where its store does not answer. A failure is logged once.
+        Blocks while the copy is written, about 20 s if its store does not answer. A failure is logged once.
 
         Returns:
-            Whether the copy knows as much now; False where there is none, or nothing to copy.
+            True if the copy now has all facts; False without a copy, or with nothing to copy.
         """
         return self._copy is not None and facts_of(recorders) > 0 and self._copy.write(recorders, position)
 
@@ -135,9 +134,9 @@ class _Seen(NamedTuple):
     """The front of a copy."""
 
     facts: int
-    """-1 where it cannot be used."""
+    """-1 if it cannot be used."""
     generation: int
-    """0 where there is none."""
+    """0 if there is none."""
 
 
 class _StateCopy:
@@ -148,15 +147,15 @@ class _StateCopy:
         self._damaged_generation = 0  # Such a copy is replaced, even if it seems to have as many facts.
 
     def facts(self, job_name: str) -> int:
-        """Return how many facts it knows, -1 where it cannot be used; read its beginning alone."""
+        """Return the number of its facts, -1 if it cannot be used; read only its first bytes."""
         try:
-            return call(lambda: self._read_front(self._store(), job_name), _LOOK_PATIENCE_SECONDS, _THREAD).facts
+            return call(lambda: self._read_front(self._store(), job_name), _CHECK_PATIENCE_SECONDS, _THREAD).facts
         except (DiagnosticsError, OSError) as error:
             self._warn_unreadable(error)
             return -1
 
     def load(self, job_name: str) -> SavedState | None:
-        """Return what it holds, None where it cannot be used."""
+        """Return its state; None if it cannot be used."""
         try:
             data, generation = call(
                 lambda: self._store().read_with_generation(self._path), _DOWNLOAD_PATIENCE_SECONDS, _THREAD

@@ -1,6 +1,6 @@
 """Statistics of step times: the ideal one, anomalous ones, and the deviation of the latest from the usual.
 
-All times are in seconds. A function that takes step times takes a sequence of them, or a mapping by step.
+All times are in seconds. Arguments with step times are sequences, or mappings by step.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = [
 StepTimes = Iterable[float] | Mapping[int, float]
 
 _ANOMALOUS_DEVIATIONS = 3
-"""A step is anomalous if it is longer than the median by more than so many median absolute deviations."""
+"""A step is anomalous if it exceeds the median by more than this number of median absolute deviations."""
 
 
 def compute_percentile(values: Iterable[float], percentile: float) -> float:
-    """Return a percentile, interpolated linearly between the two values that it lies between, as numpy does.
+    """Return a percentile, interpolated linearly between the two nearest values, as by numpy.
 
     Args:
         values: In any order.
         percentile: 0 to 100.
 
     Returns:
-        The percentile; 0.0 where there are no values.
+        The percentile; 0.0 without values.
 
     Raises:
         ConfigurationError: The percentile is not between 0 and 100.
@@ -54,30 +54,30 @@ def compute_percentile(values: Iterable[float], percentile: float) -> float:
 
 
 def compute_ideal_step_time(step_times: StepTimes) -> float | None:
-    """Return the mean of the step times that are not anomalous: of any length, below a second too.
+    """Return the mean of the step times that are not anomalous, also if it is below a second.
 
     Args:
         step_times: In seconds; values that are not positive numbers are skipped.
 
     Returns:
-        Seconds; None where there are no step times.
+        Seconds; None without step times.
     """
     times = [time for time in _values(step_times) if 0 < time < math.inf]
     return fmean(get_anomalous_and_normal_step_times(times)[1]) if times else None
 
 
 def get_anomalous_and_normal_step_times(step_times: StepTimes) -> tuple[list[float], list[float]]:
-    """Part the step times that are far above the median from the others, and keeps their order.
+    """Separate the step times that are far above the median from the others, and keep their order.
 
-    Far is more than three times the median absolute deviation (MAD, not scaled to a standard deviation), so that at
-    most half of the steps can be anomalous. Where over half of the times are equal the MAD is 0, and every longer
-    time is anomalous.
+    Far is more than three times the median absolute deviation (MAD, not scaled to a standard deviation), so at most
+    half of the steps can be anomalous. If more than half of the times are equal, the MAD is 0, and every longer time is
+    anomalous.
 
     Args:
         step_times: In seconds.
 
     Returns:
-        The anomalous times, and the normal ones; both empty where there are no step times.
+        The anomalous times, and the normal ones; both empty without step times.
     """
     times = list(_values(step_times))
     if not times:
@@ -88,13 +88,13 @@ def get_anomalous_and_normal_step_times(step_times: StepTimes) -> tuple[list[flo
 
 
 def get_extra_time_from_anomalous_steps(step_times: StepTimes) -> float:
-    """Return by how much all anomalous steps together were longer than normal ones would have been.
+    """Return the additional time of all anomalous steps, compared with normal ones.
 
     Args:
         step_times: In seconds.
 
     Returns:
-        Seconds; 0.0 where no step is anomalous.
+        Seconds; 0.0 if no step is anomalous.
     """
     anomalous, normal = get_anomalous_and_normal_step_times(step_times)
     return math.fsum(anomalous) - len(anomalous) * fmean(normal) if anomalous else 0.0
@@ -107,25 +107,25 @@ def compute_step_deviation_from_baseline(
     baseline_window_size: int = 1000,
     spike_percentile: float = 90,
 ) -> float:
-    """Return how far the latest steps are from what they should be: one number to watch, or to alert on.
+    """Return the deviation of the latest steps from the usual ones: one number to watch, or to alert on.
 
-    It is a high percentile of the deviations of the recent steps. For the whole life of a job it is compared with what
-    was usual before, the median of the steps before them, as soon as there are as many as the baseline wants: then it
-    rises where the job has become slower, and is about zero, or below, where it has always been so.
+    It is a high percentile of the deviations of the recent steps. For the whole life of a job, the median of the steps
+    before them is subtracted, once there are enough of these for the baseline: then the number rises if the job becomes
+    slower, and is about zero or below if it was always as slow.
 
     Args:
-        step_time_deviation: Seconds by step, or in a sequence, oldest first; their sign does not count. Of a mapping,
-            or a sequence, that can be reversed no more is checked than the two windows.
+        step_time_deviation: Seconds by step, or in a sequence, oldest first; their sign is ignored. Of a reversible
+            mapping or sequence, only the two windows are read.
         mode: `INTERVAL` does not compare with a baseline.
-        recent_window_size: Steps. With fewer the answer is the mean of their deviations.
-        baseline_window_size: Steps before the recent ones.
+        recent_window_size: Number of recent steps. With fewer, the result is the mean of their deviations.
+        baseline_window_size: Number of steps before the recent ones.
         spike_percentile: 0 to 100, of the recent steps.
 
     Returns:
-        Seconds; 0.0 where there are no steps.
+        Seconds; 0.0 without steps.
 
     Raises:
-        ConfigurationError: The mode is none, a window has no size, or the percentile is not between 0 and 100.
+        ConfigurationError: The mode is unknown, a window has no size, or the percentile is not between 0 and 100.
     """
     try:
         mode = MonitoringWindowType(mode)
@@ -151,7 +151,7 @@ def _values(numbers: StepTimes) -> Iterable[float]:
 
 
 def _latest(deviations: Mapping[int, float] | Collection[float], count: int) -> list[float]:
-    """Return how large the last of the deviations are, the latest first."""
+    """Return the absolute values of the last deviations, the latest first."""
     if isinstance(deviations, Mapping):
         steps = deviations if isinstance(deviations, Reversible) else list(deviations)
         return [abs(deviations[step]) for step in islice(reversed(steps), count)]
