@@ -1,4 +1,4 @@
-"""Where did the training job's time go: record and calculate goodput."""
+"""Record a training job's activities, and calculate its goodput."""
 
 from __future__ import annotations
 

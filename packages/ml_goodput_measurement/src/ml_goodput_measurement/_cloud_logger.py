@@ -1,6 +1,6 @@
 """`goodput._CloudLogger` of the public package, and its keys of payloads.
 
-Recorders and calculators here access the journal and Cloud Logging themselves.
+Recorders and calculators of this package do not use it: they access the journal and Cloud Logging directly.
 """
 
 from __future__ import annotations

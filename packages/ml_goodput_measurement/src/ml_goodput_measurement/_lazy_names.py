@@ -11,12 +11,12 @@ __all__ = ["imported_on_use"]
 
 
 def imported_on_use(facade: str, modules: Mapping[str, str], submodules: Sequence[str] = ()) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module that offers names of others.
+    """Return the `__getattr__` of a module that re-exports names of other modules.
 
     Args:
         facade: The module's own name.
-        modules: By public name, the module of this package that has it.
-        submodules: Modules of this package that are attributes of the facade, as the public package's are.
+        modules: By public name, the module of this package that defines it.
+        submodules: Modules of this package that are attributes of the facade, as in the public package.
     """
 
     def find(name: str) -> Any:

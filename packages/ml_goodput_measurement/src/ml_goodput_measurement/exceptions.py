@@ -34,7 +34,7 @@ class NoGoodputError(GoodputError, ValueError):
 
 
 class MetadataError(GoodputError):
-    """The metadata server of this machine failed to answer, so that a value is not known yet."""
+    """The metadata server of this machine failed, so a value is not known yet."""
 
 
 class CloudMonitoringError(RemoteError, GoodputError):

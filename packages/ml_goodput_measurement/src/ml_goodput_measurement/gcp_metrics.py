@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["GCPMetrics", "ValueType", "Written"]
 
 SERIES_PER_REQUEST = 200
-"""The most that CreateTimeSeries takes."""
+"""The maximum of CreateTimeSeries."""
 
 REQUEST_SECONDS = 10.0
 """The deadline of a request."""
@@ -49,13 +49,13 @@ class ValueType(enum.Enum):
 
 
 class Written(NamedTuple):
-    """What became of the points of a request that was answered.
+    """The result of a request.
 
     Attributes:
-        accepted: How many were written.
-        refused: How many were not, while the request as such was well.
-        code: Why not: the code of google.rpc.Code by name, or empty.
-        reason: Why not, in the server's words.
+        accepted: Number of points that were written.
+        refused: Number of points that were refused, although the request succeeded.
+        code: Name of the google.rpc.Code of the refusal, or empty.
+        reason: The server's message on the refusal.
     """
 
     accepted: int
@@ -127,12 +127,12 @@ class GCPMetrics(RebuiltFromArguments):
         )
 
     def send_metrics(self, metrics: Sequence[Any], context: object = None) -> None:
-        """Write points. What cannot be written is counted in `failures` and logged, a kind of failure once.
+        """Write points; count those that cannot be written in `failures`, and log each kind of failure once.
 
         Args:
-            metrics: What `create_time_series` returns, or mappings of its arguments, with the current time unless
-                they have another; `metric_labels` may be left out.
-            context: What the points are about, for messages.
+            metrics: Results of `create_time_series`, or mappings of its arguments; the default time is now, and
+                `metric_labels` may be left out.
+            context: A description of the points, for messages.
         """
         series = list(self._made(metrics, context))
         for first in range(0, len(series), SERIES_PER_REQUEST):
@@ -147,19 +147,19 @@ class GCPMetrics(RebuiltFromArguments):
                 self._failed(written.code, written.refused, written.reason, context)
 
     def write(self, series: Sequence[TimeSeries], *, timeout_seconds: float = REQUEST_SECONDS) -> Written:
-        """Write points by one request, made once.
+        """Write points by one request, without retries.
 
         Args:
-            series: What `create_time_series` returns: at most 200, none twice.
+            series: Results of `create_time_series`: at most 200, each series once.
             timeout_seconds: The deadline.
 
         Returns:
-            What became of them: a point that the server refuses does not keep the others from being written.
+            The numbers of points; if the server refuses a point, the others are written all the same.
 
         Raises:
             CloudMonitoringError: The request failed as a whole.
             CredentialsError: No credentials were found.
-            ConfigurationError: A variable of the environment cannot be an address.
+            ConfigurationError: The address in the environment is not valid.
         """
         client = self._connected()
         try:
@@ -233,7 +233,7 @@ class _PartError(Exception):
 
 @contextlib.contextmanager
 def _call_errors() -> Iterator[None]:
-    """Raise what a call raises as one of two kinds."""
+    """Raise errors of a call as `CloudMonitoringError`, or as `_PartError` if some points were written."""
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
     from google.cloud.monitoring_v3 import CreateTimeSeriesSummary

@@ -105,7 +105,7 @@ _MODULES = {
 }
 
 _SUBMODULES = ("checkpoint_badput_calculator", "goodput_cache", "goodput_exclusion", "goodput_utils")
-"""Programs reach these through this module, as through the public package's."""
+"""Programs use these as attributes of this module, as in the public package."""
 
 __getattr__ = imported_on_use(__name__, _MODULES, _SUBMODULES)
 

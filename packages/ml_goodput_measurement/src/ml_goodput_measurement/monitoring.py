@@ -49,7 +49,7 @@ _MODULES = {
 }
 
 _SUBMODULES = ("gcp_metrics", "goodput", "goodput_utils")
-"""Programs reach these through this module, as through the public package's."""
+"""Programs use these as attributes of this module, as in the public package."""
 
 __getattr__ = imported_on_use(__name__, {name: _MODULES.get(name, "goodput_utils") for name in __all__}, _SUBMODULES)
 

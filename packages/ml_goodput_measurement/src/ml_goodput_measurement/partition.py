@@ -104,8 +104,8 @@ class AttemptSummary:
     steps_lost: int
     """Steps that are lost, since a later attempt resumed at or before them."""
     last_checkpoint_step: int | None
-    """Step of the last checkpoint that started (`record_checkpoint_progress`) or was saved (`CheckpointLogger`), or None.
-    A checkpoint that has only started may not be complete."""
+    """Step of the last checkpoint that started (`record_checkpoint_progress`) or was saved (`CheckpointLogger`); None
+    without one. A checkpoint that has only started may not be complete."""
     buckets: Mapping[Bucket, int]
     """Nanoseconds by bucket, up to the next attempt's start; they sum to that time."""
     custom: Mapping[str, int] = field(default_factory=dict)

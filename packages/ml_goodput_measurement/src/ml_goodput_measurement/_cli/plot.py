@@ -131,7 +131,7 @@ def _paint_pieces(axes: Axes, report: JobReport) -> None:
     shares = column_shares(pieces, report.start_ns, report.end_ns, _COLUMNS)
     tops = np.cumsum([[column.get(bucket, 0.0) for bucket in order] for column in shares], axis=1)
     middles = (np.arange(_ROWS) + 0.5) / _ROWS
-    owners = (tops[None, :, :] <= middles[:, None, None]).sum(axis=2)  # the first bucket whose top is above the row
+    owners = (tops[None, :, :] <= middles[:, None, None]).sum(axis=2)  # the first bucket with its top above the row
     palette = np.array([to_rgb(COLORS[bucket]) for bucket in order] + [(1.0, 1.0, 1.0)])
     axes.imshow(
         palette[owners],

@@ -46,7 +46,7 @@ class CloudMonitoringExporter:
     """Sends snapshots of one job; it searches for a cloud at its first call.
 
     Attributes:
-        counts: Points by what became of them: `written`, `held` (too soon after the last of their series),
+        counts: Points by result: `written`, `held` (too soon after the last of their series),
             `malformed` (cannot be encoded), `refused_CODE`, `failed_CODE`, `skipped` (in the wait after a failure).
     """
 
@@ -88,10 +88,10 @@ class CloudMonitoringExporter:
         self._unsent: dict[GaugeKey, tuple[float, Gauge]] = {}
         self._backoff = Backoff(first_seconds=5.0, longest_seconds=60.0)
         self._access_backoff = Backoff(first_seconds=60.0, longest_seconds=600.0)
-        self._try_at = self._server_at = 0.0  # By our own backoff, and by what a server asked for.
+        self._try_at = self._server_at = 0.0  # By our own backoff, and by the request of a server.
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Send a snapshot, unless nothing can be sent now. Never raises for what the cloud answers."""
+        """Send a snapshot, unless nothing can be sent now. Errors of the cloud are logged, not raised."""
         wanted = self._wanted(snapshot)
         destination = self._found_destination() if wanted else None
         if wanted is None or destination is None:
@@ -117,7 +117,7 @@ class CloudMonitoringExporter:
         This is the last try, so it does not wait as after other failures, but only as long as the server asked for.
 
         Args:
-            timeout_seconds: The longest to wait for its time to come and for the server.
+            timeout_seconds: The limit of the wait for the time to send, and for the server.
         """
         start = self._monotonic()
         fresh = [gauge for since, gauge in self._unsent.values() if start - since < _FRESH_SECONDS]
@@ -206,7 +206,7 @@ class CloudMonitoringExporter:
         for gauge in gauges:
             try:
                 yield destination.series(gauge, ends[gauge.key])
-            except (TypeError, ValueError, OverflowError) as error:  # Half a character, or a number beyond 64 bits.
+            except (TypeError, ValueError, OverflowError) as error:  # A lone surrogate, or a number beyond 64 bits.
                 self._unsent.pop(gauge.key, None)
                 self.counts.add("malformed")
                 warn_once(
@@ -265,11 +265,10 @@ class CloudMonitoringExporter:
     # --- Destination ---------------------------------------------------------------------------------------
 
     def _found_destination(self) -> _Destination | None:
-        """Return the destination; None while there is none.
+        """Return the destination; None until it is found.
 
-        It is searched for every minute, ten times, and then every ten minutes.
-
-        A metadata server that does not answer all that the labels need counts as a failed search.
+        It is searched for every minute, ten times, and then every ten minutes. If the metadata server does not return
+        all labels, the search has failed.
         """
         now = self._monotonic()
         if self._destination is not None or now < self._next_search:

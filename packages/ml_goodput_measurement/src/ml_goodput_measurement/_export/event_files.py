@@ -57,7 +57,7 @@ def require_tensorboardx() -> None:
 
 
 def scalar_records(scalars: Iterable[Scalar], *, step: int, time_ns: int) -> bytes:
-    """One event with all of the scalars at one step; nothing if there are none, or no file can hold such a step."""
+    """Return one event with all scalars at one step; empty without scalars, and for a step beyond 64 bits."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 
@@ -77,7 +77,7 @@ def scalar_records(scalars: Iterable[Scalar], *, step: int, time_ns: int) -> byt
 
 
 def deviation_records(steps: Sequence[DeviatingStep]) -> bytes:
-    """One event a step, at the time when the step started; a deviation that is not finite is left out."""
+    """Return an event for each step, at its start; deviations that are not finite are left out."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
@@ -96,7 +96,7 @@ def deviation_records(steps: Sequence[DeviatingStep]) -> bytes:
 
 
 def event_file_names(folder: Path) -> list[str]:
-    """The event files in a folder, whoever wrote them, in the order in which TensorBoard reads them."""
+    """Return the event files in a folder, of any writer, in the order in which TensorBoard reads them."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
@@ -107,18 +107,18 @@ def event_file_names(folder: Path) -> list[str]:
 class EventFile:
     """A new event file, which only grows by whole batches.
 
-    TensorBoard reads the files of a folder one after the other in the order of their names, and goes back to none. So
-    the name is greater than those of the files that are there, also when the clock went back.
+    TensorBoard reads the files of a folder in the order of their names, and never returns to an earlier one. So the
+    name is greater than those of existing files, also if the clock was set back.
 
     Args:
-        folder: Where; it is made if need be.
+        folder: The folder; it is created if necessary.
         after: Names of other files that must sort before this one.
         time_ns: Now.
         mode: The permissions, less the umask.
 
     Attributes:
         path: The file.
-        length: Bytes that are in it for good.
+        length: Bytes that were written completely.
     """
 
     def __init__(self, folder: Path, *, after: Iterable[str] = (), time_ns: int, mode: int = 0o666) -> None:
@@ -148,11 +148,11 @@ class EventFile:
             raise
 
     def append(self, records: bytes) -> None:
-        """Add records, all of them or none.
+        """Append records, all of them or none.
 
         Raises:
             OSError: They could not be written.
-            StorageError: The file has been removed; what it had in it is gone.
+            StorageError: The file was removed, with its contents.
         """
         try:
             left = memoryview(records)
@@ -176,11 +176,11 @@ class EventFile:
         """End writing."""
         if self._descriptor >= 0:
             descriptor, self._descriptor, self._is_sound = self._descriptor, -1, False
-            with contextlib.suppress(OSError):  # What matters was synchronised before.
+            with contextlib.suppress(OSError):  # All records were synchronized before.
                 os.close(descriptor)
 
     def _take_back(self) -> None:
-        """Cut off what was written of a batch; until that is done, nothing may follow it."""
+        """Truncate a batch that was written in part; until that succeeds, nothing may be appended."""
         try:
             os.ftruncate(self._descriptor, self.length)
         except OSError:
@@ -205,23 +205,23 @@ def _record(event: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """What uploading may cost."""
+    """The limits of uploads."""
 
     seconds: float = 20.0
-    """One call, about."""
+    """The approximate time of one call."""
     part_bytes: int = 256 * 1024
-    """A file that has grown to this size gets no more, since each upload sends the whole file."""
+    """A file of this size is not extended, since each upload sends the whole file."""
     kept_bytes: int = 64 * 1024 * 1024
-    """When more than this waits to be uploaded, the oldest files are dropped."""
+    """The oldest files are dropped if more than this is to be uploaded."""
 
 
 class Uploader:
-    """Brings the event files of a folder to Cloud Storage.
+    """Uploads the event files of a folder to Cloud Storage.
 
     Args:
         folder: The folder of the files; no other process writes there.
-        target: `gs://bucket/path`, where they go.
-        limits: What it may cost.
+        target: `gs://bucket/path`, their destination.
+        limits: The limits of uploads.
         clock: Monotonic seconds.
     """
 
@@ -234,28 +234,27 @@ class Uploader:
         self._clock = clock
         self._storage: GoogleCloudStorage | None = None
         self._deadline_seconds = 0.0
-        self._uploaded: tuple[str, int] | None = None  # The file that still grows, and how much of it is up.
+        self._uploaded: tuple[str, int] | None = None  # The growing file, and its uploaded bytes.
 
     def is_full(self, file: EventFile) -> bool:
-        """Return True if a file gets no more."""
+        """Return True if a file must not be extended."""
         return file.length >= self._limits.part_bytes
 
     def upload(self, growing: EventFile | None, timeout_seconds: float | None = None) -> bool:
-        """Upload what is new, oldest first; a file that does not grow any more is then removed.
+        """Upload new data, oldest first; remove files that do not grow any more.
 
         Args:
             growing: The file that is being written.
-            timeout_seconds: After about this long the rest is left for another time; None selects that of the limits.
+            timeout_seconds: The approximate time after which the rest is left for the next call; None for the limit.
 
         Returns:
-            Whether everything is up.
+            True if everything is uploaded.
 
         Raises:
             StorageError: Something could not be uploaded; it waits for the next call.
         """
-        half = (
-            self._limits.seconds if timeout_seconds is None else timeout_seconds
-        ) / 2  # What starts in the first half may take the second.
+        seconds = self._limits.seconds if timeout_seconds is None else timeout_seconds
+        half = seconds / 2  # An upload that starts in the first half may take the second.
         end = self._clock() + half
         storage = self._storage_within(half)
         try:
@@ -277,14 +276,14 @@ class Uploader:
             self._drop_oldest(growing)
 
     def _is_up(self, growing: EventFile | None) -> bool:
-        """Return True if nothing but the growing file is in the folder, and that is up."""
+        """Return True if the folder has only the growing file, and that is uploaded."""
         waiting = event_file_names(self._folder)
         if growing is None or not waiting:
             return not waiting
         return waiting == [growing.path.name] and self._uploaded == (growing.path.name, growing.length)
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         if self._storage is not None:
             self._storage.close()
             self._storage = None

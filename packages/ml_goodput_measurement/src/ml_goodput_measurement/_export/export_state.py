@@ -1,7 +1,7 @@
-"""What was exported, kept on this host so that no later process exports it again.
+"""The progress of an export, kept on this host so that no later process exports the same points again.
 
-Before a batch is added to a file it is written down how long the file is, and how far the export is, before and after
-the batch. The length of the file then shows which of both is valid, whenever a process was killed.
+Before a batch is appended to a file, its length and the progress before and after the batch are saved. If the process
+is killed, the length of the file then shows which progress is valid.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["ExportLock", "ExportNote", "ExportState", "Progress", "note_path", "
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an export is."""
+    """The points that were exported."""
 
     step: int | None = None
-    """Of the values below."""
+    """The step of the values below."""
     values: Mapping[str, float] = field(default_factory=dict)
     """The last value of each tag."""
     deviations_until_ns: int = -1
@@ -38,22 +38,22 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ExportState:
-    """How far an export is, and how far it is going to be once its file has grown."""
+    """The progress of an export, and the progress after the batch that is being appended to its file."""
 
     progress: Progress = Progress()
     file: str = ""
-    """The name of the file that was written last."""
+    """The name of the last file."""
     length: int = 0
-    """Bytes in it that `progress` covers."""
+    """Its bytes that `progress` covers."""
     next_progress: Progress | None = None
     next_length: int = 0
-    """Of the file when `next_progress` holds."""
+    """The length of the file at which `next_progress` is valid."""
 
     def settled(self, folder: Path) -> ExportState:
-        """Return the valid state after the writer of the file has ended; cut off a batch that is not whole.
+        """Return the valid state after the writer of the file has ended; truncate a partial batch.
 
         Raises:
-            OSError: The file cannot be cut.
+            OSError: The file cannot be truncated.
         """
         path = folder / self.file
         if self.next_progress is None or not self.file:
@@ -72,13 +72,13 @@ class ExportState:
         """Write it to a file of this host, whole.
 
         Raises:
-            OSError: That cannot be done.
+            OSError: The file cannot be written.
         """
         write_state(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> ExportState:
-        """What a file holds; a new one if there is none, or something else in it."""
+        """Return the state in a file; a new one if there is none, or if it is not valid."""
         saved = read_state(path)
         try:
             return cls() if saved is None else _decoded(saved)
@@ -87,7 +87,7 @@ class ExportState:
 
 
 class ExportNote:
-    """The progress of an export, saved beside its points: for the next host that exports the job.
+    """The progress of an export, saved beside its points for the next host that exports the job.
 
     Args:
         path: The note, `gs://` or local.
@@ -100,7 +100,7 @@ class ExportNote:
     def read(self, deadline_seconds: float) -> Progress:
         """Return the progress of another host.
 
-        None if it cannot be read: points are rather written twice than never.
+        It is empty if it cannot be read: points are rather written twice than never.
         """
         try:
             data = storage_for(self._path, deadline_seconds=deadline_seconds).read(self._path)
@@ -110,7 +110,7 @@ class ExportNote:
         return self._written
 
     def write(self, progress: Progress, deadline_seconds: float) -> None:
-        """Save the progress of this host, if it is new; a failure is counted, and logged once."""
+        """Save the progress of this host if it has changed; count a failure, and log it once."""
         if progress == self._written:
             return
         try:
@@ -140,7 +140,7 @@ class ExportLock:
         self._descriptor: int | None = None
 
     def take(self) -> bool:
-        """Return True if this process has it now. Without locks in the system or the file system, it always has.
+        """Return True if this process has the lock now; always, if the system or the file system has no locks.
 
         Raises:
             OSError: The lock file cannot be opened.
@@ -160,7 +160,7 @@ class ExportLock:
         return True
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Release the lock for the next process."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             with contextlib.suppress(OSError):

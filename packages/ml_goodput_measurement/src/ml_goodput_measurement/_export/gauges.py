@@ -1,4 +1,4 @@
-"""What Cloud Monitoring shows of a snapshot: gauges by type and labels.
+"""Gauges by type and labels: the part of a snapshot that Cloud Monitoring shows.
 
 Types and labels are those of the public package ml-goodput-measurement, so its dashboards keep working; see
 docs/reference/wire-format.md. The only difference: `performance` is the ideal step time and nothing else.
@@ -61,7 +61,7 @@ def gauges_of(
     """Return the gauges of a snapshot.
 
     Args:
-        snapshot: What is known of the job.
+        snapshot: The snapshot.
         accelerator_type: The label of that name, of every metric but `performance`.
         cluster_name: The same; empty for no label.
         own_events: The types of custom events that have series of their own. All others are summed.

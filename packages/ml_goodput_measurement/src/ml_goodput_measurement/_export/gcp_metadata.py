@@ -1,7 +1,7 @@
-"""Values of the metadata server of a Google VM or pod, if there is one.
+"""Values of the metadata server of a Google VM or pod.
 
-Off Google Cloud the answer to everything is None, and the accelerator `UNKNOWN`. The first question waits a second for
-a server that may not exist, all further ones not at all: `ml_diagnostics_common` searches for it once per process.
+Outside Google Cloud all values are None, and the accelerator is `UNKNOWN`. The first call waits a second for a server
+that may not exist, later calls do not wait: `ml_diagnostics_common` searches for it once per process.
 
 Paths and values: https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
 """
@@ -49,11 +49,11 @@ MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING: Mapping[str, str] = {
     "g2-": "NVIDIA-L4",
     "gpu": "GPU",
 }
-"""The accelerator of a machine type, for labels: the first key that the machine type contains decides.
+"""The accelerator of a machine type, for labels: that of the first key that the machine type contains.
 
-The values are those of the public package, for alerts and dashboards filter on them. For A4, A4X, G2 and G4 machines,
-which it does not distinguish, ours are in the same style. Types of machines: https://cloud.google.com/compute/docs/gpus
-and https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+The values are those of the public package, since alerts and dashboards filter by them. A4, A4X, G2 and G4 machines,
+which it does not distinguish, have values of the same style. Machine types:
+https://cloud.google.com/compute/docs/gpus and https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 """
 
 _PAUSE_SECONDS = 0.1
@@ -69,18 +69,18 @@ def get_gcp_metadata(
     must_answer: bool = False,
     _sleep: Callable[[float], None] = time.sleep,
 ) -> str | None:
-    """Ask the metadata server for one value.
+    """Return one value of the metadata server.
 
     Args:
         category: `instance` or `project`.
-        attribute: Path of the value in there, such as `zone` or `attributes/cluster-name`.
+        attribute: Path of the value in the category, such as `zone` or `attributes/cluster-name`.
         timeout: Seconds for one try.
-        retries: Tries at most. Only a server that is there and does not answer well is asked again.
-        must_answer: True to raise if there is a server and it does not answer well. None then means that there is
-            no such value; else nothing is ever raised.
+        retries: Maximum number of tries. A request is only repeated if an existing server fails.
+        must_answer: True to raise if an existing server fails; None then means that the value does not exist. Otherwise
+            nothing is raised.
 
     Returns:
-        The value; None where there is no server, no such value, or no answer.
+        The value; None without a server, a value, or a response.
 
     Raises:
         MetadataError: See `must_answer`.
@@ -95,7 +95,7 @@ def get_gcp_metadata(
         if status == 200:
             return text
         if status and not response_error(status, b"").is_temporary:
-            return None  # There is no such value.
+            return None  # The value does not exist.
     if must_answer:
         raise MetadataError(f"the metadata server of this machine did not answer {path} well")
     return None
@@ -117,10 +117,10 @@ def get_cluster_name(*, must_answer: bool = False) -> str | None:
 
 
 def get_accelerator_type(*, must_answer: bool = False) -> str:
-    """Return what accelerator this machine has, by its machine type; `must_answer` as of `get_gcp_metadata`.
+    """Return this machine's accelerator by its machine type; `must_answer` as of `get_gcp_metadata`.
 
-    It is that of `MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING`, and `UNKNOWN` for machine types that are not in it,
-    such as one without an accelerator, and off Google Cloud.
+    It is the value in `MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING`, or `UNKNOWN` for other machine types, such as one
+    without an accelerator, and outside Google Cloud.
     """
     machine_type = (_last_part(get_gcp_metadata("instance", "machine-type", must_answer=must_answer)) or "").lower()
     for part, accelerator_type in MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING.items():

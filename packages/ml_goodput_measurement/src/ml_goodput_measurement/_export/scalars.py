@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a job's whole life: scalars by tag."""
+"""Scalars by tag: the part of a job's whole life that TensorBoard shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Scalar(NamedTuple):
 
 
 def cumulative_scalars(cumulative: Cumulative, *, include_badput_breakdown: bool) -> list[Scalar]:
-    """Return goodput, and each kind of badput if wanted, in percent; what is not a finite number is left out."""
+    """Return goodput, and each kind of badput if included, in percent; without values that are not finite."""
     shares = [(_GOODPUT, "goodput", cumulative.goodput_percent)]
     if include_badput_breakdown:
         shares += _badput_shares(cumulative.badput_percent)
@@ -41,10 +41,10 @@ def cumulative_scalars(cumulative: Cumulative, *, include_badput_breakdown: bool
 
 
 def custom_event_tags(names: Iterable[str]) -> dict[str, str]:
-    """Return each custom event a tag of its own, as tensorboardX would spell it.
+    """Return a tag for each custom event, in the spelling of tensorboardX.
 
-    Letters, digits and `._-/` stay, all else becomes `_`. Where two would be the same, the one that is spelled so keeps
-    it, and the other gets a digest of its name; as does a name that is too long to read.
+    Letters, digits and `._-/` stay, other characters become `_`. If two tags would be equal, an event with that name
+    keeps it, and a digest of the name is appended to the other. Long names are cut, and get a digest, too.
 
     Args:
         names: The events' names, of any length and content.
@@ -62,7 +62,7 @@ def custom_event_tags(names: Iterable[str]) -> dict[str, str]:
 
 
 def single_precision(value: float) -> float | None:
-    """The value as an event file keeps it; None if it is none that can be shown."""
+    """Return the value in the precision of event files; None if it is not finite there."""
     try:
         (single,) = struct.unpack("<f", struct.pack("<f", value))
     except (OverflowError, struct.error):
@@ -98,6 +98,6 @@ def _digest(name: str, number: int = 0) -> str:
 
 
 def _shown(name: str) -> str:
-    """The name as a person reads it: one line, and not for ever."""
+    """Return the name for people: one line, of limited length."""
     line = "".join(character if character.isprintable() else " " for character in name.lower())
     return line if len(line) <= _LONGEST_NAME else line[: _LONGEST_NAME - 1] + "…"

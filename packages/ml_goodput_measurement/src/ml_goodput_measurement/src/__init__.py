@@ -1,6 +1,6 @@
-"""For programs that import `ml_goodput_measurement.src.goodput`: the very modules that are one level up.
+"""Second names, such as `ml_goodput_measurement.src.goodput`, of the modules one level up, for programs that use them.
 
-Each is loaded when it is first imported, by any kind of import, and never twice.
+Each module is loaded when it is first imported, by any kind of import, and never twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class _SecondNames:
-    """Finds under a second name what has a first one: a finder, and the loader of what it finds.
+    """Finder and loader of modules by their second names.
 
     It needs no base class: importlib.abc takes 12 ms to load.
     """
@@ -53,11 +53,11 @@ class _SecondNames:
         """Return None, for an empty module, which the real one replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        # What an import returns is what then stands in sys.modules.
+        # An import returns the module that is in sys.modules afterwards.
         sys.modules[module.__name__] = import_module(_first_name(module.__name__))
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Return what `python -m` is to run."""
+        """Return the code that `python -m` runs."""
         from importlib.util import find_spec
 
         spec = find_spec(_first_name(fullname))
