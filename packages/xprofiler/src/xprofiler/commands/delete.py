@@ -53,7 +53,6 @@ class DeleteCommand:
         from xprofiler.gcloud.api import GoogleApi
         from xprofiler.gcloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
-        from xprofiler.viewers.finding import viewers_of
         from xprofiler.viewers.viewer import Sought, format_viewers
 
         if not (options.vm_name or options.log_directory):
@@ -62,8 +61,7 @@ class DeleteCommand:
         api = GoogleApi(GcloudSettings.load(), console)
         zone = api.settings.zone_or_default(options.zone)
         sought = Sought([zone], directories, options.vm_name)
-        viewers = viewers_of(api, sought, options.extra, is_on_gke=options.gke)
-        found = _viewers_to_search(options, sought, api).find(sought)
+        viewers, found = _found(options, sought, api)
         if not found:
             console.notify(f"No {viewers.noun}(s) to delete.", is_progress=False)
             return NotFoundError.exit_code
@@ -84,13 +82,18 @@ class DeleteCommand:
         return _report_failures(failures, console)
 
 
-def _viewers_to_search(options: argparse.Namespace, sought: Sought, api: GoogleApi) -> Viewers:
-    """Return the viewers to search. Flags of gcloud that are only valid for deletions are left out."""
-    from xprofiler.viewers.finding import viewers_of
-    from xprofiler.viewers.on_compute import flags_of_all_commands
+def _found(options: argparse.Namespace, sought: Sought, api: GoogleApi) -> tuple[Viewers, list[Viewer]]:
+    """Return the interface to delete with, and the viewers that match."""
+    if options.gke:
+        from xprofiler.viewers.on_gke import ViewersOnGke
 
-    extra = options.extra if options.gke else flags_of_all_commands(options.extra)
-    return viewers_of(api, sought, extra, is_on_gke=options.gke)
+        on_gke = ViewersOnGke(api.console, options.extra)
+        return on_gke, on_gke.find(sought)
+    from xprofiler.viewers.on_compute import flags_of_all_commands, viewers_on_compute
+
+    # A search gets no flags of gcloud that are only valid for deletions.
+    search = viewers_on_compute(api, sought, flags_of_all_commands(options.extra))
+    return viewers_on_compute(api, sought, options.extra), search.find(sought)
 
 
 def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer]) -> list[Exception]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ml_diagnostics_common.command.errors import DONE
+from ml_diagnostics_common.command.errors import DONE, UsageError
 from ml_diagnostics_common.command.formats import add_format_option
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
+
+    from xprofiler.gcloud.api import GoogleApi
+    from xprofiler.viewers.viewer import Sought, Viewers
 
 __all__ = ["ListCommand"]
 
@@ -47,17 +50,28 @@ class ListCommand:
         from xprofiler.gcloud.api import GoogleApi
         from xprofiler.gcloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
-        from xprofiler.viewers.finding import viewers_of
         from xprofiler.viewers.viewer import Sought, format_viewers
 
         directories = [LogDirectory.parse(text).path for text in options.log_directory]
         sought = Sought(options.zones, directories, options.vm_name, options.filter)
         api = GoogleApi(GcloudSettings.load(), console, role="roles/compute.viewer")
         with notify_if_slow(console, "Waiting for the list ..."):
-            viewers = viewers_of(api, sought, options.extra, is_on_gke=options.gke).find(sought)
+            viewers = _viewers(options, sought, api).find(sought)
         if not options.gke and not all(viewer.url for viewer in viewers):
             from xprofiler.viewers.status import with_links
 
             viewers = with_links(viewers, api.storage_within(_STATUS_SECONDS))
         console.data(format_viewers(viewers, options.format))
         return DONE
+
+
+def _viewers(options: argparse.Namespace, sought: Sought, api: GoogleApi) -> Viewers:
+    if not options.gke:
+        from xprofiler.viewers.on_compute import viewers_on_compute
+
+        return viewers_on_compute(api, sought, options.extra)
+    if sought.filters:
+        raise UsageError("--filter is for VMs: with --gke, use zones, log directories or names")
+    from xprofiler.viewers.on_gke import ViewersOnGke
+
+    return ViewersOnGke(api.console, options.extra)

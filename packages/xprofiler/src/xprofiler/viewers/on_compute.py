@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
@@ -15,9 +16,9 @@ from xprofiler.gcloud.api import GoogleApi
 from xprofiler.gcloud.command_lines import checked_name
 from xprofiler.gcloud.processes import Programs
 from xprofiler.viewers.instances import Instances
-from xprofiler.viewers.viewer import LOG_DIRECTORY_KEY, VERSION_LABEL, Sought, Viewer, as_viewer
+from xprofiler.viewers.viewer import LOG_DIRECTORY_KEY, VERSION_LABEL, Sought, Viewer, Viewers, as_viewer
 
-__all__ = ["ViewersByGcloud", "ViewersOnCompute", "flags_of_all_commands"]
+__all__ = ["ViewersByGcloud", "ViewersOnCompute", "flags_of_all_commands", "viewers_on_compute"]
 
 _GCLOUD_FILTER: Final = f"(labels.{VERSION_LABEL}:* OR labels.{LOG_DIRECTORY_KEY}:*)"
 _SHOWN: Final = "json(name,zone,status,labels,metadata.items,networkInterfaces)"
@@ -187,3 +188,25 @@ class ViewersOnCompute:
 
     def _without_zones(self, zones: Collection[str]) -> NotFoundError:
         return NotFoundError(f"there is no zone {', '.join(sorted(zones))} in project {self._api.project}")
+
+
+def viewers_on_compute(api: GoogleApi, sought: Sought, extra: Sequence[str]) -> Viewers:
+    """Return the interface to use: Compute's API, which is fast, or gcloud for its own flags and filters.
+
+    Args:
+        api: Google's APIs.
+        sought: The viewers to find.
+        extra: Flags for gcloud.
+
+    Raises:
+        UsageError: gcloud is necessary, but not installed.
+    """
+    needs_gcloud = [*extra, *sought.filters]
+    if not needs_gcloud:
+        return ViewersOnCompute(api)
+    if not shutil.which("gcloud", path=api.settings.environ.get("PATH")):
+        raise UsageError(
+            f"{' '.join(needs_gcloud)!r} needs gcloud, which is not installed: install the Google Cloud CLI, or select "
+            "VMs by zones, log directories or names"
+        )
+    return ViewersByGcloud(api.settings.project, api.console, extra)
