@@ -62,9 +62,12 @@ def answer(message):
     if message["kind"] == "hang":
         group = {"threads": 1, "main": True, "names": [], "frames": ["psum (collectives.py:88)"]}
         companion.send({"kind": "snapshot", "time_ns": 0, "threads": 1, "groups": [group]})
+        has_answered.set()
+has_answered = threading.Event()
 companion._on_message = answer
 train(100)
-time.sleep(4)
+has_answered.wait()
+time.sleep(1.5)  # A job that has not answered is signalled within this time.
 companion.leave("clean")
 """,
         tmp_path / "trace",
