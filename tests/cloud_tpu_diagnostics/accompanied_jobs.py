@@ -47,7 +47,7 @@ class Job(Child):
 
 
 def payloads() -> list[dict[str, Any]]:
-    """All that companions wrote to the journal, oldest first."""
+    """Return the payloads of all entries that companions wrote to the journal, oldest first."""
     root = Path(os.environ["ML_DIAGNOSTICS_DIR"])
     return [entry.payload for batch in JournalReader(LOG_ID, root=root).read_new() for entry in batch]
 

@@ -1,4 +1,4 @@
-"""Jobs with a block of `diagnose`, in processes of their own, and what they left behind."""
+"""Jobs with a block of `diagnose`, in processes of their own, and their output."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class Job(Child):
         super().__init__(command, **popen)
 
     def files(self) -> list[Path]:
-        """The files that it left."""
+        """Return its trace files."""
         return sorted(self.folder.glob("stack_trace_*"))
 
     def trace(self) -> str:
-        """What is in its one file."""
+        """Return the text of its one trace file."""
         (file,) = self.files()
         return file.read_text()
 
 
 def run(program: str, folder: Path, *arguments: str, **popen: Any) -> tuple[int, str, str]:
-    """Runs a program to its end: exit code, what it printed, stderr."""
+    """Run a program to its end; return its exit code, stdout and stderr."""
     return Job(program, folder, *arguments, **popen).end()

@@ -1,4 +1,4 @@
-"""Enough of HCL's expressions to work out our Terraform files, because Terraform itself is not to be had in the tests.
+"""The part of HCL's expressions that our Terraform files use, since the tests have no Terraform.
 
 The language: https://developer.hashicorp.com/terraform/language/expressions. `compile_expression` and
 `compile_template` make functions of a scope: what `var`, `local` and the other names stand for.
@@ -29,7 +29,7 @@ _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 
 
 def compile_expression(text: str) -> Value:
-    """`var.a.b == null ? 1 : [for x in local.c : upper(x)]`."""
+    """Compile `var.a.b == null ? 1 : [for x in local.c : upper(x)]`."""
     parser = _Parser(text)
     value = parser.expression()
     assert parser.peek() == "", f"{text[parser.position :]!r} is left of {text!r}"
@@ -37,7 +37,7 @@ def compile_expression(text: str) -> Value:
 
 
 def compile_template(text: str) -> Value:
-    """A template file: text with `${...}`."""
+    """Compile a template file: text with `${...}`."""
     parser = _Parser(text)
     value = parser.template(end="")
     assert parser.position == len(text)
@@ -59,7 +59,7 @@ class _Parser:
         return found[0] if found else ""
 
     def take(self, *wanted: str) -> str:
-        """The next token if it is one of these (or whatever it is), else an empty string."""
+        """Return the next token if it is one of these, or any if none is given, else an empty string."""
         token = self.peek()
         if wanted and token not in wanted:
             return ""
@@ -176,7 +176,7 @@ class _Parser:
         return every
 
     def template(self, end: str) -> Value:
-        """Text up to the end: a quotation mark within expressions, nothing in a file, which has no escapes."""
+        """Parse text up to its end: a quotation mark within expressions, nothing in a file, which has no escapes."""
         parts: list[Value] = []
         text = ""
         while self.position < len(self.text) and self.text[self.position] != (end or None):

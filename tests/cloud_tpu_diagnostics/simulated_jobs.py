@@ -45,7 +45,7 @@ class SimulatedJob:
         self.now += seconds
 
     def start(self, init_seconds: float = 60.0, compile_seconds: float = 90.0) -> None:
-        """Initialises, compiles in its first two steps, and takes a few more steps."""
+        """Initialise, compile in the first two steps, and do a few more steps."""
         self.beat("init", init_seconds)
         self.beat("compile", 1.0)
         self.one_step(compile_seconds)
@@ -63,7 +63,7 @@ class SimulatedJob:
             self.one_step(self.step_seconds * math.exp(self.random.gauss(0, self.jitter)))
 
     def step_bound(self, config: HangConfig) -> float:
-        """The promise: the factor times the 99th percentile of the last 1,000 step times, at least the floor."""
+        """Return the bound: the factor times the 99th percentile of the last 1,000 step times, at least the floor."""
         recent = sorted(self.step_times[-1_000:])
         percentile = recent[math.ceil(0.99 * len(recent)) - 1]
         return max(config.safety_factor * percentile, config.step_floor_seconds)
@@ -102,7 +102,7 @@ def verdicts(events: Sequence[Event], until: float, config: HangConfig | None = 
 
 
 def day(seed: int, compilations_amid_steps: float | None = None) -> SimulatedJob:
-    """A day of training without a hang, with all that resembles one.
+    """Return a day of training without a hang, with everything that resembles one.
 
     A first pause above the bound has to be reported as a hang. So a compilation amid steps takes
     as long as `compilations_amid_steps` steps; by default as long as 50 where that is under 30 s, else as 2.4.
@@ -145,7 +145,7 @@ class Case(NamedTuple):
 
 
 def case(seed: int) -> Case:
-    """A job somewhere in its life: mostly in a step, else in a phase that it announced, or at its very first step."""
+    """Return a job at any time of its life: mostly in a step, else in an announced phase, or at its very first step."""
     config = HangConfig(enabled=True)
     draw = random.Random(seed)
     job = SimulatedJob(seed, math.exp(draw.uniform(math.log(0.05), math.log(40))), jitter=draw.uniform(0.01, 0.15))

@@ -32,7 +32,7 @@ class Plan:
 
 
 def plan(folder: Path, **variables: Any) -> Plan:
-    """Works a root module out, with modules that it calls: their resources are among its own."""
+    """Evaluate a root module with the modules that it calls: their resources are among its own."""
     blocks = list(_blocks(folder))
     scope: dict[str, Any] = {"functions": _FUNCTIONS, "path": {"module": str(folder)}}
     scope["var"] = _variables(blocks, variables, scope)
@@ -59,7 +59,7 @@ def plan(folder: Path, **variables: Any) -> Plan:
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    """The `terraform` block."""
+    """Return the `terraform` block."""
     (body,) = (body for kind, body in _blocks(folder) if kind == "terraform")
     return dict(_work_out(body, {}))
 
@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _plain(read: Any) -> Any:
-    """Without the notes that python-hcl2 leaves, and without quotation marks around names."""
+    """Remove the notes of python-hcl2, and quotation marks around names."""
     if isinstance(read, dict):
         return {name.strip('"'): _plain(item) for name, item in read.items() if not re.fullmatch("__.*__", name)}
     return [_plain(item) for item in read] if isinstance(read, list) else read
@@ -130,7 +130,7 @@ def _work_out(read: Any, scope: Mapping[str, Any]) -> Any:
 
 
 class _Lazy(Mapping[str, Any]):
-    """Values that are worked out when they are asked for, because Terraform's files have no order."""
+    """Values that are evaluated when they are read, since Terraform's files have no order."""
 
     def __init__(self, sources: dict[str, Any], scope: Mapping[str, Any], wrap: Any = None) -> None:
         self.sources = sources

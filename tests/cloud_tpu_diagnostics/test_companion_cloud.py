@@ -1,4 +1,4 @@
-"""A companion in a cloud, on loopback: with the real client, and with what goes wrong there."""
+"""A companion with Cloud Logging on loopback: the real client, and failures of the server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _cloud(monkeypatch: pytest.MonkeyPatch, cloud_logging_server: CloudLoggingSe
 
 
 def documented_query(server: CloudLoggingServer) -> str:
-    """As the README has it."""
+    """Return the query of the README."""
     return (
         f'logName="projects/{server.project}/logs/tpu.googleapis.com%2Fruntime_monitor"\n'
         'jsonPayload.verb="stacktraceanalyzer"'
@@ -42,7 +42,7 @@ def documented_query(server: CloudLoggingServer) -> str:
 
 
 def crash(trace: Path, settings: str = "") -> int:
-    """Runs a job to its crash; the pid of its companion."""
+    """Run a job to its crash; return the pid of its companion."""
     job = Job(_CRASH.format(settings=settings), trace)
     pid = int(job.line())
     job.end()

@@ -1,4 +1,4 @@
-"""What `diagnose` promises to the block that it is put around."""
+"""The promises of `diagnose` to the block that it wraps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .diagnosed_jobs import run
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Instead of /tmp/debugging."""
+    """Use a folder instead of /tmp/debugging."""
     monkeypatch.setattr(trace_file, "FOLDER", tmp_path / "debugging")
     return tmp_path / "debugging"
 

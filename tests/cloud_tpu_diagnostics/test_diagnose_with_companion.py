@@ -27,7 +27,7 @@ def companion():
 
 
 def _entries(kind: str) -> list[dict[str, Any]]:
-    """The payloads of that kind that are in the journal."""
+    """Return the payloads of that kind in the journal."""
     payloads = []
     for segment in Path(os.environ["ML_DIAGNOSTICS_DIR"]).glob("journal/*runtime_monitor/*.jsonl"):
         for line in segment.read_text().splitlines():

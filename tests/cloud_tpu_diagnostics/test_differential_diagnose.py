@@ -1,4 +1,4 @@
-"""The documented scenarios, run with the public library of the same name and with ours: what users rely on is the same.
+"""The documented scenarios, run with the public library of the same name and with ours: users get the same.
 
 What ours does differently, because theirs is why it exists, is not compared: other threads, hangs, and leaving at once.
 """
@@ -51,7 +51,7 @@ def answer(**what):
 
 @pytest.fixture(scope="module")
 def theirs() -> Path:
-    """Their Python; without it the tests that compare are skipped."""
+    """Return the Python with the public library; without it the tests that compare are skipped."""
     try:
         return reference_python(DIAGNOSTICS)
     except ReferenceUnavailableError as error:
@@ -60,7 +60,7 @@ def theirs() -> Path:
 
 @pytest.fixture
 def compare(theirs: Path) -> Compare:
-    """Runs a program with theirs and with ours: what each answered, with what it wrote to stderr."""
+    """Run a program with theirs and with ours; return each answer, and what it wrote to stderr."""
 
     def ask_both(program: str) -> tuple[Any, Any]:
         jobs = [
@@ -306,5 +306,5 @@ def _headers(text: str) -> set[str]:
 
 
 def _first_messages(messages: list[list[str]]) -> list[list[str]]:
-    """Without how theirs waits, at the end, for its thread."""
+    """Leave out the messages of theirs on the wait for its thread at the end."""
     return [each for each in messages if "daemon thread" not in each[1]]

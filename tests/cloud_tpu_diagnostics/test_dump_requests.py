@@ -415,7 +415,7 @@ def _helpers() -> list[str]:
 
 
 class _Job(Job):
-    """One that writes its stderr to a file: a pipe that is read at the end only would be full."""
+    """A job that writes its stderr to a file: a pipe that is read only at the end would be full."""
 
     def __init__(self, program: str, folder: Path, target: str) -> None:
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A real fault of a real process: all its threads are shown, where faults belong."""
+"""A real fault of a real process: all its threads are shown, in the block's output."""
 
 from __future__ import annotations
 

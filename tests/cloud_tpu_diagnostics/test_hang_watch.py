@@ -387,7 +387,7 @@ def test_a_job_that_repeats_the_same_step_makes_progress_but_no_step() -> None:
 
 
 def _train(watch: HangWatch, steps: int = 20, start: int = 0) -> int:
-    """Steps of a second, checked each second; return the start of the last one."""
+    """Do steps of a second, checked each second; return the start of the last one."""
     for step in range(steps):
         now_ns = (start + step) * 10**9
         assert watch.observe(Progress(step + 1, now_ns, "step", step), now_ns) is None
@@ -395,7 +395,7 @@ def _train(watch: HangWatch, steps: int = 20, start: int = 0) -> int:
 
 
 def _silence(watch: HangWatch, progress: Progress, since: int, most: int) -> int | None:
-    """After how many seconds of silence there is a verdict; None if there is none."""
+    """Return after how many seconds of silence there is a verdict; None if there is none."""
     for second in range(1, most):
         if watch.observe(progress, (since + second) * 10**9):
             return second

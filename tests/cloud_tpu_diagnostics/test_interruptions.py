@@ -1,4 +1,4 @@
-"""What a signal's handler that raises anywhere in `diagnose` leaves behind: nothing."""
+"""A signal's handler that raises anywhere in `diagnose` leaves nothing on."""
 
 from __future__ import annotations
 

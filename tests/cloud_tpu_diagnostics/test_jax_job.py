@@ -47,7 +47,7 @@ class _Ranks:
                 )
 
     def wait_until_stuck(self) -> None:
-        """Returns once the odd rank waits for data, and the others are about to enter the collective."""
+        """Return once the odd rank waits for data, and the others are about to enter the collective."""
         give_up = threading.Timer(_LONGEST_START_SECONDS, self.kill)
         give_up.start()
         try:
@@ -78,7 +78,7 @@ class _Ranks:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Ranks]:
-    """The job, as it hangs."""
+    """Start the job; return its ranks once it hangs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
         patch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path_factory.mktemp("ml-diagnostics")))

@@ -1,4 +1,4 @@
-"""What was learned of a job outlives its processes: on disk, whatever the file holds and whoever writes it."""
+"""The learned pauses of a job outlive its processes: with any contents of the file, and any number of writers."""
 
 from __future__ import annotations
 

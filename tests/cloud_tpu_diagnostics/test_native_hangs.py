@@ -32,7 +32,7 @@ with diagnostic.diagnose(config(1, cloud=target != "console")):
 
 @pytest.fixture(scope="module")
 def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], str]]:
-    """What was written by jobs that were stuck for 6.5 s, with an interval of 1 s."""
+    """Return the output of jobs that were stuck for 6.5 s, with an interval of 1 s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
         patch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path_factory.mktemp("ml-diagnostics")))

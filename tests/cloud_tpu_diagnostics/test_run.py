@@ -72,7 +72,7 @@ def test_the_job_starts_with_the_signal_settings_of_its_caller() -> None:
 
 
 def _masks(status: str) -> list[int]:
-    """Without 32 and 33, which are the C library's own."""
+    """Return the masks without 32 and 33, which are the C library's own."""
     return [int(line.split()[1], 16) & ~(0b11 << 31) for line in status.splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""The public README's usage, its snippets to the letter: imports, three scenarios, the interval, and the query."""
+"""The public README's usage, its snippets unchanged: imports, three scenarios, the interval, and the query."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _IS_ASKED = "import os, signal, time\ndef run_job(_): time.sleep(0.2); os.kill(o
 
 
 def run(scenario: str, job: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the documented program with a job, and a folder instead of /tmp/debugging."""
+    """Run the documented program with a job, and a folder instead of /tmp/debugging."""
     elsewhere = "from pathlib import Path; from cloud_tpu_diagnostics._collect import trace_file; "
     elsewhere += f"trace_file.FOLDER = Path({str(folder)!r})\n"
     return subprocess.run(

@@ -30,7 +30,7 @@ def waits_in_reader(release: threading.Event) -> None:
 
 @pytest.fixture
 def readers(release: threading.Event) -> Iterator[list[threading.Thread]]:
-    """Seven threads with one stack."""
+    """Start seven threads with one stack."""
     threads = [threading.Thread(target=waits_in_reader, args=(release,), name=f"reader-{n}") for n in range(7)]
     for thread in threads:
         thread.start()

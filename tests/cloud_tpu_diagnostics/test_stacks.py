@@ -1,4 +1,4 @@
-"""What processes have written, in one picture: `tpu-stacks show`."""
+"""The recorded stacks of processes in one picture: `tpu-stacks show`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def dump_text(main_stack: str = PSUM) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of eight hosts: one is elsewhere, and one has been silent for 92 s more than the others."""
+    """Write the files of eight hosts: one has another stack, and one has been silent for 92 s more than the others."""
     folder = tmp_path / "traces"
     folder.mkdir()
     now = time.time()

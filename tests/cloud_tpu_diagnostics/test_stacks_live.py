@@ -1,4 +1,4 @@
-"""Processes of this machine that are asked now: `tpu-stacks dump`."""
+"""The present stacks of processes of this machine: `tpu-stacks dump`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
-    """Starts jobs that hold a trace file, and waits until they are stuck in `psum`."""
+    """Start jobs that hold a trace file, and wait until they are stuck in `psum`."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(prepare: str = _REGISTERED) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""`tpu-stacks show` knows jobs by the names that recorders and runs were given, and which processes are gone."""
+"""`tpu-stacks show` finds jobs by the names of their recorders and runs, and reports processes that are gone."""
 
 from __future__ import annotations
 

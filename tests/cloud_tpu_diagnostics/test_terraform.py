@@ -1,4 +1,4 @@
-"""What the Terraform files make finds what we write and nothing else, and shows only metrics that there are."""
+"""The filters of the Terraform files match our entries alone, and the dashboards show only existing metrics."""
 
 import json
 import re
@@ -90,7 +90,7 @@ def counter(platform: Any) -> Any:
 
 
 def log_filter(platform: Any) -> Any:
-    """What the log bucket keeps, and the dashboard shows."""
+    """Return the filter of the log bucket and the dashboard."""
     found = planned(platform, stack_trace_bucket_config={"bucket_name": "traces"})
     return found.resources["google_logging_project_sink"]["stack_traces"][0]["filter"]
 
@@ -105,7 +105,7 @@ def tiles(dashboard: Any) -> Any:
 
 
 def queries(dashboard: Any) -> Iterator[Any]:
-    """Every PromQL query, with the title of its tile."""
+    """Yield every PromQL query, with the title of its tile."""
     for tile in tiles(dashboard):
         for kind in ("xyChart", "timeSeriesTable"):
             for data_set in tile["widget"].get(kind, {}).get("dataSets", []):
@@ -113,27 +113,27 @@ def queries(dashboard: Any) -> Iterator[Any]:
 
 
 def selectors(query: Any) -> Iterator[Any]:
-    """Every metric of a query with its label matchers."""
+    """Yield every metric of a query with its label matchers."""
     for name, matchers in re.findall(r"(\w+:\w+)(\{[^}]*\})?", query):
         yield name, {label: value for label, _, value in re.findall(r"(\w+)(=~|=)'([^']*)'", matchers)}
 
 
 def in_promql(metric_type: Any) -> Any:
-    """https://cloud.google.com/monitoring/promql/promql-mapping."""
+    """Return the name in PromQL: https://cloud.google.com/monitoring/promql/promql-mapping."""
     domain, _, path = metric_type.partition("/")
     suffix = "_bucket" if metric_type in DISTRIBUTIONS else ""
     return f"{re.sub(r'[^a-zA-Z0-9]', '_', domain)}:{re.sub(r'[^a-zA-Z0-9]', '_', path)}{suffix}"
 
 
 def stored(resource: Any, payload: Any, log_id: Any = LOG_ID) -> Any:
-    """An entry as Cloud Logging has it."""
+    """Return an entry as Cloud Logging stores it."""
     body = {"textPayload": payload} if isinstance(payload, str) else {"jsonPayload": payload}
     name = f"projects/{PROJECT}/logs/{log_id.replace('/', '%2F')}"
     return make_entry({"logName": name, "resource": resource, **body}, {}, 1, "an-id")
 
 
 def extracted(expression: Any, found: Any) -> Any:
-    """https://cloud.google.com/logging/docs/reference/v2/rest/v2/projects.metrics: value_extractor."""
+    """Extract a label: https://cloud.google.com/logging/docs/reference/v2/rest/v2/projects.metrics, value_extractor."""
     function, path, pattern = re.fullmatch(r'(EXTRACT|REGEXP_EXTRACT)\(([\w.]+)(?:, "(.*)")?\)', expression).groups()
     value = found.fields
     for name in path.split("."):

@@ -154,7 +154,7 @@ _AS_NOBODY = "import fcntl, socket, ssl, cloud_tpu_diagnostics._collect.blocks\n
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that every user can enter and write, as /tmp; pytest's own are for one user."""
+    """Return a folder that every user can enter and write, as /tmp; pytest's own are for one user."""
     shared = Path(tempfile.mkdtemp(prefix="shared-host-"))
     shared.chmod(0o1777)
     yield shared

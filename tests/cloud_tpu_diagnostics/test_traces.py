@@ -24,7 +24,7 @@ HEADER = f"{HEADER_START}600 seconds.\n"
 
 @pytest.fixture
 def waiting_threads() -> Iterator[None]:
-    """Three threads that wait in a function of a known name."""
+    """Start three threads that wait in a function of a known name."""
     release = threading.Event()
 
     def waits_for_release() -> None:
@@ -180,7 +180,7 @@ _stacks = st.lists(_frames, max_size=5).map(tuple)
 
 @st.composite
 def _dumps(draw: st.DrawFn) -> tuple[Dump, str]:
-    """A dump, and what faulthandler would write."""
+    """Draw a dump, and the text that faulthandler would write."""
     trigger = draw(st.sampled_from([Trigger.TIMER, Trigger.FAULT, Trigger.SIGNAL]))
     stacks = draw(st.lists(_stacks, min_size=1, max_size=4))
     threads = [ThreadStack(f"0x{number:016x}", number == 2, frames) for number, frames in enumerate(stacks)]
