@@ -93,7 +93,7 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
     from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
     from ml_goodput_measurement._monitor.settings import Upload
     from ml_goodput_measurement._monitor.sinks import Sink
-    from ml_goodput_measurement._monitor.worker import Worker
+    from ml_goodput_measurement._monitor.snapshot_schedule import SnapshotSchedule
     from ml_goodput_measurement._query.calculator import GoodputCalculator
     from ml_goodput_measurement.goodput_utils import GCPOptions
 
@@ -119,8 +119,8 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
         ],
         "with Cloud Monitoring": [Sink("Cloud Monitoring", lambda: cloud, wants)],
     }
-    workers = {
-        name: Worker(
+    schedules = {
+        name: SnapshotSchedule(
             GoodputCalculator(JOB, LOG, _clock_ns=job.clock_ns),
             sinks[name],
             interval_seconds=lambda _: _TICK_SECONDS,
@@ -128,20 +128,20 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
         )
         for name in sinks
     }
-    for worker in workers.values():
-        worker.set_uploads(dict.fromkeys(wants, ()), flush=False, flush_seconds=0)
-    times: dict[str, list[float]] = {name: [] for name in workers}
+    for schedule in schedules.values():
+        schedule.set_uploads(dict.fromkeys(wants, ()), flush=False, flush_seconds=0)
+    times: dict[str, list[float]] = {name: [] for name in schedules}
     step, cold = job.training.step, bytearray(_CACHE_BYTES)
     for number in range(ticks):
         step += _NEW_STEPS
         job.run(step)
         clock.advance()
-        for name, worker in workers.items():
+        for name, schedule in schedules.items():
             if "cold" in name:
                 cold[:] = bytes(_CACHE_BYTES)
             started = time.process_time()
-            worker.tick()
-            assert worker.wait_for_sinks(30)
+            schedule.tick()
+            assert schedule.wait_for_sinks(30)
             if number >= 5:  # The first ones import, connect and lay down what later ones use.
                 times[name].append(time.process_time() - started)
     job.close()

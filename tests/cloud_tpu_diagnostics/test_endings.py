@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics._companion import endings
-from cloud_tpu_diagnostics._companion.endings import How, Note, OutOfMemoryKills, judge
+from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of
 from cloud_tpu_diagnostics.entries import DUMP
 
 from .accompanied_jobs import Job, ending, of_kind
@@ -102,20 +102,20 @@ FAULT = "Fatal Python error: Segmentation fault"
 @pytest.mark.parametrize(
     ("note", "fault", "out_of_memory", "expected"),
     [
-        (Note("clean"), None, False, (How.CLEAN, None, None)),
-        (Note("exception", "ValueError"), None, False, (How.EXCEPTION, None, None)),
-        (Note("exception", "SystemExit", 3), None, True, (How.EXIT, 3, None)),
-        (None, FAULT, False, (How.SIGNAL, None, "SIGSEGV")),
-        (None, "Fatal Python error: _PyMem_DebugMalloc: ...", False, (How.SIGNAL, None, "SIGABRT")),
-        (None, None, True, (How.OUT_OF_MEMORY, None, "SIGKILL")),
-        (None, None, False, (How.KILLED_OR_OS_EXIT, None, None)),
+        (Note("clean"), None, False, (ExitReason.CLEAN, None, None)),
+        (Note("exception", "ValueError"), None, False, (ExitReason.EXCEPTION, None, None)),
+        (Note("exception", "SystemExit", 3), None, True, (ExitReason.EXIT, 3, None)),
+        (None, FAULT, False, (ExitReason.SIGNAL, None, "SIGSEGV")),
+        (None, "Fatal Python error: _PyMem_DebugMalloc: ...", False, (ExitReason.SIGNAL, None, "SIGABRT")),
+        (None, None, True, (ExitReason.OUT_OF_MEMORY, None, "SIGKILL")),
+        (None, None, False, (ExitReason.KILLED_OR_OS_EXIT, None, None)),
     ],
 )
-def test_without_an_exit_status_the_reason_is_judged_by_the_note_the_trace_and_the_control_group(
-    note: Note | None, fault: str | None, out_of_memory: bool, expected: tuple[How, int | None, str | None]
+def test_without_an_exit_status_the_reason_follows_from_the_note_the_trace_and_the_control_group(
+    note: Note | None, fault: str | None, out_of_memory: bool, expected: tuple[ExitReason, int | None, str | None]
 ) -> None:
-    found = judge(None, note, fault=fault, is_out_of_memory=out_of_memory)
-    assert (found.how, found.exit_code, found.signal) == expected
+    found = ending_of(None, note, fault=fault, is_out_of_memory=out_of_memory)
+    assert (found.reason, found.exit_code, found.signal) == expected
 
 
 @pytest.mark.parametrize(
@@ -127,15 +127,15 @@ def test_without_an_exit_status_the_reason_is_judged_by_the_note_the_trace_and_t
     ],
 )
 def test_a_job_that_continues_after_its_block_has_not_ended(note: Note, message: str) -> None:
-    found = judge(None, note, fault=FAULT, is_out_of_memory=True, goes_on=True)
+    found = ending_of(None, note, fault=FAULT, is_out_of_memory=True, goes_on=True)
     assert found.message().startswith(message)
     assert found.payload()["goes_on"] is True
-    assert "goes_on" not in judge(0, note, fault=None, is_out_of_memory=False).payload()
+    assert "goes_on" not in ending_of(0, note, fault=None, is_out_of_memory=False).payload()
 
 
 def test_only_a_sigkill_is_reported_as_out_of_memory() -> None:
-    assert judge(signal.SIGKILL, None, fault=None, is_out_of_memory=True).how is How.OUT_OF_MEMORY
-    assert judge(signal.SIGTERM, None, fault=None, is_out_of_memory=True).how is How.SIGNAL
+    assert ending_of(signal.SIGKILL, None, fault=None, is_out_of_memory=True).reason is ExitReason.OUT_OF_MEMORY
+    assert ending_of(signal.SIGTERM, None, fault=None, is_out_of_memory=True).reason is ExitReason.SIGNAL
 
 
 @pytest.mark.parametrize(

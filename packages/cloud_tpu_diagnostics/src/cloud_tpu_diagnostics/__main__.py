@@ -22,7 +22,7 @@ from ml_diagnostics_common.processes import read_system_file
 from ml_diagnostics_common.sidecar import IN_SIDECAR
 
 from cloud_tpu_diagnostics._companion import RUN_BY
-from cloud_tpu_diagnostics._companion.endings import How, Note, OutOfMemoryKills, judge
+from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of
 from cloud_tpu_diagnostics._companion.log import EntryLog
 from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
 from cloud_tpu_diagnostics._version import __version__
@@ -89,10 +89,10 @@ def _run(job: Sequence[str], *, is_shipped: bool) -> int:
     kills = OutOfMemoryKills(pid)
     status = _wait(pid, signals, kills)
     kills.check(time.monotonic())
-    ending = judge(status, Note("clean"), fault=None, is_out_of_memory=kills.is_recent(time.monotonic()))
+    ending = ending_of(status, Note("clean"), fault=None, is_out_of_memory=kills.is_recent(time.monotonic()))
     log = EntryLog({**identity().labels(), "pid": str(pid)}, is_shipped=is_shipped)
     try:
-        log.write(ending.payload(), severity=None if ending.how is How.CLEAN else "ERROR")
+        log.write(ending.payload(), severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
         if os.getpid() == _FIRST_PROCESS:
             _wait_for_companions()
         log.close(END_SECONDS)

@@ -31,10 +31,10 @@ __all__ = [
     "exit_deadline",
     "exit_failure",
     "failure_of",
-    "how_it_was_left",
     "last_uncaught",
     "preserve_interrupt",
     "program_frame",
+    "program_outcome",
 ]
 
 UNSEEN_EXIT: Final = "ended by a SystemExit whose code is not seen from inside"
@@ -62,8 +62,8 @@ def program_frame() -> FrameType | None:
     return frame if (name, module) in (("<module>", "__main__"), ("_run_module_as_main", "runpy")) else None
 
 
-def how_it_was_left(frame: FrameType | None) -> ProgramEnd:
-    """Return how a program's frame has ended; to be called in the main thread, while the interpreter ends."""
+def program_outcome(frame: FrameType | None) -> ProgramEnd:
+    """Return the outcome of a program by its frame; to be called in the main thread, while the interpreter ends."""
     if frame is None or _runs(frame):
         return ProgramEnd.UNKNOWN
     try:
@@ -171,7 +171,7 @@ def _note_interrupt(program: FrameType | None) -> None:
         type(error) is KeyboardInterrupt
         and error.__traceback__ is not None
         and error.__traceback__.tb_frame is program
-        and how_it_was_left(program) is ProgramEnd.RAISED
+        and program_outcome(program) is ProgramEnd.RAISED
     ):
         # The interpreter clears `sys` after all modules, of which some are leaked, and when no thread runs any more.
         setattr(sys, "_ml_diagnostics_interrupt", _Interrupt())  # noqa: B010
@@ -266,15 +266,15 @@ class ExitHooks:
 
     def _at_exit(self) -> None:
         if self.is_watching():
-            how = how_it_was_left(self._program)
-            failure = self._failure_at_exit(how)
-            is_unseen = not failure and how is ProgramEnd.RAISED and self._exit is None and not _is_interactive()
+            outcome = program_outcome(self._program)
+            failure = self._failure_at_exit(outcome)
+            is_unseen = not failure and outcome is ProgramEnd.RAISED and self._exit is None and not _is_interactive()
             self._end(bool(failure), UNSEEN_EXIT if is_unseen else failure)
 
-    def _failure_at_exit(self, how: ProgramEnd) -> str:
+    def _failure_at_exit(self, outcome: ProgramEnd) -> str:
         if self._failure:
             return self._failure
-        if how is ProgramEnd.RETURNED:
+        if outcome is ProgramEnd.RETURNED:
             return ""  # The program has caught that SystemExit, and kept it.
         if self._exit is not None:
             return self._exit[1]

@@ -25,7 +25,7 @@ from ml_diagnostics_common.processes import read_system_file, stat_fields
 from cloud_tpu_diagnostics._signals import signal_name
 from cloud_tpu_diagnostics.entries import JOB_ENDED, entry
 
-__all__ = ["OUT_OF_MEMORY_SECONDS", "Ending", "How", "Note", "OutOfMemoryKills", "exit_status", "judge"]
+__all__ = ["OUT_OF_MEMORY_SECONDS", "Ending", "ExitReason", "Note", "OutOfMemoryKills", "ending_of", "exit_status"]
 
 OUT_OF_MEMORY_SECONDS = 60.0
 """A process that the kernel kills for want of memory may take so long to end."""
@@ -41,8 +41,8 @@ _CONTROL_GROUPS = "/sys/fs/cgroup"
 _STATE, _EXIT_STATUS = 0, 49
 
 
-class How(str, enum.Enum):
-    """The kinds of ending."""
+class ExitReason(str, enum.Enum):
+    """Why a job has ended."""
 
     CLEAN = "clean"
     """The block was left at its end, or the process exited with 0."""
@@ -72,9 +72,9 @@ class Note(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The exit reason of a job, as far as it is known."""
+    """The exit reason of a job, as far as it is known, and what shows it."""
 
-    how: How
+    reason: ExitReason
     evidence: str
     exit_code: int | None = None
     signal: str | None = None
@@ -84,30 +84,30 @@ class Ending(NamedTuple):
 
     def payload(self) -> dict[str, Any]:
         """Return it as an entry."""
-        fields = self._asdict()
-        return entry(JOB_ENDED, self.message(), **{**fields, "how": self.how.value, "goes_on": self.goes_on or None})
+        fields = {**self._asdict(), "goes_on": self.goes_on or None}
+        return entry(JOB_ENDED, self.message(), how=fields.pop("reason").value, **fields)
 
     def message(self) -> str:
         """Return it as a sentence."""
         if self.goes_on:
             how = {
-                How.CLEAN: "well",
-                How.EXCEPTION: f"with an exception ({self.exception})",
-                How.EXIT: f"to exit with code {self.exit_code}",
-            }[self.how]
+                ExitReason.CLEAN: "well",
+                ExitReason.EXCEPTION: f"with an exception ({self.exception})",
+                ExitReason.EXIT: f"to exit with code {self.exit_code}",
+            }[self.reason]
             return f"The job left the block {how}, and continues ({self.evidence})"
         what = {
-            How.CLEAN: "The job ended well",
-            How.EXCEPTION: f"The job ended with an exception: {self.exception}",
-            How.EXIT: f"The job exited with code {self.exit_code}",
-            How.SIGNAL: f"The job was ended by {self.signal}",
-            How.OUT_OF_MEMORY: "The job was killed because memory ran out",
-            How.KILLED_OR_OS_EXIT: "The job exited without recording its end: it was killed, or called os._exit",
-        }[self.how]
+            ExitReason.CLEAN: "The job ended well",
+            ExitReason.EXCEPTION: f"The job ended with an exception: {self.exception}",
+            ExitReason.EXIT: f"The job exited with code {self.exit_code}",
+            ExitReason.SIGNAL: f"The job was ended by {self.signal}",
+            ExitReason.OUT_OF_MEMORY: "The job was killed because memory ran out",
+            ExitReason.KILLED_OR_OS_EXIT: "The job exited without recording its end: it was killed, or called os._exit",
+        }[self.reason]
         return f"{what} ({self.evidence})"
 
 
-def judge(
+def ending_of(
     status: int | None, note: Note | None, *, fault: str | None, is_out_of_memory: bool, goes_on: bool = False
 ) -> Ending:
     """Return the exit reason of a job.
@@ -120,7 +120,8 @@ def judge(
         goes_on: True if it lives; then there is a note.
     """
     if goes_on:
-        return _without_status(note or Note(How.CLEAN.value), None, is_out_of_memory=False)._replace(goes_on=True)
+        note = note or Note(ExitReason.CLEAN.value)
+        return _without_status(note, None, is_out_of_memory=False)._replace(goes_on=True)
     if status is None:
         return _without_status(note, fault, is_out_of_memory=is_out_of_memory)
     if os.WIFSIGNALED(status):
@@ -128,10 +129,10 @@ def judge(
     code = os.WEXITSTATUS(status)
     evidence = "exit code from the kernel"
     if note is None:  # sys.exit would have been a note.
-        return Ending(How.EXIT, f"{evidence}; the block was never left", code)
+        return Ending(ExitReason.EXIT, f"{evidence}; the block was never left", code)
     if note.exception and note.exit_code is None and code:
-        return Ending(How.EXCEPTION, f"{evidence}, exception from the job", code, exception=note.exception)
-    return Ending(How.EXIT if code else How.CLEAN, evidence, code)
+        return Ending(ExitReason.EXCEPTION, f"{evidence}, exception from the job", code, exception=note.exception)
+    return Ending(ExitReason.EXIT if code else ExitReason.CLEAN, evidence, code)
 
 
 def _without_status(note: Note | None, fault: str | None, *, is_out_of_memory: bool) -> Ending:
@@ -139,25 +140,25 @@ def _without_status(note: Note | None, fault: str | None, *, is_out_of_memory: b
     if note is not None:
         evidence = "reported by the job when it left the block"
         if note.exit_code is not None:
-            return Ending(How.EXIT if note.exit_code else How.CLEAN, evidence, note.exit_code)
-        if note.how == How.EXCEPTION.value:
-            return Ending(How.EXCEPTION, evidence, exception=note.exception)
-        return Ending(How.CLEAN, evidence)
+            return Ending(ExitReason.EXIT if note.exit_code else ExitReason.CLEAN, evidence, note.exit_code)
+        if note.how == ExitReason.EXCEPTION.value:
+            return Ending(ExitReason.EXCEPTION, evidence, exception=note.exception)
+        return Ending(ExitReason.CLEAN, evidence)
     if fault is not None:
-        return Ending(How.SIGNAL, f"it wrote: {fault}", signal=_SIGNALS.get(fault.partition(": ")[2], "SIGABRT"))
+        return Ending(ExitReason.SIGNAL, f"it wrote: {fault}", signal=_SIGNALS.get(fault.partition(": ")[2], "SIGABRT"))
     if is_out_of_memory:
-        return Ending(How.OUT_OF_MEMORY, "the count of oom_kill in its control group rose", signal="SIGKILL")
-    return Ending(How.KILLED_OR_OS_EXIT, "neither the kernel, nor the job, nor its last trace has the reason")
+        return Ending(ExitReason.OUT_OF_MEMORY, "the count of oom_kill in its control group rose", signal="SIGKILL")
+    return Ending(ExitReason.KILLED_OR_OS_EXIT, "neither the kernel, nor the job, nor its last trace has the reason")
 
 
 def _by_signal(number: int, note: Note | None, fault: str | None, *, is_out_of_memory: bool) -> Ending:
     evidence = "signal from the kernel"
     if is_out_of_memory and number == signal.SIGKILL:
         evidence += ", and the count of oom_kill in its control group rose"
-        return Ending(How.OUT_OF_MEMORY, evidence, signal=signal_name(number))
+        return Ending(ExitReason.OUT_OF_MEMORY, evidence, signal=signal_name(number))
     if fault:
         evidence += f"; it wrote: {fault}"
-    return Ending(How.SIGNAL, evidence, signal=signal_name(number), exception=note.exception if note else None)
+    return Ending(ExitReason.SIGNAL, evidence, signal=signal_name(number), exception=note.exception if note else None)
 
 
 _SIGNALS = {

@@ -15,7 +15,7 @@ from ml_diagnostics_common.processes import wait_readable
 from ml_diagnostics_common.sidecar_parent import ERROR, WARNING, Parent, ignore_signals, lower_priority
 
 from cloud_tpu_diagnostics._companion import CompanionSettings
-from cloud_tpu_diagnostics._companion.endings import How, Note, OutOfMemoryKills, exit_status, judge
+from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of, exit_status
 from cloud_tpu_diagnostics._companion.hangs import HangWatching
 from cloud_tpu_diagnostics._companion.job import Job
 from cloud_tpu_diagnostics._companion.log import EntryLog, dump_entries
@@ -283,8 +283,8 @@ class Companion:
 
     def _write_ending(self, status: int | None, goes_on: bool) -> None:
         is_out_of_memory = self._kills.is_recent(time.monotonic())
-        ending = judge(status, self._note, fault=self._fault, is_out_of_memory=is_out_of_memory, goes_on=goes_on)
-        self._log.write(ending.payload(), severity=None if ending.how is How.CLEAN else "ERROR")
+        ending = ending_of(status, self._note, fault=self._fault, is_out_of_memory=is_out_of_memory, goes_on=goes_on)
+        self._log.write(ending.payload(), severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
 
     def _guarded(self, function: Callable[..., object], *arguments: Any) -> None:
         """Call a function; its failure must not prevent what follows."""

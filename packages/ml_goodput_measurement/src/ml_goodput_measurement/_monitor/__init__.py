@@ -1,10 +1,10 @@
 """Uploads a job's goodput while it runs, from a process of its own.
 
-monitor    the calls of a trainer
-uploaders  the uploads that are on, and the process that does them, restarted if it dies
-~~~~~~~~~  a socket: see `ml_diagnostics_common.sidecar`
-helper     the process's main program: commands, deadlines and the trainer's death
-worker     when to take a snapshot, and of what
-sinks      one exporter, its failures, and when to try it again
-settings   shared by both sides
+monitor            the calls of a trainer
+uploaders          the uploads that are on, and the process that does them, restarted if it dies
+~~~~~~~~~~~~~~~~~  a socket: see `ml_diagnostics_common.sidecar`
+helper             the process's main program: commands, deadlines and the trainer's death
+snapshot_schedule  when to take a snapshot, and of what
+sinks              one exporter, its failures, and when to try it again
+settings           shared by both sides
 """

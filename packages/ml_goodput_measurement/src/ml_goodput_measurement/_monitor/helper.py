@@ -1,7 +1,7 @@
 """The helper process's main program: it does the uploads, and ends with its trainer.
 
 Its main thread never does anything that may hang: it receives commands, notices the trainer's death, and ends the
-process at the deadline, whatever the worker's thread is doing.
+process at the deadline, whatever the thread that uploads is doing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ml_diagnostics_common.worker import start
 
 from ml_goodput_measurement._monitor.settings import MonitorSettings, Upload
 from ml_goodput_measurement._monitor.sinks import Exporter, Sink
-from ml_goodput_measurement._monitor.worker import Worker
+from ml_goodput_measurement._monitor.snapshot_schedule import SnapshotSchedule
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._query.calculator import GoodputCalculator
@@ -51,7 +51,7 @@ def main() -> NoReturn:
 
 
 def _serve(trainer: Parent) -> NoReturn:
-    """Pass the trainer's commands to the worker, and end the process at the deadline."""
+    """Pass the trainer's commands to the thread that uploads, and end the process at the deadline."""
     settings = MonitorSettings.from_json(trainer.settings)
     reports = _Reports(trainer)
     commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
@@ -159,7 +159,7 @@ class _Reports:
 def _work(settings: MonitorSettings, commands: queue.SimpleQueue[_Command], reports: _Reports) -> NoReturn:
     """Do uploads until a command turns all of them off; ends the process."""
     with _failures_logged():
-        worker = Worker(
+        schedule = SnapshotSchedule(
             calculator_of(settings),
             sinks_of(settings),
             interval_seconds=settings.interval_seconds,
@@ -167,20 +167,20 @@ def _work(settings: MonitorSettings, commands: queue.SimpleQueue[_Command], repo
             sync_interval_seconds=settings.gcs_sync_interval_seconds if settings.gcs_path else None,
         )
         while True:
-            wait_seconds = worker.seconds_to_next()
+            wait_seconds = schedule.seconds_to_next()
             if wait_seconds is not None:
                 wait_seconds = min(wait_seconds, _LONGEST_SLEEP_SECONDS)
             try:
                 command = commands.get(timeout=wait_seconds)
             except queue.Empty:
-                worker.tick()
+                schedule.tick()
                 continue
-            if worker.set_uploads(command.uploads, flush=command.flush, flush_seconds=command.flush_seconds):
+            if schedule.set_uploads(command.uploads, flush=command.flush, flush_seconds=command.flush_seconds):
                 reports.done(command.number)
             if not command.uploads:
-                worker.wait_for_sinks(_GRACE_SECONDS)
+                schedule.wait_for_sinks(_GRACE_SECONDS)
                 if command.flush:
-                    worker.sync()
+                    schedule.sync()
                 os._exit(0)
 
 

@@ -18,7 +18,7 @@ from ml_diagnostics_common.clock import now_ns
 from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.journal import Segment, last_payloads, newest_writers
 from ml_diagnostics_common.process_hooks import at_exit_from_now
-from ml_diagnostics_common.program_end import ProgramEnd, how_it_was_left, last_uncaught, program_frame
+from ml_diagnostics_common.program_end import ProgramEnd, last_uncaught, program_frame, program_outcome
 
 from ml_goodput_measurement._record.arguments import seconds_of
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
@@ -61,12 +61,12 @@ class _OpenJobs:
 
     def _outcome(self) -> tuple[ProcessOutcome, str]:
         """Return the outcome of the program, and the type of the exception that ends it, if any."""
-        how = how_it_was_left(self._program)
+        program_end = program_outcome(self._program)
         error = last_uncaught()
         is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)  # There it goes on after an exception.
-        if is_interactive or how is ProgramEnd.UNKNOWN:
+        if is_interactive or program_end is ProgramEnd.UNKNOWN:
             return ProcessOutcome.EXITED, ""
-        if how is ProgramEnd.RETURNED:
+        if program_end is ProgramEnd.RETURNED:
             return ProcessOutcome.RETURNED, ""
         if error is not None and error is not self._uncaught_before:
             return ProcessOutcome.FAILED, type(error).__name__[:200]

@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pytest
 from ml_goodput_measurement._monitor.settings import Upload
 from ml_goodput_measurement._monitor.sinks import Exporter, Sink
-from ml_goodput_measurement._monitor.worker import Worker
+from ml_goodput_measurement._monitor.snapshot_schedule import SnapshotSchedule
+from ml_goodput_measurement._query.calculator import GoodputCalculator
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.snapshot import Cumulative, DeviatingStep, Deviation, RollingWindow, Snapshot
 
@@ -28,7 +30,7 @@ class Clock:
 
 
 class Calculator:
-    """As much of a calculator as a worker needs; its job has a step a call."""
+    """As much of a calculator as a schedule needs; its job has a step a call."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[bool, bool, tuple[int, ...], float | None]] = []
@@ -91,7 +93,7 @@ class Recording:
 
 
 class Bench:
-    """A worker with a manual clock."""
+    """A schedule with a manual clock."""
 
     def __init__(self, *sinks: tuple[Exporter, set[Upload]], sync: float | None = None) -> None:
         self.clock, self.calculator = Clock(), Calculator()
@@ -99,8 +101,8 @@ class Bench:
             Sink(f"Sink {number}", lambda exporter=exporter: exporter, wants, clock=self.clock)  # type: ignore[misc]
             for number, (exporter, wants) in enumerate(sinks)
         ]
-        self.worker = Worker(
-            self.calculator,
+        self.schedule = SnapshotSchedule(
+            cast("GoodputCalculator", self.calculator),
             self.sinks,
             interval_seconds=lambda upload: 10.0 if upload is Upload.DEVIATION else 30.0,
             configured_ideal_step_seconds=1.5,
@@ -110,15 +112,15 @@ class Bench:
 
     def set(self, *uploads: Upload, flush: bool = True, windows: Sequence[int] = (60, 120)) -> None:
         wanted = {upload: windows if upload is Upload.WINDOWS else () for upload in uploads}
-        self.worker.set_uploads(wanted, flush=flush, flush_seconds=WAIT)
+        self.schedule.set_uploads(wanted, flush=flush, flush_seconds=WAIT)
 
     def run(self, seconds: float) -> None:
         """Lets time pass, as the helper process does."""
         end = self.clock.now + seconds
-        while (wait := self.worker.seconds_to_next()) is not None and self.clock.now + wait <= end:
+        while (wait := self.schedule.seconds_to_next()) is not None and self.clock.now + wait <= end:
             self.clock.now += wait
-            self.worker.tick()
-            assert self.worker.wait_for_sinks(WAIT)
+            self.schedule.tick()
+            assert self.schedule.wait_for_sinks(WAIT)
         self.clock.now = end
 
 
@@ -141,11 +143,11 @@ def test_each_upload_has_its_interval_and_shares_the_snapshot_of_a_tick_with_the
 
 def test_nothing_is_due_while_nothing_is_on() -> None:
     bench = Bench((Recording(), EVERYTHING), sync=60)
-    assert bench.worker.seconds_to_next() is None
+    assert bench.schedule.seconds_to_next() is None
     bench.set(Upload.CUMULATIVE)
-    assert bench.worker.seconds_to_next() == 30
+    assert bench.schedule.seconds_to_next() == 30
     bench.set()
-    assert bench.worker.seconds_to_next() is None
+    assert bench.schedule.seconds_to_next() is None
 
 
 def test_what_was_missed_is_not_made_up_for() -> None:
@@ -153,11 +155,11 @@ def test_what_was_missed_is_not_made_up_for() -> None:
     bench = Bench((exporter, EVERYTHING))
     bench.set(Upload.CUMULATIVE)
     bench.clock.now += HOUR + 1  # The machine was suspended.
-    bench.worker.tick()
-    bench.worker.tick()
-    assert bench.worker.wait_for_sinks(WAIT)
+    bench.schedule.tick()
+    bench.schedule.tick()
+    assert bench.schedule.wait_for_sinks(WAIT)
     assert len(exporter.snapshots) == 1
-    assert bench.worker.seconds_to_next() == 29
+    assert bench.schedule.seconds_to_next() == 29
 
 
 @pytest.mark.parametrize("jump_seconds", [-HOUR, HOUR])
@@ -221,7 +223,7 @@ def test_the_last_stop_leaves_all_in_order() -> None:
     assert [s.cumulative is not None for s in exporter.snapshots] == [True]
     assert exporter.ends == ["flushed", "closed"]
     assert bench.calculator.done == ["saved"]
-    bench.worker.sync()
+    bench.schedule.sync()
     assert bench.calculator.done == ["saved", "synced"]
 
 
@@ -314,21 +316,21 @@ def test_a_hanging_sink_is_waited_for_a_while_and_then_costs_the_others_nothing(
     bench = Bench((hang, EVERYTHING), (other, EVERYTHING))
     bench.set(Upload.CUMULATIVE)
     bench.clock.now += 30
-    bench.worker.tick()
+    bench.schedule.tick()
     assert entered.wait(WAIT)
     assert bench.sinks[1].wait(WAIT)
     bench.clock.now += 30
-    bench.worker.tick()
+    bench.schedule.tick()
     assert bench.calculator.asked == [(True, False, (), 1.5)]  # Its snapshot is still good.
     for _ in range(20):
         bench.clock.now += 30
-        bench.worker.tick()
+        bench.schedule.tick()
         assert bench.sinks[1].wait(WAIT)
     assert len(bench.calculator.asked) > 10
     assert other.calls == len(bench.calculator.asked)
     assert sum("has not returned" in record.message for record in caplog.records) == 1
     released.set()
-    assert bench.worker.wait_for_sinks(WAIT)
+    assert bench.schedule.wait_for_sinks(WAIT)
     bench.run(30)
     assert len(seen) == 2
 
@@ -343,8 +345,8 @@ def test_a_hanging_sink_does_not_keep_the_last_point_from_the_others() -> None:
     bench = Bench((hang, EVERYTHING), (other, EVERYTHING))
     bench.set(Upload.CUMULATIVE)
     bench.clock.now += 30
-    bench.worker.tick()
-    bench.worker.set_uploads({}, flush=True, flush_seconds=0.5)
+    bench.schedule.tick()
+    bench.schedule.set_uploads({}, flush=True, flush_seconds=0.5)
     released.set()
     assert len(other.snapshots) == 2
 
@@ -373,7 +375,7 @@ def held_bench(held: Held, *others: Exporter, sync: float | None = None) -> Benc
     bench = Bench((held, EVERYTHING), *((other, EVERYTHING) for other in others), sync=sync)
     bench.set(*Upload)
     bench.clock.now += 30
-    bench.worker.tick()
+    bench.schedule.tick()
     assert held.entered.wait(WAIT)
     return bench
 
@@ -382,9 +384,9 @@ def test_last_points_wait_for_the_export_that_is_under_way() -> None:
     held = Held()
     bench = held_bench(held)
     for uploads in ([Upload.DEVIATION, Upload.WINDOWS], [Upload.WINDOWS], []):
-        bench.worker.set_uploads(dict.fromkeys(uploads, (60,)), flush=True, flush_seconds=0.01)
+        bench.schedule.set_uploads(dict.fromkeys(uploads, (60,)), flush=True, flush_seconds=0.01)
     held.released.set()
-    assert bench.worker.wait_for_sinks(WAIT)
+    assert bench.schedule.wait_for_sinks(WAIT)
     parts = [(s.cumulative is not None, s.deviation is not None, len(s.windows)) for s in held.kept.snapshots]
     assert parts == [(True, True, 2), (True, False, 0), (False, True, 0), (False, False, 1)]
     assert held.kept.ends == ["flushed", "closed"]
@@ -395,18 +397,18 @@ def test_what_is_not_last_does_not_wait_for_a_hanging_sink() -> None:
     bench = held_bench(held)
     for _ in range(10):
         bench.clock.now += 70
-        bench.worker.tick()
+        bench.schedule.tick()
     held.released.set()
-    assert bench.worker.wait_for_sinks(WAIT)
+    assert bench.schedule.wait_for_sinks(WAIT)
     assert len(held.kept.snapshots) == 1
 
 
 def test_a_hanging_sink_keeps_neither_the_state_from_being_saved_nor_the_others_from_being_closed() -> None:
     held, other = Held(), Recording()
     bench = held_bench(held, other, sync=HOUR)
-    bench.worker.set_uploads({}, flush=True, flush_seconds=0.01)
+    bench.schedule.set_uploads({}, flush=True, flush_seconds=0.01)
     assert bench.calculator.done == ["saved"]
-    bench.worker.sync()
+    bench.schedule.sync()
     assert bench.calculator.done == ["saved", "synced"]
     assert bench.sinks[1].wait(WAIT)
     assert other.ends == ["flushed", "closed"]
@@ -419,7 +421,7 @@ def test_the_state_is_saved_while_there_is_time_left() -> None:
     bench = held_bench(held)
     saved_after: list[bool] = []
     bench.calculator.save_state = lambda: saved_after.append(held.released.is_set()) or held.released.set()
-    bench.worker.set_uploads({}, flush=True, flush_seconds=1)
+    bench.schedule.set_uploads({}, flush=True, flush_seconds=1)
     assert saved_after == [False]
     assert held.kept.ends == ["flushed", "closed"]
 

@@ -1,4 +1,4 @@
-"""The times and the contents of snapshots: the loop of the helper process, without the process around it."""
+"""The times and the contents of snapshots: what the helper process does, without the process around it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import job_logger
@@ -17,7 +17,10 @@ from ml_goodput_measurement._monitor.sinks import Sink
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, Snapshot
 
-__all__ = ["SnapshotSource", "Worker"]
+if TYPE_CHECKING:
+    from ml_goodput_measurement._query.calculator import GoodputCalculator
+
+__all__ = ["SnapshotSchedule"]
 
 _log = job_logger("ml_diagnostics.goodput")
 
@@ -29,35 +32,11 @@ _SHARE_FOR_UNFINISHED = 0.25
 """The share of the time of a final flush that exports under way may take."""
 
 
-class SnapshotSource(Protocol):
-    """A calculator, as far as the worker uses it."""
-
-    def snapshot(
-        self,
-        *,
-        cumulative: bool = True,
-        deviation: bool = False,
-        window_seconds: Sequence[int] = (),
-        configured_ideal_step_time: float | None = None,
-        local_only: bool = False,
-    ) -> Snapshot:
-        """Read new entries, from this machine alone if `local_only`, and return the requested parts."""
-        ...
-
-    def save_state(self) -> None:
-        """Save the state on this machine."""
-        ...
-
-    def sync_to_gcs(self) -> None:
-        """Save the state in the job's bucket."""
-        ...
-
-
 def _is_due(timer: Interval, now: float) -> bool:
     return now >= timer.due - min(1.0, _TOGETHER * timer.seconds)
 
 
-class Worker:
+class SnapshotSchedule:
     """Takes snapshots of a job when they are due, and passes them to the sinks.
 
     Args:
@@ -71,7 +50,7 @@ class Worker:
 
     def __init__(
         self,
-        calculator: SnapshotSource,
+        calculator: GoodputCalculator,
         sinks: Sequence[Sink],
         *,
         interval_seconds: Callable[[Upload], float],
