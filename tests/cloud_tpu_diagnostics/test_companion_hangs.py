@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -91,8 +92,9 @@ def test_a_job_that_is_to_be_aborted_is_ended_after_its_stacks_are_recorded(tmp_
 # --- The response itself ------------------------------------------------------------------------------
 
 
-class _SignalledJob:
+class _SignalledJob(WatchedJob):
     def __init__(self) -> None:
+        super().__init__(os.getpid(), None)
         self.signals: list[int | None] = []
 
     def ask(self, number: int | None) -> bool:

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.processes import read_system_file
 from ml_diagnostics_common.sidecar_parent import WARNING, Parent
@@ -213,18 +213,6 @@ def _watch(hang: Mapping[str, Any] | None, inherit: Callable[[], Pauses]) -> Han
     return HangWatch(HangConfig(**hang), inherit)
 
 
-class _Signalled(Protocol):
-    """The job, as far as it is used here."""
-
-    def ask(self, number: int | None) -> bool:
-        """Send a signal, if the job has a handler for it."""
-        ...
-
-    def send(self, number: int) -> bool:
-        """Send a signal."""
-        ...
-
-
 class HangResponse:
     """The response to one hang.
 
@@ -247,7 +235,7 @@ class HangResponse:
         verdict: Verdict,
         progress: Progress,
         config: HangConfig,
-        job: _Signalled,
+        job: Job,
         dump_signal: int | None,
         write: Callable[[dict[str, Any], str], object],
         now: float,

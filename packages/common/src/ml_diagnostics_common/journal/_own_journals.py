@@ -18,7 +18,7 @@ _EXIT_SECONDS = 1.0  # For all journals together.
 
 
 class OwnJournal(Protocol):
-    """The methods of a journal that a fork and the exit of the process call."""
+    """The methods of a journal that a fork and the exit of the process call; `_journal` itself imports this module."""
 
     @property
     def folder(self) -> Path:
