@@ -1,4 +1,4 @@
-"""Our threads: single tasks, and workers that call functions one after the other.
+"""Threads of these packages: single tasks, and workers that call functions one after the other.
 
 All are daemon threads that `_thread` starts. `threading.Thread.start` takes a lock of the threading module, so a signal
 handler that records an event could wait for ever for the code that it interrupted. For the same reason nothing here
