@@ -262,6 +262,7 @@ def test_a_failure_over_http_too_is_printed_and_fails_the_command(
         (["--session_name", "../up"], "--session_name"),
         (["--duration_in_ms", "0"], "more than 0"),
         (["--hosts", ","], "names no host"),
+        (["--host_tracer_level", "-1"], "'-1' is not a whole number"),
         (["--log_dir", "s3://bucket/logs"], "s3:// is not supported"),
     ],
 )

@@ -143,7 +143,17 @@ def test_the_error_states_why_no_process_can_be_profiled(phase: str, words: str)
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--duration", "0"], ["--duration", "x"], ["--session", "../a"], ["--hosts", ","]]
+    "arguments",
+    [
+        ["--duration", "0"],
+        ["--duration", "x"],
+        ["--session", "../a"],
+        ["--hosts", ","],
+        ["--host-tracer-level=-1"],
+        ["--host-tracer-level", "4"],
+        ["--device-tracer-level", "2"],
+        ["--python-tracer-level", "2"],
+    ],
 )
 def test_invalid_options_are_a_usage_error(arguments: list[str], capsys: Captured) -> None:
     with pytest.raises(SystemExit) as refused:

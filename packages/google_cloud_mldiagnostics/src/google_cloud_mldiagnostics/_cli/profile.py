@@ -68,14 +68,13 @@ class ProfileCommand:
             help="milliseconds (default: %(default)s)",
         )
         parser.add_argument("--session", metavar="NAME", type=_session, help="its name (default: the time, in UTC)")
-        levels = (("host", 2, "0 to 3"), ("device", 1, "0 or 1"), ("python", 1, "0 or 1"))
-        for tracer, level, values in levels:
+        for tracer, level, most in (("host", 2, 3), ("device", 1, 1), ("python", 1, 1)):
             parser.add_argument(
                 f"--{tracer}-tracer-level",
                 metavar="N",
-                type=int,
+                type=whole_number(0, most),
                 default=level,
-                help=f"{values} (default: %(default)s)",
+                help=f"0 to {most} (default: %(default)s)",
             )
         add_format_option(parser)
         add_source_options(parser)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ml_diagnostics_common.command.options import whole_number
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError, StorageError
 from ml_diagnostics_common.files import check_scheme, in_bucket
 from ml_diagnostics_common.profiler_service import (
@@ -33,6 +34,7 @@ __all__ = ["main"]
 _MOST_THREADS = 10
 _EXTRA_SECONDS = 10.0
 _OK, _FAILED, _USAGE = 0, 1, 2
+_level = whole_number(0, 127)  # Some devices define more levels than the help names.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,9 +158,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--duration_in_ms", required=True, type=int, help="how long to profile")
     add("--log_dir", required=True, help="gs://bucket/folder, or a folder that every host can write")
     add("--session_name", default="", help="the folder of this profile in plugins/profile; the time if not given")
-    add("--host_tracer_level", type=int, default=2, help="0 nothing to 3 everything (default: 2)")
-    add("--device_tracer_level", type=int, default=1, help="0 nothing, 1 everything (default: 1)")
-    add("--python_tracer_level", type=int, default=1, help="0 nothing, 1 every call (default: 1)")
+    add("--host_tracer_level", type=_level, default=2, help="0 nothing to 3 everything (default: 2)")
+    add("--device_tracer_level", type=_level, default=1, help="0 nothing, 1 everything (default: 1)")
+    add("--python_tracer_level", type=_level, default=1, help="0 nothing, 1 every call (default: 1)")
     naming = parser.add_mutually_exclusive_group()
     naming.add_argument(
         "--override_hostnames", default="", help="what the hosts' files are called, in the order of --hosts"
