@@ -109,6 +109,18 @@ def test_a_missing_run_is_one_error(command: str, capsys: Captured, monkeypatch:
     assert "there is no run nothing" in printed.err
 
 
+@pytest.mark.parametrize("arguments", [["runs"], *([name, "last"] for name in ("show", "metrics", "profile", "sync"))])
+def test_an_invalid_backend_is_a_usage_error(
+    arguments: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded()
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "foo")
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "ML_DIAGNOSTICS_BACKEND is 'foo'" in printed.err
+
+
 @pytest.mark.parametrize("run_id", ["../../etc", "", ".", "a/b", "\0"])
 def test_a_run_id_is_never_a_path_out_of_the_folder(run_id: str, capsys: Captured) -> None:
     assert main(["show", run_id]) == 1

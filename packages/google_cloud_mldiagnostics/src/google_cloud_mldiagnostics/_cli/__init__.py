@@ -30,10 +30,14 @@ def run_source(options: argparse.Namespace, console: Console) -> RunSource:
     """Return the runs of a project if one is given, else those of this machine.
 
     Raises:
+        ConfigurationError: The value of ML_DIAGNOSTICS_BACKEND is not valid.
         CredentialsError: A project or a region is given, and there are no credentials.
     """
+    from ml_diagnostics_common.environment import configured_backend
+
     from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource
 
+    configured_backend()  # Reject an invalid value also if only this machine is read, as the other commands do.
     if options.project or options.region:
         return CloudSource(options.project, options.region, console.warn, console.notify)
     return LocalSource(console.warn)

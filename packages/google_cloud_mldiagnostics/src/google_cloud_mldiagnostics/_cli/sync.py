@@ -40,10 +40,13 @@ class SyncCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Send what the cloud does not have yet, and print how much that was."""
+        from ml_diagnostics_common.environment import configured_backend
+
         from google_cloud_mldiagnostics._cli.run_sync import home_of
         from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource
         from google_cloud_mldiagnostics._run_state.unreported_runs import send_run
 
+        configured_backend()
         local = LocalSource(console.warn)
         run = _current(local, options.run)
         run_id = str(run["name"])
