@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import fcntl
 import io
+import itertools
 import json
 import os
 import re
@@ -39,6 +41,8 @@ class Command(NamedTuple):
         column: A column of its CSV, and the value of the first row.
         unknown: Arguments that name an object that does not exist.
         no_login: Arguments that need a login, and variables for them.
+        wide: More arguments that print tables, wider than a terminal where they are not cut; with their exit code.
+        copied: The columns of paths, links, addresses, ids and names, which are not cut, so that people can copy them.
     """
 
     argv: tuple[str, ...]
@@ -46,6 +50,8 @@ class Command(NamedTuple):
     column: tuple[str, str]
     unknown: tuple[str, ...]
     no_login: tuple[tuple[str, ...], dict[str, str]]
+    wide: tuple[tuple[tuple[str, ...], int], ...] = ()
+    copied: tuple[str, ...] = ()
 
     def run(self, *arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, **(environ or {})}
@@ -76,21 +82,45 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Command]
 
 
 def _goodput(request: pytest.FixtureRequest, folder: Path) -> Iterator[Command]:
-    recorder = GoodputRecorder("job-1", "goodput_job-1", logging_enabled=True)
-    recorder.record_job_start_time()
-    recorder.record_step_start_time(0)
-    recorder.record_job_end_time()
+    _record_attempts("job-1", 1)
+    _record_attempts("job-6", 6)
     no_login = (("report", "job-1"), {"ML_DIAGNOSTICS_BACKEND": "cloud", **_NO_LOGIN})
     column = ("bucket", "PRODUCTIVE")
-    yield Command((command_of("goodput"),), ("report", "job-1"), column, ("report", "job-2"), no_login)
+    yield Command((command_of("goodput"),), ("report", "job-1"), column, ("report", "job-2"), no_login,
+        wide=((("report", "job-6"), 0),),
+    )  # fmt: skip
+
+
+def _record_attempts(job: str, attempts: int) -> None:
+    """Record attempts of half a day, each with all kinds of activities, steps of some hours and a long exception."""
+    start = datetime.datetime(2026, 11, 21, 5, 36, 43, tzinfo=datetime.timezone.utc)
+    for attempt in range(attempts):
+        recorder = GoodputRecorder(job, f"goodput_{job}", logging_enabled=True)
+        times = (start + datetime.timedelta(hours=12 * attempt, minutes=47.5 * count) for count in itertools.count())
+        recorder.record_job_start_time(next(times))
+        recorder.record_tpu_init_start_time(next(times))
+        recorder.record_tpu_init_end_time(next(times))
+        recorder.record_training_preparation_start_time(next(times))
+        recorder.record_training_preparation_end_time(next(times))
+        recorder.record_data_loading_start_time(next(times))
+        recorder.record_data_loading_end_time(next(times))
+        recorder.record_custom_badput_event_start_time(next(times), "evaluation on all of the held-out data")
+        recorder.record_custom_badput_event_end_time(next(times), "evaluation on all of the held-out data")
+        for step in range(3):
+            recorder.record_step_start_time(100_000 + attempt + step, next(times))
+    recorder.record_job_end_time(next(times))
 
 
 def _mldiagnostics(request: pytest.FixtureRequest, folder: Path) -> Iterator[Command]:
-    run = machinelearning_run(name="trained")
+    run = machinelearning_run(name="trained", gcs_path=str(folder))
     run.finish()
     no_login = (("runs", "--project", "test-project"), _NO_LOGIN)
     argv = (command_of("mldiagnostics"),)
-    yield Command(argv, ("runs",), ("run", run.name), ("show", "nothing"), no_login)
+    profile = ("profile", run.name, "--hosts", "localhost:1,localhost:2")
+    yield Command(
+        argv, ("runs",), ("run", run.name), ("show", "nothing"), no_login,
+        wide=((profile, 1),), copied=("run", "process", "address"),
+    )  # fmt: skip
 
 
 def _tpu_stacks(request: pytest.FixtureRequest, folder: Path) -> Iterator[Command]:
@@ -110,7 +140,9 @@ def _xprofiler(request: pytest.FixtureRequest, folder: Path) -> Iterator[Command
         request.getfixturevalue("monkeypatch").setenv(name, value)
     unknown = ("list", "-z", "us-nowhere1-a")
     no_login = (("list",), {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "", **_NO_LOGIN})
-    yield Command((command_of("xprofiler"),), ("list",), ("name", "xprof-a"), unknown, no_login)
+    argv = (command_of("xprofiler"),)
+    copied = ("Log_Directory", "URL", "Name")
+    yield Command(argv, ("list",), ("name", "xprof-a"), unknown, no_login, copied=copied)
 
 
 def test_formats_have_the_same_data(command: Command) -> None:
@@ -207,12 +239,29 @@ def test_quiet_prints_data_only(command: Command) -> None:
     assert done.stdout
 
 
-def test_a_narrow_terminal_is_not_exceeded_but_by_texts_to_copy(command: Command) -> None:
-    shown = run_in_terminal([*command.argv, *command.table, "--no-color"], columns=60)
-    assert (shown.code, shown.errors) == (0, "")
-    assert "\x1b" not in shown.output
-    long = [line for line in shown.output.splitlines()[1:] if len(line) > 60]
-    assert all(re.search(r"\S{25}|\(as of|wall time|----", line) for line in long), long
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_table_is_not_wider_than_the_terminal_but_by_texts_to_copy(command: Command, columns: int) -> None:
+    for arguments, code in ((command.table, 0), *command.wide):
+        shown = run_in_terminal([*command.argv, *arguments, "--no-color"], columns=columns)
+        assert shown.code == code, shown
+        assert "\x1b" not in shown.output
+        for table in _tables(shown.output):
+            assert _width_without(table, command.copied) <= columns, "\n".join(table)
+
+
+def _tables(page: str) -> list[list[str]]:
+    """Return the lines of each table of a page: from the headers, above a line of dashes, to an empty line."""
+    tables = [block.splitlines() for block in page.split("\n\n")]
+    return [lines for lines in tables if len(lines) > 2 and re.fullmatch(r" *-+(  -+)*", lines[1])]
+
+
+def _width_without(table: list[str], left_out: tuple[str, ...]) -> int:
+    """Return the width of a table without some of its columns; lines beyond the last column count."""
+    headers, dashes = table[:2]
+    columns = [match.span() for match in re.finditer("-+", dashes)]
+    assert max(map(len, table)) <= len(dashes), table
+    left = [end - start for start, end in columns if headers[start:end].strip() not in left_out]
+    return columns[0][0] + sum(left) + 2 * (len(left) - 1)
 
 
 def test_colors_are_sent_to_terminals_only_and_not_with_no_color(command: Command) -> None:

@@ -239,20 +239,20 @@ def _format(
 
     from google_cloud_mldiagnostics._profiling.locations import logdir_of
 
-    rows = []
+    rows, problems = [], []
     for target, result in zip(targets, results, strict=True):
-        outcome = (
-            f"captured, after {format_duration(result.seconds)}"
-            if result.is_captured
-            else shortened(result.problem, 300, width)
-        )
+        outcome = f"captured, after {format_duration(result.seconds)}" if result.is_captured else "not captured"
         rows.append((target.name, target.address, outcome))
+        if not result.is_captured:
+            problems.append(f"  {target.name}: {shortened(result.problem, 300, width)}")
     captured = sum(result.is_captured for result in results)
     lines = [
         f"profile {session_id}: {captured} of {len(results)} captured",
         "",
-        *format_table(("process", "address", "result"), rows, indent="  "),
+        *format_table(("process", "address", "result"), rows, width=width, cut=["result"], indent="  "),
     ]
+    if problems:
+        lines += ["", *problems]
     if captured:
         lines.append("")
         lines += [f"  in    {folder}{', uploaded by the job' * in_bucket(folder)}" for folder in folders]

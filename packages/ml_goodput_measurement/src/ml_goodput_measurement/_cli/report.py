@@ -50,6 +50,8 @@ ROW_FIELDS = ("bucket", "name", "seconds", "percent")
 _SECOND = 1_000_000_000
 _SHOWN, _BLOCK = 12, 6
 """The most attempts and disruptions on a page, and the most attempts side by side."""
+_NAME_WIDTH, _DURATION_WIDTH = 25, 13
+"""The columns of a bucket's name and of a duration in a table of attempts, with the space before each."""
 _PARTS: dict[str, Callable[[Disruption], int]] = {
     "cost": lambda disruption: disruption.cost_ns,
     "infrastructure": lambda disruption: disruption.infrastructure_ns,
@@ -96,7 +98,7 @@ def format_text(report: JobReport, width: int | None = None) -> str:
     sections = [
         _headline(report, width),
         _bucket_table(report, width),
-        _disruption_table(report),
+        _disruption_table(report, width),
         _disruption_stories(report, width),
         _attempt_table(report, width),
         *_attempt_buckets(report, width),
@@ -162,7 +164,9 @@ def _bucket_table(report: JobReport, width: int | None) -> list[str]:
     if not long:
         cells = [row[:3] for row in cells]
     headers = ("bucket", "seconds", "percent", "duration")[: len(cells[0])]
-    lines = _with_totals(format_table(headers, cells, "<>>>"[: len(headers)], indent="  "), len(below))
+    cut = [header for header in ("duration", "bucket") if header in headers]
+    lines = format_table(headers, cells, "<>>>"[: len(headers)], width=width, cut=cut, indent="  ")
+    lines = _with_totals(lines, len(below))
     if report.estimated_ns:
         lines += ["", f"  estimated: {format_duration(report.estimated_ns)} of steps whose end was not recorded"]
     if report.data_loading_async_ns:
@@ -173,19 +177,23 @@ def _bucket_table(report: JobReport, width: int | None) -> list[str]:
     return lines
 
 
-def _disruption_table(report: JobReport) -> list[str]:
-    """Return a table with the cost of each disruption, and a column for each part that any of them has."""
+def _disruption_table(report: JobReport, width: int | None) -> list[str]:
+    """Return a table with the cost of each disruption, and a column for each part that any of them has.
+
+    Of the parts, a narrow terminal shows those that cost most.
+    """
     if not report.disruptions:
         return []
     cost_ns = sum(disruption.cost_ns for disruption in report.disruptions)
     in_all = " in all" if len(report.disruptions) > 1 else ""
     parts = {name: part for name, part in _PARTS.items() if name == "cost" or any(map(part, report.disruptions))}
+    cut = sorted(list(parts)[1:], key=lambda name: sum(map(parts[name], report.disruptions)))
     headers = ("disruption", *parts, "steps lost")
     cells = []
     for disruption in _first_and_last(report.disruptions):
         costs = [_duration_cell(part(disruption)) for part in parts.values()]
         cells.append((str(disruption.number), *costs, str(disruption.steps_lost)))
-    lines = format_table(headers, cells, ">" * len(headers), indent="  ")
+    lines = format_table(headers, cells, ">" * len(headers), width=width, cut=cut, indent="  ")
     lines = _with_gap(lines, len(report.disruptions), "disruption")
     headline = f"{format_count(len(report.disruptions), 'disruption')} cost {format_duration(cost_ns)}{in_all}"
     return [headline, "", *lines]
@@ -221,7 +229,8 @@ def _attempt_table(report: JobReport, width: int | None) -> list[str]:
         return []
     headers = ("attempt", "started", "lasted", "steps", "kept", "lost", "outcome")
     cells = [_attempt(attempt, width) for attempt in _first_and_last(report.attempts)]
-    lines = format_table(headers, cells, "><>>>><", width=width, cut=["outcome"], indent="  ")
+    cut = ["kept", "lost", "lasted", "steps", "outcome"]
+    lines = format_table(headers, cells, "><>>>><", width=width, cut=cut, indent="  ")
     return _with_gap(lines, len(report.attempts), "attempt")
 
 
@@ -243,8 +252,9 @@ def _attempt(attempt: AttemptSummary, width: int | None) -> tuple[str, ...]:
 def _attempt_buckets(report: JobReport, width: int | None) -> Iterator[list[str]]:
     """Yield tables of attempts against buckets, a few attempts side by side in each."""
     shown = _first_and_last(report.attempts) if len(report.attempts) > 1 else []
-    for first in range(0, len(shown), _BLOCK):
-        block = shown[first : first + _BLOCK]
+    length = _BLOCK if width is None else max(1, min(_BLOCK, (width - _NAME_WIDTH) // _DURATION_WIDTH))
+    for first in range(0, len(shown), length):
+        block = shown[first : first + length]
         headers = ("attempt", *(str(attempt.number) for attempt in block))
         cells = []
         for bucket, label, name in _kinds(report):
@@ -252,7 +262,8 @@ def _attempt_buckets(report: JobReport, width: int | None) -> Iterator[list[str]
             if any(spent):
                 cells.append((shortened(name, 32, width), *map(_duration_cell, spent)))
         cells.append(("in all", *(format_duration(sum(attempt.buckets.values())) for attempt in block)))
-        yield _with_totals(format_table(headers, cells, "<" + ">" * len(block), indent="  "), 1)
+        lines = format_table(headers, cells, "<" + ">" * len(block), width=width, cut=["attempt"], indent="  ")
+        yield _with_totals(lines, 1)
 
 
 def _kinds(report: JobReport) -> Iterator[tuple[Bucket, str, str]]:
