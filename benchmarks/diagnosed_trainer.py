@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,27 +12,16 @@ from typing import Any
 from benchmarks import paired, process
 from benchmarks.diagnose import configuration, write_traces_to
 from benchmarks.job import JOB, LOG
-from benchmarks.paired import Times
 from benchmarks.results import Row, Table, seconds
 
 _INTERVAL_SECONDS = 0.5
 _RECORDS = 700
 _NUMBERS = 200_000
 _THREADS = 20
-_SETTLE_STEPS = 100
 
 
 def train(rounds: int, steps: int) -> dict[str, Any]:
-    """Trains in blocks of steps: in each round, in any order, two without diagnose() and one within it.
-
-    Args:
-        rounds: How many.
-        steps: Of a block.
-
-    Returns:
-        Wall and CPU seconds of each step by round, in `off`, `off again` and `on`; of those while the companion
-        started, in `starting`; and in how many rounds it wrote something down.
-    """
+    """Train in turns without diagnose() and within it: see `paired.in_turns`."""
     from cloud_tpu_diagnostics import diagnostic
     from ml_goodput_measurement import goodput
 
@@ -45,24 +32,10 @@ def train(rounds: int, steps: int) -> dict[str, Any]:
     for _ in range(_THREADS):
         threading.Thread(target=gate.acquire, daemon=True).start()
     trainer = _Trainer(goodput.GoodputRecorder(JOB, LOG, logging_enabled=True), diagnostic.heartbeat)
-    times: dict[str, list[list[Times]]] = {"off": [], "off again": [], "on": [], "starting": []}
-    written = 0
-    trainer.steps(steps)
-    order, rng = ["off", "off again", "on"], random.Random(rounds)
-    for _ in range(rounds):
-        rng.shuffle(order)
-        for name in order:
-            with contextlib.ExitStack() as stack:
-                if name == "on":
-                    size = _size(folder)
-                    given = configuration(cloud=True, interval=_INTERVAL_SECONDS, hangs=True)
-                    stack.enter_context(diagnostic.diagnose(given))
-                    times["starting"].append(trainer.steps_until(lambda: _size(folder) > size))  # noqa: B023
-                trainer.steps(_SETTLE_STEPS)
-                size = _size(folder)
-                times[name].append(trainer.steps(steps))
-                written += name == "on" and _size(folder) > size
-    return {"times": times, "written": written}
+    given = configuration(cloud=True, interval=_INTERVAL_SECONDS, hangs=True)
+    return paired.in_turns(
+        trainer, lambda: diagnostic.diagnose(given), lambda: _size(folder), rounds=rounds, steps=steps
+    )
 
 
 class _Trainer(paired.Trainer):
@@ -88,7 +61,7 @@ class _Trainer(paired.Trainer):
 
 
 def _size(folder: Path) -> int:
-    """Of the journals that companions write, in bytes."""
+    """Return the bytes of the journals that companions write."""
     return sum(file.stat().st_size for file in folder.glob("journal/*runtime_monitor/*.jsonl"))
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from benchmarks import process
 from benchmarks.results import Row, seconds
 
 RESAMPLES = 1000
 _LONGEST_WAIT_SECONDS = 60.0
+_SETTLE_STEPS = 100
 
 Times = tuple[float, float]
 """Wall and CPU seconds of a step."""
@@ -50,6 +53,46 @@ class Trainer(abc.ABC):
         self.do(self.step)
         self.step += 1
         return time.perf_counter() - started, time.thread_time() - cpu_started
+
+
+def in_turns(
+    trainer: Trainer,
+    switched_on: Callable[[], contextlib.AbstractContextManager[object]],
+    written_bytes: Callable[[], int],
+    *,
+    rounds: int,
+    steps: int,
+) -> dict[str, Any]:
+    """Train in blocks of steps: in each round, in random order, two with something off and one with it on.
+
+    Args:
+        trainer: The trainer.
+        switched_on: Returns the block in which it is on.
+        written_bytes: Returns how much it has written.
+        rounds: The number of rounds.
+        steps: The number of steps of a block.
+
+    Returns:
+        `times`: wall and CPU seconds of each step by round, in `off`, `off again` and `on`, and in `starting` those
+        until it wrote for the first time. `written`: the number of rounds in which it wrote during the steps of `on`.
+    """
+    times: dict[str, list[list[Times]]] = {"off": [], "off again": [], "on": [], "starting": []}
+    written = 0
+    trainer.steps(steps)
+    order, rng = ["off", "off again", "on"], random.Random(rounds)
+    for _ in range(rounds):
+        rng.shuffle(order)
+        for name in order:
+            with contextlib.ExitStack() as stack:
+                if name == "on":
+                    size = written_bytes()
+                    stack.enter_context(switched_on())
+                    times["starting"].append(trainer.steps_until(lambda: written_bytes() > size))  # noqa: B023
+                trainer.steps(_SETTLE_STEPS)
+                size = written_bytes()
+                times[name].append(trainer.steps(steps))
+                written += name == "on" and written_bytes() > size
+    return {"times": times, "written": written}
 
 
 def step_time_rows(times: Mapping[str, list[list[Times]]]) -> list[Row]:

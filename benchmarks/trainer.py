@@ -2,65 +2,39 @@
 
 from __future__ import annotations
 
-import random
+import contextlib
+import itertools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks import paired, process
 from benchmarks.job import JOB, LOG
 from benchmarks.monitoring import loopback_cloud
-from benchmarks.paired import Times
 from benchmarks.results import Row, Table, seconds
 
 _UPLOAD_SECONDS = 0.5
 _WINDOWS = [3600, 24 * 3600]
 _WORK = 60_000
-_SETTLE_STEPS = 100
 
 
 def train(rounds: int, steps: int) -> dict[str, Any]:
-    """Trains in blocks of steps: in each round, in any order, two with no monitor and one with all of its uploads.
+    """Train in turns without a monitor and with one that does all uploads: see `paired.in_turns`."""
+    from ml_goodput_measurement import goodput
 
-    Args:
-        rounds: How many.
-        steps: Of a block.
-
-    Returns:
-        Wall and CPU seconds of each step by round, in `off`, `off again` and `on`; of those while the helper process
-        started, in `starting`; and in how many rounds something was uploaded.
-    """
-    from ml_goodput_measurement import goodput, monitoring
-
-    folder = tempfile.mkdtemp()
+    folder = Path(tempfile.mkdtemp())
     trainer = _Trainer(goodput.GoodputRecorder(JOB, LOG, logging_enabled=True))
-    times: dict[str, list[list[Times]]] = {"off": [], "off again": [], "on": [], "starting": []}
-    uploads = 0
-    trainer.steps(steps)
-    order, rng = ["off", "off again", "on"], random.Random(rounds)
-    for number in range(rounds):
-        rng.shuffle(order)
-        for name in order:
-            if name != "on":
-                trainer.steps(_SETTLE_STEPS)
-                times[name].append(trainer.steps(steps))
-                continue
-            runs = Path(folder, str(number))
-            monitor = _started(monitoring, str(runs))
-            times["starting"].append(trainer.steps_until(lambda: _size(runs) > 0))  # noqa: B023 - called at once
-            trainer.steps(_SETTLE_STEPS)
-            size = _size(runs)
-            times["on"].append(trainer.steps(steps))
-            uploads += _size(runs) > size
-            monitor.stop_step_deviation_uploader(skip_final_flush=True)
-            monitor.stop_rolling_window_goodput_uploader(skip_final_flush=True)
-            monitor.stop_goodput_uploader(skip_final_flush=True)
+    folders = (folder / str(number) for number in itertools.count())
+    run = paired.in_turns(
+        trainer, lambda: _monitored(str(next(folders))), lambda: _size(folder), rounds=rounds, steps=steps
+    )
     last_step = goodput.GoodputCalculator(JOB, LOG).get_job_goodput()[2]
-    return {"times": times, "uploads": uploads, "last_step": last_step, "done": trainer.step - 2}
+    return {**run, "last_step": last_step, "done": trainer.step - 2}
 
 
 class _Trainer(paired.Trainer):
-    """Does steps of a few milliseconds that hold the GIL, and records each."""
+    """Make steps of a few milliseconds that hold the GIL, and record each."""
 
     def __init__(self, recorder: Any) -> None:
         super().__init__()
@@ -72,8 +46,11 @@ class _Trainer(paired.Trainer):
         sum(number * number for number in range(_WORK))
 
 
-def _started(monitoring: Any, folder: str) -> Any:
-    """A monitor with all uploads on, sixty times as often as usual."""
+@contextlib.contextmanager
+def _monitored(folder: str) -> Iterator[None]:
+    """Run a monitor with all uploads on, sixty times as often as usual."""
+    from ml_goodput_measurement import monitoring
+
     options = monitoring.GCPOptions(location="zone", acc_type="tpu", enable_gcp_step_deviation_metrics=True)
     monitor = monitoring.GoodputMonitor(
         JOB,
@@ -89,7 +66,12 @@ def _started(monitoring: Any, folder: str) -> Any:
     monitor.start_goodput_uploader()
     monitor.start_step_deviation_uploader()
     monitor.start_rolling_window_goodput_uploader(_WINDOWS)
-    return monitor
+    try:
+        yield
+    finally:
+        monitor.stop_step_deviation_uploader(skip_final_flush=True)
+        monitor.stop_rolling_window_goodput_uploader(skip_final_flush=True)
+        monitor.stop_goodput_uploader(skip_final_flush=True)
 
 
 def _size(folder: Path) -> int:
@@ -103,7 +85,7 @@ def measure(*, quick: bool) -> list[Table]:
         environment = {**cloud, "ML_DIAGNOSTICS_BACKEND": "auto"}
         run = process.ours(train, environment=environment, rounds=rounds, steps=steps)
     assert run["last_step"] == run["done"], run
-    assert run["uploads"] == rounds, f"nothing was uploaded in {rounds - run['uploads']} of {rounds} blocks"
+    assert run["written"] == rounds, f"nothing was uploaded in {rounds - run['written']} of {rounds} blocks"
     assert sent, "nothing was sent to Cloud Monitoring"
     rows = paired.step_time_rows(run["times"])
     walls = [[wall for wall, _ in block] for block in run["times"]["starting"]]
