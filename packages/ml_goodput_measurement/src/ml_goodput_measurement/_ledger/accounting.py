@@ -35,9 +35,9 @@ __all__ = [
 
 
 WASTED_YIELDS_TO = PRECEDENCE[Bucket.WASTED_PROGRESS]
-"""Wasted steps are wasted in full, with all that lies over them."""
+"""Wasted steps are wasted completely, with all overlays on them."""
 FAILED_YIELDS_TO = PRECEDENCE[Bucket.CUSTOM] + 1
-"""A failed attempt is recovery whatever it initialised or restored; custom events still count."""
+"""A failed attempt is recovery, also its initialization and restores; custom events still count."""
 _FEW_STEPS = 32
 _YIELDS_TO_ALL = PRECEDENCE[Bucket.PROGRAM_STARTUP]
 
@@ -49,7 +49,7 @@ class Run(NamedTuple):
     end_ns: int
     bucket: Bucket
     steps: int = 0
-    """How many measured steps it holds."""
+    """The number of its measured steps."""
     estimated: bool = False
     first_step: bool = False
     yields_to: int = _YIELDS_TO_ALL
@@ -61,16 +61,16 @@ def step_runs(
 ) -> Iterator[Run]:
     """Yield runs from the start of step `first` to the start of step `stop`, both of one attempt.
 
-    A step lasts to its recorded end, else to the start of the next step if that is the next number. Where a number
-    is missing, the end of the step is unknown.
+    A step lasts to its recorded end, else to the start of the next step if that is the next number. If a number is
+    missing, the end of the step is unknown.
 
     Args:
         facts: Holds the steps.
         first: Index of the first of these steps.
-        stop: Index after the last; there must be a step, which ends the last run.
+        stop: Index after the last; a step at this index must exist, since it ends the last run.
         attempt_first: Index of the attempt's first step, which gets a run of its own.
-        overlays: In order, for a caller that only adds up: without overlays, many steps may be one run of
-            all their time and one of all the time between them. None for runs that are true to every moment.
+        overlays: In order, for a caller that needs only sums: between overlays, many steps may be one run of all their
+            time and one of all the time between them. None for runs that are exact at every moment.
     """
     if first == attempt_first and first < stop:
         yield from _single_step(facts, first, is_first=True)
@@ -176,7 +176,7 @@ class Account:
     """Steps of known length, not estimated."""
 
     def counting(self, runs: Iterable[Run]) -> Iterator[Run]:
-        """Pass runs on and counts their steps."""
+        """Yield the runs, and count their steps."""
         for run in runs:
             self.steps += run.steps
             if run.first_step:
@@ -199,7 +199,7 @@ class Account:
                     self.first_step_ns = (self.first_step_ns or 0) + length
 
     def add(self, other: Account) -> None:
-        """Add the sums of another attempt; what is of one attempt only, its first step, stays as it is."""
+        """Add the sums of another attempt, but not the fields on the steps of a single attempt."""
         for bucket, length in other.buckets.items():
             self.buckets[bucket] = self.buckets.get(bucket, 0) + length
         for label, length in other.custom.items():
@@ -207,7 +207,7 @@ class Account:
         self.estimated_ns += other.estimated_ns
 
     def subtract(self, other: Account) -> None:
-        """Take out the sums of a part; what is of one attempt only, its first step, stays as it is."""
+        """Subtract the sums of a part, but not the fields on the steps of a single attempt."""
         for bucket, length in other.buckets.items():
             self.buckets[bucket] = self.buckets.get(bucket, 0) - length
         for label, length in other.custom.items():
@@ -215,7 +215,7 @@ class Account:
         self.estimated_ns -= other.estimated_ns
 
     def copy(self) -> Account:
-        """Return an account of its own with the same sums."""
+        """Return another account with the same sums."""
         return Account(
             dict(self.buckets),
             dict(self.custom),
@@ -239,12 +239,12 @@ class Account:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Account:
-        """Return the account that `to_state` was asked of."""
+        """Return the account of a state from `to_state`."""
         buckets = {Bucket(name): length for name, length in state["buckets"].items()}
         return cls(**{**state, "buckets": buckets})
 
     def startup_ns(self) -> int:
-        """Return by how much the first step took longer than the others on average: compilation and warming up."""
+        """Return the additional time of the first step over the mean of the others: compilation and warm-up."""
         others = self.steps - 1
         if self.first_step_ns is None or others < 1:
             return 0
@@ -252,10 +252,10 @@ class Account:
         return max(0, self.first_step_ns - (productive - self.first_step_ns) // others)
 
     def split_startup(self, startup_ns: int | None = None) -> None:
-        """Move the startup out of the productive time; done once, when everything is in.
+        """Move the startup out of the productive time; called once, when the account is complete.
 
         Args:
-            startup_ns: The startup of the attempt, where this is the account of its beginning only.
+            startup_ns: The startup of the attempt, if this is the account of only its beginning.
         """
         startup = self.startup_ns() if startup_ns is None else min(startup_ns, self.first_step_ns or 0)
         if startup:
@@ -264,11 +264,11 @@ class Account:
 
 
 def paint(runs: Iterable[Run], overlays: list[Overlay], start_ns: int, end_ns: int) -> Iterator[Painted]:
-    """Lay overlays over runs.
+    """Yield pieces of runs and of the overlays on them.
 
     Args:
         runs: Contiguous, in order.
-        overlays: Those that touch the stretch, in order.
+        overlays: Those that overlap the runs, in order.
         start_ns: Start of the first run.
         end_ns: End of the last run.
     """
@@ -293,18 +293,18 @@ def paint(runs: Iterable[Run], overlays: list[Overlay], start_ns: int, end_ns: i
 
 
 _APART_NS = 60 * 10**9
-"""Hosts do one operation at about the same time; reports further apart are of two."""
+"""Hosts do one operation at about the same time; reports that are further apart are of two operations."""
 
 
 class CheckpointOverlays:
-    """Lays an overlay for each operation, once the attempts are known."""
+    """The overlays of checkpoint operations, one for each operation of an attempt."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._laid: dict[CheckpointKey, list[Overlay]] = {}
 
     def update(self, attempts: Attempts, changes: Changes) -> int:
-        """Lay what is new, and again what is in another attempt by now.
+        """Add overlays of new operations, and replace those of operations that are now in another attempt.
 
         Returns:
             The moment from which overlays changed, or `NEVER_NS`.
@@ -320,7 +320,7 @@ class CheckpointOverlays:
         return self._lay(stale, starts)
 
     def restore(self, attempts: Attempts) -> None:
-        """Lay everything, where nothing was laid before."""
+        """Add all overlays to facts without any."""
         starts = [attempt.start_ns for attempt in attempts]
         self._laid = {key: self._overlays(key, starts) for key in self._facts.checkpoints}
         self._facts.changed_checkpoints = set()
@@ -342,7 +342,7 @@ class CheckpointOverlays:
         return changed_ns
 
     def _overlays(self, key: CheckpointKey, starts: list[int]) -> list[Overlay]:
-        """Return an overlay an operation: it starts with the first host and lasts as long as hosts did on average."""
+        """Return an overlay for each operation: it starts with the first host, and lasts the mean time of its hosts."""
         return [
             Overlay.of(reports[0][0], reports[0][0] + sum(length for _, length in reports) // len(reports), key[0])
             for reports in _operations(sorted(self._facts.checkpoints[key]), starts)
@@ -350,7 +350,7 @@ class CheckpointOverlays:
 
 
 def _operations(reports: Iterable[Interval], starts: list[int]) -> list[list[Interval]]:
-    """Part reports, (start, duration) in order, into those of one attempt and of about one time."""
+    """Group reports, (start, duration) in order, by attempt and approximate time."""
     operations: list[list[Interval]] = []
     for report in reports:
         last = operations[-1][-1] if operations else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PROCESS_GONE", "Attempt", "Attempts", "Changes", "recorded_end"]
 
 PROCESS_GONE = -1
-"""In place of the moment of a query: the job's process is gone, so its life ends with the last thing it recorded."""
+"""In place of the moment of a query: the job's process is gone, so its life ends with its last record."""
 
 _FACTOR = 3
 _STARTUP_FLOOR_NS = 1_800 * 10**9
@@ -43,7 +43,7 @@ class Attempt:
     cut: int = NEVER_NS
     """Number of the first step that a later attempt repeats: from there on its steps are wasted."""
     first_load: Interval | None = None
-    """Its first complete data load, the one that training had to wait for."""
+    """Its first complete data load, for which training had to wait."""
 
     @property
     def has_steps(self) -> bool:
@@ -53,18 +53,18 @@ class Attempt:
 
 @dataclass(slots=True)
 class Changes:
-    """What `Attempts.update` changed."""
+    """The changes of `Attempts.update`."""
 
     kept: int
-    """So many of the attempts before are still there."""
+    """The number of earlier attempts that are unchanged."""
     redivided: bool
-    """True where late facts changed where attempts start and end, or what steps they have."""
+    """True if late facts changed the borders of attempts, or their steps."""
     cuts: list[tuple[int, int]] = field(default_factory=list)
     """Index, and previous cut, of each attempt with a moved cut."""
 
 
 class Attempts:
-    """The attempts of a job, in order, and what they mean to each other.
+    """The attempts of a job, in order, and the effects of each on the others.
 
     An attempt starts at a job start; at a step with a number that does not continue from the last one, for the job went
     back; and at a step after a job end. Before the first job start there is one only if there are steps there.
@@ -85,7 +85,7 @@ class Attempts:
         return iter(self._attempts)
 
     def update(self) -> Changes:
-        """Bring the attempts up to the facts. Costs what is new, unless something was late."""
+        """Update the attempts to the facts. Costs only new facts, unless some were late."""
         known = len(self._attempts)
         changes = Changes(known, self._undo())
         changes.kept = len(self._attempts)
@@ -120,7 +120,7 @@ class Attempts:
         return bisect_left(self.facts.steps.numbers, attempt.cut, attempt.first, attempt.stop)
 
     def is_undecided(self, index: int) -> bool:
-        """Return True while it is not known if an attempt's last step counts: no later steps, no end of the job."""
+        """Return True while an attempt's last step may not count: there are no later steps, and no end of the job."""
         attempt = self._attempts[index]
         return attempt.cut == NEVER_NS and not self.completed(index, self.facts.steps.times[attempt.stop - 1])
 
@@ -180,7 +180,7 @@ class Attempts:
         return list(pairwise(stepping))
 
     def wall_end(self, now_ns: int) -> tuple[int, bool]:
-        """Return the end of the wall time, and whether the job still runs.
+        """Return the end of the wall time, and True if the job still runs.
 
         Args:
             now_ns: The moment of the query, or `PROCESS_GONE`.
@@ -222,7 +222,7 @@ class Attempts:
 
     @classmethod
     def from_state(cls, state: list[Any], facts: Facts) -> Attempts:
-        """Return the attempts that `to_state` was asked of."""
+        """Return the attempts of a state from `to_state`."""
         attempts = cls(facts)
         for start_ns, first, stop, cut, load in state:
             attempts._attempts.append(Attempt(start_ns, first, stop, cut, None if load is None else (load[0], load[1])))
@@ -230,7 +230,7 @@ class Attempts:
         return attempts
 
     def _undo(self) -> bool:
-        """Forget the attempts that late facts may have changed; return whether there were any."""
+        """Forget the attempts that late facts may have changed; return True if there were any."""
         late_ns, self.facts.attempts_changed_from_ns = self.facts.attempts_changed_from_ns, NEVER_NS
         if self._attempts and self._attempts[0].start_ns != _wall_start_ns(self.facts):
             late_ns = -1
@@ -263,7 +263,7 @@ class Attempts:
         """Return the indices of the steps, new to the last attempt, that start an attempt without a job start."""
         times, numbers = self.facts.steps.times, self.facts.steps.numbers
         lower = max(last.stop, last.first + 1)
-        # Between two job starts numbers nearly always rise, which is soon seen.
+        # Between two job starts numbers nearly always rise, and checking that is fast.
         borders = (bisect_left(times, start_ns) for start_ns in self.facts.job_starts)
         inner = [index for index in borders if lower <= index < len(times)]
         returns = []
@@ -295,7 +295,7 @@ def _start_ns(attempt: Attempt) -> int:
 def _wall_start_ns(facts: Facts) -> int:
     """Return the start of the job's wall time, or `NEVER_NS`.
 
-    It is the first job start, or the first thing that is known where there are steps before any job start, or none.
+    It is the first job start, or the first fact if there are steps before any job start, or no job start.
     """
     first_step = facts.steps.times[0] if facts.steps.times else NEVER_NS
     if facts.job_starts and facts.job_starts[0] <= first_step:

@@ -1,4 +1,4 @@
-"""The books: the sums of each attempt, kept for as long as nothing changes in it."""
+"""The books: the sums of each attempt, which are kept until something in it changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Books"]
 
 _UNSETTLED_STEPS = 128
-"""So many of the latest steps are accounted for again by each query: an overlay may still reach back over them."""
+"""The number of the latest steps that each query counts again, since an overlay may still be added to them."""
 
 _MILESTONE_STEPS = 1024
 
@@ -40,17 +40,17 @@ class _Book:
     """The sums of one attempt."""
 
     account: Account | None = None
-    """Up to the next attempt; None when it has to be made again, or while it is the last."""
+    """Sums up to the next attempt; None if they have to be computed, or while it is the last attempt."""
     settled: Account = field(default_factory=Account)
     """While it is the last attempt: up to the start of step `settled_step`."""
     settled_step: int = -1
     median: tuple[int, int | None] | None = None
     """Number of steps, and their median time, when it was last needed."""
     borrowed_median_ns: int | None = None
-    """Median step time of the job, with which `account` was made because the attempt has none of its own; 0 where the
-    job had none either."""
+    """Median step time of the job, which `account` used because the attempt has none of its own; 0 if the job had none
+    either."""
     milestones: list[tuple[int, Account]] = field(default_factory=list)
-    """Sums up to the start of some of its steps, by index: where a question for the sums up to a moment starts."""
+    """Sums up to the start of some of its steps, by index, from which the sums up to any moment are computed."""
 
     def forget(self, step: int) -> None:
         """Forget what was settled after the start of a step."""
@@ -61,7 +61,7 @@ class _Book:
 
 
 class Books:
-    """Accounts for a job's attempts: closed ones once, the last one from where it was settled."""
+    """The accounts of a job's attempts: closed ones are computed once, the last one from its settled steps."""
 
     def __init__(self, attempts: Attempts, step_times: JobStepTimes) -> None:
         self._attempts = attempts
@@ -70,7 +70,7 @@ class Books:
         self._totals: list[Account] = [Account()]
         """Sums over all attempts before each, as far as they are up to date."""
         self._is_fresh = False
-        """Whether every closed attempt has its account."""
+        """True if every closed attempt has its account."""
         self._last_startup_ns: int | None = None
         """Startup of the last attempt; None when out of date."""
 
@@ -82,8 +82,8 @@ class Books:
         """Forget the sums in which something changed.
 
         Args:
-            changes: What changed among the attempts.
-            changed_ns: Nothing before this moment changed otherwise.
+            changes: The changes of the attempts.
+            changed_ns: No other changes are before this moment.
         """
         del self._books[changes.kept :]
         self._books += [_Book() for _ in range(len(self._attempts) - changes.kept)]
@@ -118,7 +118,7 @@ class Books:
         Args:
             time_ns: Not before the first attempt, nor after the end.
             end_ns: End of the wall time.
-            running: Whether the job still runs.
+            running: True if the job still runs.
         """
         index = self._attempts.index_at(time_ns)
         total = self._before(index).copy()
@@ -126,7 +126,7 @@ class Books:
         return total
 
     def last(self, end_ns: int, *, running: bool) -> Account:
-        """Return the sums of the last attempt, of which only the latest steps are counted again."""
+        """Return the sums of the last attempt, and count only its latest steps again."""
         index, book, times = len(self._books) - 1, self._books[-1], self._facts.steps.times
         attempt = self._attempts[index]
         settle = attempt.stop - 1 - _UNSETTLED_STEPS
@@ -184,7 +184,7 @@ class Books:
     def _milestone(self, index: int, step: int) -> tuple[int, Account]:
         """Return a copy of the sums up to the latest milestone before a step, after making one there if it is far.
 
-        A step of -1 stands for the start of the attempt.
+        A step of -1 means the start of the attempt.
         """
         book, attempt = self._books[index], self._attempts[index]
         position = bisect_right(book.milestones, step, key=itemgetter(0))
@@ -199,7 +199,7 @@ class Books:
         return settled, account
 
     def _startup_ns(self, index: int, end_ns: int, *, running: bool) -> int:
-        """Return the startup of an attempt, which may depend on the rest of its life."""
+        """Return the startup of an attempt, which may depend on its whole life."""
         account = self._books[index].account
         if account is not None:
             return account.buckets.get(Bucket.PROGRAM_STARTUP, 0)
@@ -255,7 +255,7 @@ class Books:
     ) -> Iterator[Run]:
         """Yield the runs of an attempt up to the next one or the end, from its start or from step `settled`.
 
-        Given `overlays`, they may be true to sums only (see `step_runs`), but for those from step `exact_from` on.
+        With `overlays`, only their sums may be exact (see `step_runs`), but each run from step `exact_from` on is.
         """
         attempt, times = self._attempts[index], self._facts.steps.times
         if not attempt.has_steps:
@@ -308,7 +308,7 @@ class Books:
 
     @classmethod
     def from_state(cls, state: list[Any], attempts: Attempts, step_times: JobStepTimes) -> Books:
-        """Return the books that `to_state` was asked of."""
+        """Return the books of a state from `to_state`."""
         books = cls(attempts, step_times)
         for account, settled, settled_step, median_ns, median in state:
             kept = None if account is None else Account.from_state(account)
@@ -318,9 +318,9 @@ class Books:
         return books
 
     def _settle(self, index: int, settle: int) -> None:
-        """Move what lies before the start of step `settle` into the settled sums of the last attempt."""
+        """Add the time before the start of step `settle` to the settled sums of the last attempt."""
         book = self._books[index]
-        # A late event, such as another host's report of a save, goes back no further than to a milestone.
+        # After a late event, such as another host's report of a save, sums are computed from a milestone.
         last = book.milestones[-1][0] if book.milestones else self._attempts[index].first
         for step in (settle - _MILESTONE_STEPS, settle):
             if step > max(book.settled_step, last):
@@ -331,7 +331,7 @@ class Books:
                 last = step
 
     def _add_steps(self, index: int, account: Account, lower: int, stop: int) -> None:
-        """Add what lies between the starts of two of an attempt's steps, or from its own start if `lower` is -1."""
+        """Add the time between the starts of two steps of an attempt, or from its own start if `lower` is -1."""
         attempt, times = self._attempts[index], self._facts.steps.times
         first = lower if lower >= 0 else attempt.first
         start_ns = times[lower] if lower >= 0 else attempt.start_ns
@@ -342,7 +342,7 @@ class Books:
         account.add_pieces(paint(account.counting(runs), overlays, start_ns, times[stop]))
 
     def _overlays(self, attempt: Attempt, start_ns: int, end_ns: int) -> list[Overlay]:
-        """Return what lies over a stretch of an attempt: in order, and with its synchronous data load."""
+        """Return the overlays of a part of an attempt, in order and with its synchronous data load."""
         overlays, load = self._facts.overlays.between(start_ns, end_ns), attempt.first_load
         if load and load[0] < end_ns and load[1] > start_ns and load[0] < load[1]:
             overlays = sorted([*overlays, Overlay.of(*load, Bucket.DATA_LOADING_SYNC)])
@@ -356,7 +356,7 @@ class Books:
             yield from self._tail(index, start_ns, end_ns)
 
     def _tail(self, index: int, start_ns: int, end_ns: int) -> Iterator[Run]:
-        """Yield what follows the last step of an attempt: unknown up to its last event, then recovery.
+        """Yield the runs after the last step of an attempt: unknown up to its last event, then recovery.
 
         Only a job start marks recovery; otherwise unrecorded work is possible.
         """

@@ -34,15 +34,15 @@ __all__ = [
 Payload = Mapping[str, Any]
 
 Activity = tuple[Bucket, str]
-"""What a pair of marks measures: a bucket and, where one bucket holds several, their type."""
+"""The activity of a pair of marks: a bucket and, if that has several activities, their type."""
 
 LOGGED_AT = "logged_at"
 """Key that a source adds to a checkpoint operation: when it was logged, in POSIX seconds."""
 LOGGED_AFTER = "logged_after"
-"""The same where a log does not hold that: the time of what was logged before it."""
+"""The same for a log without such times: the time of the entry before it."""
 
 _LATEST_SECONDS = 4_000_000_000.0
-"""The year 2096: beyond it nanoseconds no longer fit the ledger's columns; a time out there is a mistake."""
+"""The year 2096: later times are mistakes, and do not fit into the ledger's columns."""
 _LARGEST_STEP = 2**62
 
 
@@ -106,7 +106,7 @@ class SliceCount(NamedTuple):
     total: int
     """Slices that the job wants; at least 1."""
     available: int
-    """Slices that are there."""
+    """Slices that are available."""
 
 
 Event = JobStart | JobEnd | ProcessEnd | Mark | CheckpointProgress | SliceCount
@@ -116,7 +116,7 @@ Event = JobStart | JobEnd | ProcessEnd | Mark | CheckpointProgress | SliceCount
 class EventBatch:
     """Events of one job, in the order of its log.
 
-    What comes with every step is in columns: an object for each would cost more than all the rest of a query.
+    Events of every step are in columns: an object for each would cost more than the rest of a query.
     """
 
     step_times: MutableSequence[int] = field(default_factory=list)
@@ -124,7 +124,7 @@ class EventBatch:
     step_numbers: MutableSequence[int] = field(default_factory=list)
     """Their numbers."""
     step_end_times: MutableSequence[int] = field(default_factory=list)
-    """When steps ended; without a recorded end, a step ends where the next starts."""
+    """When steps ended; without a recorded end, a step ends when the next starts."""
     step_end_numbers: MutableSequence[int] = field(default_factory=list)
     """Their numbers."""
     load_marks: MutableSequence[int] = field(default_factory=list)
@@ -187,7 +187,7 @@ def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -
     Args:
         payloads: Of any job; those of another are skipped.
         job_name: The job.
-        skipped: Counts, by reason, what is of this job and cannot be read.
+        skipped: Counts, by reason, payloads of this job that cannot be read.
     """
     batch = EventBatch()
     add_time, add_number, add_load = batch.step_times.append, batch.step_numbers.append, batch.load_marks.append
@@ -345,7 +345,7 @@ def _read_checkpoint_operation(payload: Payload, batch: EventBatch) -> None:
 def _assumed_start_ns(payload: Payload, bucket: Bucket, duration_ns: int) -> int:
     """Return the start of an operation that has none.
 
-    The public package counts the duration alone, but a partition of the wall time needs the moment too.
+    The public package counts only the duration, but a partition of the wall time needs the moment, too.
     """
     starts = [payload.get(f"{part}_start_time") for part in _OTHER_PARTS[bucket]]
     known = [start for start in starts if start is not None]

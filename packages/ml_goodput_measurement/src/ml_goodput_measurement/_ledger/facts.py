@@ -1,4 +1,4 @@
-"""What is known of a job, in sorted columns: a set, so that order, lateness and repetition of entries do not matter."""
+"""The known facts of a job, in sorted columns: a set, so order, lateness and repetition of entries do not matter."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Steps:
         return len(self.times)
 
     def extend(self, times: Sequence[int], numbers: Sequence[int]) -> int:
-        """Add records; return the time of the earliest that was not there, or `NEVER_NS`."""
+        """Add records; return the time of the earliest new one, or `NEVER_NS`."""
         if not times:
             return NEVER_NS
         if rises(times) and (not self.times or times[0] > self.times[-1]):
@@ -56,12 +56,12 @@ class Steps:
         return min(inserted, default=NEVER_NS)
 
     def between(self, start_ns: int, end_ns: int) -> tuple[array[int], array[int]]:
-        """Return the times and numbers of a stretch of time, its end not included."""
+        """Return the times and numbers of an interval of time, without its end."""
         first, stop = bisect_left(self.times, start_ns), bisect_left(self.times, end_ns)
         return self.times[first:stop], self.numbers[first:stop]
 
     def insert(self, time_ns: int, number: int) -> bool:
-        """Add a record wherever it belongs; return False when it is there already."""
+        """Insert a record in order; return False if it is known."""
         index = bisect_left(self.times, time_ns)
         while index < len(self.times) and self.times[index] == time_ns and self.numbers[index] < number:
             index += 1
@@ -73,7 +73,7 @@ class Steps:
 
 
 class Facts:
-    """The deduplicated facts of one job, and the earliest moment at which something new was learnt."""
+    """The deduplicated facts of one job, and the earliest moment of new ones."""
 
     def __init__(self) -> None:
         self.steps = Steps()
@@ -94,20 +94,20 @@ class Facts:
         """Data loads."""
         self.marks: dict[Activity, Marks] = {}
         self.overlays = Overlays()
-        """All overlays but the synchronous data loads; those of checkpoints are laid by `CheckpointOverlays`."""
+        """All overlays but the synchronous data loads; `CheckpointOverlays` adds those of checkpoints."""
         self.checkpoints: dict[CheckpointKey, set[tuple[int, int]]] = {}
         """(start, duration) as each host reported it, by operation, step and tier."""
         self.changed_from_ns = NEVER_NS
         """Nothing before this moment has changed since the owner last set it to `NEVER_NS`."""
         self.attempts_changed_from_ns = NEVER_NS
-        """The same for what makes the attempts: steps, job starts and job ends."""
+        """The same for steps, job starts and job ends, which determine the attempts."""
         self.changed_checkpoints: set[CheckpointKey] = set()
         """The operations reported since the owner last emptied it."""
         self._checkpoint_starts: list[int] = []
         self._checkpoint_ends: list[int] = []
 
     def add(self, batch: EventBatch) -> None:
-        """Add events, in any order; what is known already changes nothing."""
+        """Add events, in any order; known ones change nothing."""
         changed_ns = min((self._add_other(event) for event in batch.others), default=NEVER_NS)
         changed_ns = min([changed_ns, *map(self._add_checkpoint, batch.checkpoints)])
         stepped_ns = self.steps.extend(batch.step_times, batch.step_numbers)
@@ -211,7 +211,7 @@ class Facts:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], columns: list[array[int]]) -> Facts:
-        """Return the facts that `to_state` and `columns` were asked of."""
+        """Return the facts of a state from `to_state`, and of `columns`."""
         facts = cls()
         facts.steps.times, facts.steps.numbers, facts.step_ends.times, facts.step_ends.numbers = columns[:4]
         facts.loads = Marks.of_codes(columns[4], state["load_sums"])
@@ -241,7 +241,7 @@ class Facts:
         return facts
 
     def between(self, start_ns: int, end_ns: int) -> EventBatch:
-        """Return the facts of a stretch of time, its end not included, without checkpoint operations."""
+        """Return the facts of an interval of time, without its end, and without checkpoint operations."""
         batch = EventBatch()
         batch.step_times, batch.step_numbers = self.steps.between(start_ns, end_ns)
         batch.step_end_times, batch.step_end_numbers = self.step_ends.between(start_ns, end_ns)
@@ -375,5 +375,5 @@ def _earliest(time_ns: int, broken: Interval | None, made: list[Interval]) -> in
 
 
 def rises(values: Sequence[int]) -> bool:
-    """Return whether each value is greater than the one before."""
+    """Return True if each value is greater than the one before."""
     return all(map(lt, values, islice(values, 1, None)))

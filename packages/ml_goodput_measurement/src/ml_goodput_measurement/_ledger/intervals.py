@@ -41,20 +41,20 @@ _NEAR = 128
 
 
 def pair_of(before: int | None, after: int | None) -> Interval | None:
-    """Return the pair that two neighbours make, if they do."""
+    """Return the pair of two neighboring marks, or None if they are not a start and its end."""
     if before is None or after is None or not before & 1 or after & 1:
         return None
     return before >> 1, after >> 1
 
 
 def takes_turns(codes: Sequence[int]) -> bool:
-    """Return whether starts and ends take turns, as they nearly always do."""
+    """Return True if starts and ends alternate, as they nearly always do."""
     first = 0 if codes and codes[0] & 1 else 1
     return all(map(and_, codes[first::2], repeat(1))) and not any(map(and_, codes[first + 1 :: 2], repeat(1)))
 
 
 def sum_of_pairs(codes: Sequence[int], in_turns: bool) -> int:
-    """Return the sum of the durations of all pairs; if starts and ends take turns, without comparing each."""
+    """Return the sum of the durations of all pairs; if starts and ends alternate, without comparing each."""
     if not in_turns:
         pairs = (pair_of(before, after) for before, after in pairwise(codes))
         return sum(pair[1] - pair[0] for pair in pairs if pair)
@@ -64,7 +64,7 @@ def sum_of_pairs(codes: Sequence[int], in_turns: bool) -> int:
 
 
 class PairSums:
-    """Sums of the pairs up to some indices of a growing column, from which the sum up to any index is found quickly."""
+    """Sums of the pairs up to some indices of a growing column, from which the sum up to any index follows quickly."""
 
     def __init__(self, codes: array[int]) -> None:
         self._codes = codes
@@ -72,24 +72,24 @@ class PairSums:
         self._totals = [0]
         """Sum of the pairs with both marks before each index."""
         self._in_turns: list[bool] = []
-        """True if starts and ends take turns between an index and the next, and with the mark before the index."""
+        """True if starts and ends alternate between an index and the next, and with the mark before the index."""
 
     def to_state(self) -> list[list[int]]:
         """Return the sums as JSON."""
         return [self._indices, self._totals, [int(in_turns) for in_turns in self._in_turns]]
 
     def restore(self, state: list[list[int]]) -> None:
-        """Take over the sums of which `to_state` was asked, with the same codes."""
+        """Restore the sums of a state from `to_state`, with the same codes."""
         self._indices, self._totals = state[:2]
         self._in_turns = [bool(in_turns) for in_turns in state[2]]
 
     def appended(self, length: int, total_ns: int, *, in_turns: bool) -> None:
-        """Note what was appended to a column of this length; otherwise the next query counts it."""
+        """Note the sum of values that were appended at this length; otherwise the next query computes it."""
         if self._indices[-1] == length:
             self._add(len(self._codes), total_ns, in_turns=in_turns)
 
     def inserted(self, index: int) -> None:
-        """Forget what a mark at an index has changed."""
+        """Forget the sums that a mark at an index has changed."""
         kept = bisect_right(self._indices, index)
         del self._indices[kept:], self._totals[kept:], self._in_turns[kept - 1 :]
 
@@ -123,7 +123,7 @@ class PairSums:
 
 
 def append_all(column: array[int], values: Sequence[int]) -> None:
-    """Append values to a column; of a list in half the time that `extend` takes."""
+    """Append values to a column; for a list in half the time of `extend`."""
     if isinstance(values, list):
         column.fromlist(values)
     else:
@@ -133,19 +133,19 @@ def append_all(column: array[int], values: Sequence[int]) -> None:
 class Marks:
     """Starts and ends of one activity.
 
-    A start and the mark after it, when that is an end, are a pair: of two starts in a row the later counts, an
-    end without a start is skipped. So a new mark, however late, affects only the pairs beside it.
+    A start and the mark after it are a pair if that is an end: of two starts in a row the later counts, and an end
+    without a start is skipped. So a new mark, however late, affects only the pairs beside it.
     """
 
     def __init__(self) -> None:
         self.codes = array("q")
-        """Sorted, and coded as in `pairs`."""
+        """Sorted marks: twice the time, plus one for a start."""
         self.total_ns = 0
         """Sum of the pairs' durations."""
         self._sums = PairSums(self.codes)
 
     def sums(self) -> list[list[int]]:
-        """Return what `of_codes` takes besides the codes."""
+        """Return the argument `sums` of `of_codes`."""
         return [[self.total_ns], *self._sums.to_state()]
 
     @classmethod
@@ -159,10 +159,10 @@ class Marks:
         return marks
 
     def add(self, time_ns: int, *, is_end: bool) -> tuple[Interval | None, list[Interval]]:
-        """Add a mark; one that is there already changes nothing.
+        """Add a mark; a known one changes nothing.
 
         Returns:
-            The pair that is no more, if there is one, and the new pairs.
+            The pair that was split, if any, and the new pairs.
         """
         return self.add_code(2 * time_ns + (not is_end))
 
@@ -184,11 +184,11 @@ class Marks:
         return broken, made
 
     def codes_between(self, start_ns: int, end_ns: int) -> array[int]:
-        """Return the codes of the marks of a stretch of time, its end not included."""
+        """Return the codes of the marks of an interval of time, without its end."""
         return self.codes[bisect_left(self.codes, 2 * start_ns) : bisect_left(self.codes, 2 * end_ns)]
 
     def extend(self, codes: Sequence[int]) -> None:
-        """Add marks that rise, after all known ones."""
+        """Append rising marks that are after all known ones."""
         joined = [*self.codes[-1:], *codes]
         in_turns = takes_turns(joined)
         self.total_ns += sum_of_pairs(joined, in_turns)
@@ -196,7 +196,7 @@ class Marks:
         self._sums.appended(len(self.codes) - len(codes), self.total_ns, in_turns=in_turns)
 
     def total_before(self, time_ns: int) -> int:
-        """Return the sum of what lies before a moment of each pair."""
+        """Return the sum of the parts of all pairs before a moment."""
         stop = bisect_left(self.codes, 2 * time_ns)
         pair = pair_of(*self.codes[stop - 1 : stop + 1]) if 0 < stop < len(self.codes) else None
         return self._sums.before(stop) + (time_ns - pair[0] if pair else 0)
@@ -252,11 +252,11 @@ class Overlay(NamedTuple):
 
 
 class Overlays:
-    """A sorted set of overlays that answers which of them touch a stretch of time."""
+    """A sorted set of overlays, with a search for those that overlap an interval of time."""
 
     def __init__(self) -> None:
         self._overlays: list[Overlay] = []
-        self._latest_end: list[int] = []  # the latest end among the overlays up to each: where a search may stop
+        self._latest_end: list[int] = []  # the latest end of the overlays up to each: a search may stop there
 
     def add(self, overlay: Overlay) -> None:
         """Add an overlay; one without length is ignored."""
@@ -280,14 +280,14 @@ class Overlays:
         self._repair(0)
 
     def discard(self, overlay: Overlay) -> None:
-        """Remove an overlay, once, if it is there."""
+        """Remove an overlay, once, if the set has it."""
         index = bisect_left(self._overlays, overlay)
         if index < len(self._overlays) and self._overlays[index] == overlay:
             del self._overlays[index]
             self._repair(index)
 
     def between(self, start_ns: int, end_ns: int) -> list[Overlay]:
-        """Return the overlays that touch a stretch of time, in order."""
+        """Return the overlays that overlap an interval of time, in order."""
         index = bisect_left(self._overlays, end_ns, key=itemgetter(0))
         found = []
         while index and self._latest_end[index - 1] > start_ns:
@@ -304,12 +304,12 @@ class Overlays:
 
 
 def resolve(overlays: list[Overlay], start_ns: int, end_ns: int) -> list[Overlay]:
-    """Cut overlays into disjoint ones, within a stretch of time; of two of a bucket the one that started first wins.
+    """Cut overlays into disjoint ones within an interval; of two of one bucket, the one that started first wins.
 
     Args:
         overlays: In order.
-        start_ns: Start of the stretch.
-        end_ns: End of the stretch.
+        start_ns: Start of the interval.
+        end_ns: End of the interval.
     """
     pieces: list[Overlay] = []
     borders = sorted({border for overlay in overlays for border in overlay[:2] if start_ns < border < end_ns})
@@ -341,10 +341,10 @@ class SliceCounts:
         """In order of time."""
         self.times = [count.time_ns for count in self.counts]
         self._sums: list[tuple[float, float]] = []
-        """Share of active and of available slices, times nanoseconds, up to each report, as far as it was asked for."""
+        """Share of active and of available slices, times nanoseconds, up to each report, as far as it was needed."""
 
     def add(self, count: SliceCount) -> bool:
-        """Add a report; return False when it is there already."""
+        """Add a report; return False if it is known."""
         index = bisect_left(self.counts, count)
         if self.counts[index : index + 1] == [count]:
             return False
@@ -359,8 +359,8 @@ class SliceCounts:
         The time before the first report is left out: its shares are unknown.
 
         Args:
-            parts: Disjoint stretches of time.
-            without: Disjoint stretches in them that are left out.
+            parts: Disjoint intervals of time.
+            without: Disjoint intervals in them that are left out.
 
         Returns:
             Two shares, 0 to 1; None if no report covers the parts.

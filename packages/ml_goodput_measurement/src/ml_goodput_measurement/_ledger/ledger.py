@@ -1,7 +1,7 @@
 """The ledger: a pure, incremental fold from events to an exact partition of a job's wall time.
 
     EventBatch -> Facts      all known facts: a set, in sorted columns
-               -> Attempts   where one life of the job ends and the next starts, which steps count
+               -> Attempts   the borders between lives of the job, and the steps that count
                -> runs       each moment as the steps describe it
                -> pieces     each moment with the activity that takes precedence
                -> Account    sums, of the whole job or of any stretch of time
@@ -158,13 +158,13 @@ def _length_without(exclusions: Sequence[Interval], start_ns: int, end_ns: int) 
 
 @dataclass(frozen=True, slots=True)
 class Summary(BucketedTime):
-    """Where the time of a job went, in sums; all in nanoseconds unless specified otherwise."""
+    """Sums over the time of a job; all in nanoseconds unless specified otherwise."""
 
     start_ns: int
     end_ns: int
     running: bool
     buckets: dict[Bucket, int]
-    """Every bucket is there; they sum to `end_ns - start_ns`."""
+    """Has every bucket; they sum to `end_ns - start_ns`."""
     custom: dict[str, int]
     data_loading_async_ns: int
     estimated_ns: int
@@ -179,7 +179,7 @@ class Summary(BucketedTime):
 class Ledger:
     """Folds events into a partition of the job's wall time.
 
-    Of two recorders of one job each has a ledger of its own: see `recorders`.
+    It has one recorder's facts for any moment: see `recorders`.
     """
 
     def __init__(self) -> None:
@@ -196,13 +196,13 @@ class Ledger:
         self.facts.add(batch)
 
     def summary(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> Summary | None:
-        """Return where the time went up to the end of the job, or to `now_ns` while it runs; None without a fact.
+        """Return the sums up to the end of the job, or to `now_ns` while it runs; None without a fact.
 
         Costs what was added since the last call, and a little for each exclusion.
 
         Args:
             now_ns: The moment of the query, or `PROCESS_GONE`.
-            exclusions: Intervals of the bucket of excluded time, and of no other; disjoint.
+            exclusions: Disjoint intervals that are only in the bucket of excluded time.
         """
         life = self._life(now_ns)
         if life is None:
@@ -232,14 +232,14 @@ class Ledger:
         return self._attempts.is_silent(now_ns)
 
     def windows(self, spans: Iterable[Interval], now_ns: int) -> list[Window]:
-        """Return where the time of some windows went, by the whole history; none without a fact.
+        """Return the sums of windows, by the whole history; none without a fact.
 
         Costs what was added since the last call, and a little for each window, however long.
         """
         life = self._life(now_ns)
         if life is None:
             return []
-        # From the first to the last each goes on from what those before it have added up.
+        # In order, so that each continues from the sums of those before it.
         spans = list(spans)
         windows = {span: life.window(*span) for span in sorted(spans)}
         return [windows[span] for span in spans]
@@ -265,8 +265,8 @@ class Ledger:
         """Return each restart of the job after an attempt with steps, in order.
 
         Args:
-            attempts: What `attempts` returned, with nothing added since.
-            exclusions: Those that `attempts` was given.
+            attempts: The result of `attempts`, with nothing added since.
+            exclusions: Those of that call.
         """
         return summarize_disruptions(self._attempts, self._books, attempts, exclusions)
 
@@ -286,9 +286,9 @@ class Ledger:
         return self._step_times.seconds()
 
     def to_state(self) -> tuple[dict[str, Any], list[Any]]:
-        """Return everything, facts and what is derived, as JSON and as columns of 64-bit numbers.
+        """Return facts and derived data, as JSON and as columns of 64-bit numbers.
 
-        The state has type and length of each column; the last one is returned in parts, to copy nothing.
+        The JSON has type and length of each column; the last column is returned in parts, so that nothing is copied.
         """
         self._update()
         step_times, parts = self._step_times.to_state()
@@ -304,7 +304,7 @@ class Ledger:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], columns: list[Any]) -> Ledger:
-        """Return the ledger that `to_state` was asked of."""
+        """Return the ledger of a state from `to_state`."""
         ledger = cls()
         own = len(ledger.facts.columns())
         ledger.facts = Facts.from_state(state["facts"], columns[:own])
@@ -330,7 +330,7 @@ class Ledger:
                 yield Piece(start_ns, stop_ns, bucket, index + 1, label, run.estimated)
 
     def _without(self, exclusions: Sequence[Interval], summary: AttemptSummary, life: Life) -> AttemptSummary:
-        """Return an attempt with what is excluded of its time in that bucket alone."""
+        """Return an attempt with its excluded time only in the bucket of excluded time."""
         buckets, custom, excluded_ns = dict(summary.buckets), dict(summary.custom), 0
         border_ns = self._attempts.next_start_ns(summary.number - 1)
         for start_ns, end_ns in life.parts(exclusions):
@@ -348,7 +348,7 @@ class Ledger:
         return replace(summary, buckets=buckets, custom=custom)
 
     def _update(self) -> None:
-        """Bring everything that is derived up to the facts."""
+        """Update derived data to the facts."""
         changed_ns, self.facts.changed_from_ns = self.facts.changed_from_ns, NEVER_NS
         if changed_ns == NEVER_NS:
             return
@@ -362,7 +362,7 @@ class Ledger:
 
 
 def _join(pieces: list[Piece], piece: Piece) -> None:
-    """Append a piece, or lengthens the last one by it where they are the same."""
+    """Append a piece, or extend the last one if both are equal but for their times."""
     last = pieces[-1] if pieces else None
     same = last and (last.bucket, last.label, last.attempt, last.estimated, last.end_ns) == (
         piece.bucket,

@@ -1,4 +1,4 @@
-"""The recorders of one job: a ledger of what counts, and what other writers recorded, kept aside."""
+"""The recorders of one job: a ledger of the facts that count, and the facts of other writers, kept aside."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Recorders"]
 
 
 class _Records:
-    """What one writer recorded: in the ledger where it counts, else aside."""
+    """The facts of one writer: in the ledger if they count, else aside."""
 
     __slots__ = ("_aside", "first_batch", "has_unplaced", "in_ledger", "is_stale", "spans", "unplaced", "writer")
 
@@ -34,16 +34,16 @@ class _Records:
         self.writer = writer
         self.spans: list[Span] = []
         self.is_stale = True
-        """True while `spans` have to be made from the facts."""
+        """True while `spans` have to be computed from the facts."""
         self._aside: Facts | None = None
         self.first_batch: EventBatch | None = None
-        """All that is aside, while that is one batch: most of thousands of writers need no `Facts` of their own."""
+        """The facts aside, while they are one batch: most of thousands of writers need no `Facts` of their own."""
         self.has_unplaced = False
-        """True while `aside` may hold what belongs into the ledger."""
+        """True while `aside` may have facts that belong to the ledger."""
         self.unplaced: list[EventBatch] = []
-        """What will be in `aside`, of a writer that completes another: all that is aside is in the ledger already."""
+        """Facts to be put aside, of a writer that completes another: the facts aside are already in the ledger."""
         self.in_ledger = False
-        """True if it may have facts in the ledger that are not aside."""
+        """True if the ledger may have facts of it that are not aside."""
 
     @property
     def aside(self) -> Facts | None:
@@ -67,14 +67,14 @@ class _Records:
 
 
 class _Owner(NamedTuple):
-    """The writer with facts in the ledger, for a stretch of time."""
+    """The writer with facts in the ledger, for an interval of time."""
 
     records: _Records
     others: tuple[_Records, ...] = ()
     """Writers with facts that count as well; they are also kept aside."""
 
     def own(self, facts: Facts, start_ns: int, end_ns: int) -> EventBatch:
-        """Return what of the ledger's facts of a stretch of time is not of the others."""
+        """Return the ledger's facts of an interval of time without those of the others."""
         others = (records.aside.between(start_ns, end_ns) for records in self.others if records.aside is not None)
         return facts.between(start_ns, end_ns).without(others)
 
@@ -83,7 +83,7 @@ class Recorders:
     """A ledger of the writers that count, each at its time: see `writers`.
 
     The ledger holds each fact of the writer that counts at that time; facts of other writers are kept aside, because
-    what arrives later may change which counts. Checkpoint operations are different: every host may report them, so
+    later entries may change the writer that counts. Checkpoint operations are different: every host may report them, so
     all go to the ledger.
     """
 
@@ -106,13 +106,13 @@ class Recorders:
         self._order: list[tuple[int, Writer]] = []
         self._choices: list[ChosenWriter] = []
         self._borders: list[int] = []
-        """When each owner starts to count; the first does so from the beginning of time."""
+        """The times from which owners count; the first is -1."""
         self._owners: list[_Owner] = []
         self._first_owners: list[int] = []
-        """By choice, the number of its first owner."""
+        """By choice, the index of its first owner."""
 
     def add(self, writer: Writer, payloads: Iterable[Any]) -> None:
-        """Add payloads that one writer recorded, of whatever job.
+        """Add payloads of one writer, of any job.
 
         Args:
             writer: The writer.
@@ -156,14 +156,14 @@ class Recorders:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of what counts; another one where that changed for what was known before."""
+        """The ledger of the facts that count; a new object if that changed for known facts."""
         if self._changed:
             self._choose()
         return self._ledger
 
     @property
     def fact_count(self) -> int:
-        """How many facts are known of the job."""
+        """The number of known facts of the job."""
         ledger = self.ledger
         return len(ledger.facts) + sum(len(records.aside) for records in self._stored() if records.aside is not None)
 
@@ -180,7 +180,7 @@ class Recorders:
         return self._owners[-1].records.writer if self._owners else Writer()
 
     def notes(self) -> list[str]:
-        """Return which recorders do not count, and what was lost or could not be read."""
+        """Return notes on recorders that do not count, and on entries that were lost or could not be read."""
         if self._changed:
             self._choose()
         notes = describe_choices(self._choices)
@@ -231,7 +231,7 @@ class Recorders:
 
     @classmethod
     def from_state(cls, job_name: str, state: dict[str, Any], columns: Sequence[Any]) -> Recorders:
-        """Return the recorders of which `to_state` was called."""
+        """Return the recorders of a state from `to_state`."""
         recorders = cls(job_name)
         recorders.skipped, recorders.lost = Counter(state["skipped"]), dict(state["lost"])
         recorders.untimed = set(state["untimed"])
@@ -261,7 +261,7 @@ class Recorders:
         return recorders
 
     def _stored(self) -> Iterator[_Records]:
-        """Yield the writers of which no fact aside is in the ledger as well."""
+        """Yield the writers without facts that are both aside and in the ledger."""
         completing = {id(one) for owner in self._owners for one in owner.others}
         return (records for records in self._records.values() if id(records) not in completing)
 
@@ -269,7 +269,7 @@ class Recorders:
         return max(0, bisect_right(self._borders, time_ns) - 1)
 
     def _ranges(self, first: int, stop: int) -> Iterator[tuple[_Owner, int, int]]:
-        """Yield some owners with the stretch of time of each."""
+        """Yield some owners with the start and the end of each."""
         for index in range(first, stop):
             end_ns = self._borders[index + 1] if index + 1 < len(self._borders) else NEVER_NS
             yield self._owners[index], self._borders[index], end_ns
@@ -277,7 +277,7 @@ class Recorders:
     # --- Spans ----------------------------------------------------------------------------------------------------
 
     def _extend_span(self, records: _Records, batch: EventBatch, first_ns: int, last_ns: int) -> None:
-        """Bring a writer's spans up to a batch if it lies in one of them; else they are made from the facts."""
+        """Extend a writer's span by a batch that lies in it; otherwise have the spans computed from the facts."""
         index = bisect_right(records.spans, first_ns, key=_start_ns) - 1
         border_ns = records.spans[index + 1].start_ns if index + 1 < len(records.spans) else NEVER_NS
         starts_attempt = any(isinstance(event, JobStart) for event in batch.others)
@@ -312,12 +312,12 @@ class Recorders:
             facts.add(batch)
         return facts
 
-    # --- Which counts ---------------------------------------------------------------------------------------------
+    # --- The writer that counts ---------------------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """Choose which writer counts when, as far as that may have changed, and move facts accordingly."""
+        """Choose the writer for each time, as far as that may have changed, and move facts accordingly."""
         self._renew_spans()
-        # One before the first that may have changed: where that one starts, the turns of this one end.
+        # One before the first that may have changed: the turns of this one end at the start of that one.
         index = max(0, bisect_right(self._choices, self._changed_order, key=_first_order) - 2)
         known = self._first_owners[index] if index else 0
         position = bisect_left(self._order, _first_order(self._choices[index])) if index else 0
@@ -395,7 +395,7 @@ class Recorders:
                 records.has_unplaced = True
 
     def _assign(self, everyone: list[_Records]) -> None:
-        """Move what counts from aside into the ledger."""
+        """Move the facts that count from aside to the ledger."""
         parts: list[tuple[int, EventBatch]] = []
         for records in everyone:
             records.has_unplaced = False
@@ -424,7 +424,7 @@ class Recorders:
                 if owner.records is records or records in owner.others:
                     parts.append((start_ns, batch))
             records.aside = kept if len(kept) else None
-        # In order of time, because what follows the ledger's last fact is appended.
+        # In order of time, because facts after the ledger's last one are appended.
         for _, batch in sorted(parts, key=itemgetter(0)):
             self._ledger.add(batch)
 

@@ -20,9 +20,9 @@ _BLOCK = 1000
 
 
 class StepTimes:
-    """A sorted multiset of durations, in nanoseconds, kept in blocks so that a change costs little.
+    """A sorted multiset of durations, in nanoseconds, in blocks so that a change costs little.
 
-    They are whole numbers held as float64, which sort twice as fast: exact, sums too, up to 104 days a block.
+    They are whole numbers as float64, which sort twice as fast: also their sums are exact, up to 104 days a block.
     """
 
     def __init__(self, parts: Iterable[Sequence[int]] = ()) -> None:
@@ -39,7 +39,7 @@ class StepTimes:
 
     @classmethod
     def of_column(cls, column: array[float], blocks: Iterable[tuple[int, float]]) -> StepTimes:
-        """Return the set of which `to_parts` was called; blocks stay parts of one column until they change."""
+        """Return the set of parts from `to_parts`; blocks stay parts of one column until they change."""
         step_times, lower = cls(), 0
         whole: memoryview[float] = memoryview(column)
         for length, total in blocks:
@@ -208,7 +208,7 @@ _PART = 2**16
 
 
 class JobStepTimes:
-    """Times from the start of a step to the start of the next number, kept in step with the attempts."""
+    """Times from the start of a step to the start of the next number, updated with the attempts."""
 
     def __init__(self, attempts: Attempts) -> None:
         self._attempts = attempts
@@ -217,7 +217,7 @@ class JobStepTimes:
         """Steps before this index have their time in `_kept`."""
 
     def kept(self) -> StepTimes:
-        """Return the times of the steps that count. Costs what is new."""
+        """Return the times of the steps that count. Costs only new steps."""
         if self._kept is None:
             self._kept = StepTimes(
                 times for index, attempt in enumerate(self._attempts) for times in self._parts(index, attempt.cut)
@@ -237,7 +237,7 @@ class JobStepTimes:
         return None if median_ns is None else int(median_ns)
 
     def attempt_median_ns(self, index: int) -> int | None:
-        """Return the median of an attempt's steps, whether they count or not; None when it completed none."""
+        """Return the median of all steps of an attempt, also those that do not count; None without a complete step."""
         times = array("q")
         for part in self._parts(index, NEVER_NS):
             times.extend(part)
@@ -297,7 +297,7 @@ class JobStepTimes:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], columns: list[Any], attempts: Attempts) -> JobStepTimes:
-        """Return the step times that `to_state` was asked of."""
+        """Return the step times of a state from `to_state`."""
         step_times = cls(attempts)
         step_times._kept = StepTimes.of_column(columns[0], state["blocks"])
         step_times._measured = state["measured"]

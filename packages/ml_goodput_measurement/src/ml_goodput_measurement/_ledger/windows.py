@@ -1,4 +1,4 @@
-"""Stretches of a job's life: what lies in a window of time, and what is left when some are excluded."""
+"""Parts of a job's life: the sums of a window, and the sums without excluded time."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _BUCKETS = tuple(Bucket)
 
 @dataclass(frozen=True, slots=True)
 class Window(BucketedTime):
-    """Where a stretch of a job's life went, by the whole history; in nanoseconds unless specified otherwise."""
+    """Sums over a window of a job's life, by the whole history; in nanoseconds unless specified otherwise."""
 
     start_ns: int
     end_ns: int
     buckets: dict[Bucket, int]
-    """Every bucket is there; with `outside_ns` they sum to `end_ns - start_ns`."""
+    """Has every bucket; with `outside_ns` they sum to `end_ns - start_ns`."""
     outside_ns: int
     """Before the job started or after it ended: in no bucket."""
     custom: dict[str, int]
     data_loading_async_ns: int
     estimated_ns: int
     last_step: int
-    """The highest kept step that was done by the end of the window; 0 where there is none."""
+    """The highest kept step that was done by the end of the window; 0 without one."""
     disruptions: int
     """The number of restarts in the window after an attempt with steps."""
     slice_shares: tuple[float, float] | None
@@ -50,7 +50,7 @@ class Life:
         self.start_ns = attempts[0].start_ns
         self.end_ns, self.running = attempts.wall_end(now_ns)
         self.total = books.closed().copy()
-        """Sums over all of it."""
+        """Sums over the whole life."""
         self.total.add(books.last(self.end_ns, running=self.running))
         kept = [attempts.kept_steps(index) for index in range(len(attempts))]
         self.steps_kept = sum(count for count, _ in kept)
@@ -70,7 +70,7 @@ class Life:
         return len(self._returns)
 
     def between(self, start_ns: int, end_ns: int) -> Account:
-        """Return the sums over what of the life lies between two moments."""
+        """Return the sums over the part of the life between two moments."""
         account = self._until(end_ns).copy()
         account.subtract(self._until(start_ns))
         return account
@@ -89,12 +89,12 @@ class Life:
         return account
 
     def parts(self, intervals: Iterable[Interval]) -> list[Interval]:
-        """Return what of some intervals lies in the life."""
+        """Return the parts of intervals that lie in the life."""
         clipped = ((max(start_ns, self.start_ns), min(end_ns, self.end_ns)) for start_ns, end_ns in intervals)
         return [interval for interval in clipped if interval[0] < interval[1]]
 
     def window(self, start_ns: int, end_ns: int) -> Window:
-        """Return what lies in a window."""
+        """Return the sums of a window."""
         account = self.between(start_ns, end_ns)
         inside_ns = sum(end - start for start, end in self.parts([(start_ns, end_ns)]))
         return Window(
@@ -123,7 +123,7 @@ class Life:
     def slice_shares(
         self, intervals: Iterable[Interval], exclusions: Iterable[Interval] = ()
     ) -> tuple[float, float] | None:
-        """Return the means of active and of available slices over what of some intervals lies in the life."""
+        """Return the means of active and of available slices over the parts of intervals that lie in the life."""
         return self._attempts.facts.slices.shares(self.parts(intervals), self.parts(exclusions))
 
     def _until(self, time_ns: int) -> Account:

@@ -1,8 +1,8 @@
-"""Which writer's records count: one writer at a time, chosen for each attempt of a job.
+"""The choice of the writer with records that count: one at a time, for each attempt of a job.
 
-A writer is one recorder in one process. Several record one job where processes have no index, where each slice counts
-its workers from 0, or where an old process goes on after its job was restarted. All that is decided here follows from
-when each of them recorded what, so the order in which entries arrive does not matter.
+A writer is one recorder in one process. Several record one job if processes have no index, if each slice counts its
+workers from 0, or if an old process continues after its job was restarted. Choices follow from the times of records
+alone, so the order in which entries arrive does not matter.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Writer(NamedTuple):
     """A recorder in a process; the fields are in the order in which writers of one time are preferred."""
 
     process_index: int = 0
-    """0 where the process does not know it."""
+    """0 if the process does not know it."""
     name: str = ""
     """Id of the journal's writer; empty for all entries that did not pass through a journal."""
     attempt: str = ""
-    """How often the scheduler had restarted the job, as text; empty where it does not report it."""
+    """The number of restarts by the scheduler, as text; empty if it does not report it."""
     host: str = ""
     pid: str = ""
 
     @property
     def key(self) -> tuple[int, str]:
-        """What distinguishes it from other writers."""
+        """Identifies it among other writers."""
         return (0, self.name) if self.name else (self.process_index, "")
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Writer(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """What a writer recorded from one job start to its next one."""
+    """The records of a writer from one job start to its next one."""
 
     writer: Writer
     start_ns: int
@@ -64,14 +64,14 @@ class Span:
 
     @property
     def step_ns(self) -> int:
-        """How long a step took on average; 0 where that is not known."""
+        """The mean time of a step; 0 if it is not known."""
         if self.first_step is None or self.last_step is None or self.first_step[1] >= self.last_step[1]:
             return 0
         return (self.last_step[0] - self.first_step[0]) // (self.last_step[1] - self.first_step[1])
 
     @property
     def order(self) -> tuple[int, Writer]:
-        """Spans are considered in this order."""
+        """The order in which spans are considered."""
         return self.start_ns, self.writer
 
     @property
@@ -85,14 +85,14 @@ class Span:
 
     @classmethod
     def from_state(cls, writer: Writer, state: Sequence[Any]) -> Span:
-        """Return the span of which `to_state` was called."""
+        """Return the span of a state from `to_state`."""
         start_ns, last_ns, *steps, kinds = state
         first_step, last_step = (None if step is None else (step[0], step[1]) for step in steps)
         times = {kind: (first_ns, last_ns) for kind, (first_ns, last_ns) in kinds.items()}
         return cls(writer, start_ns, last_ns, first_step, last_step, times)
 
     def extend(self, batch: EventBatch, last_ns: int) -> None:
-        """Add events that lie in this span, of which the last is at a moment."""
+        """Add events that lie in this span; the last of them is at `last_ns`."""
         self.last_ns = max(self.last_ns, last_ns)
         for kind, (first_ns, latest_ns) in batch.kinds().items():
             known = self.kinds.get(kind, (first_ns, latest_ns))
@@ -104,9 +104,9 @@ class Span:
             self.last_step = last_step if self.last_step is None else max(self.last_step, last_step)
 
     def completes(self, span: Span) -> bool:
-        """Return whether both could be parts of one attempt: at no time did both record events of one kind."""
+        """Return True if both may be parts of one attempt: they never recorded events of one kind at the same time."""
         if "JobStart" in self.kinds and "JobStart" in span.kinds and self.first_step and span.first_step:
-            return False  # An attempt each, whatever an old process reports late.
+            return False  # Two attempts, also if an old process reports late.
         if self._is_aside(span) or span._is_aside(self):
             return False
         return all(
@@ -116,7 +116,7 @@ class Span:
         )
 
     def keeps_pace(self, span: Span) -> bool:
-        """Return whether both were at the same step at the same time at last, as processes of one attempt are."""
+        """Return True if both were last at the same step at the same time, like processes of one attempt."""
         if self.last_step is None or span.last_step is None:
             return False
         return (
@@ -125,7 +125,7 @@ class Span:
         )
 
     def outlasts(self, span: Span) -> bool:
-        """Return whether it recorded further steps after another one had stopped, which had not ended the job.
+        """Return True if it recorded further steps after another one had stopped without ending the job.
 
         One step more, or a minute, may be a clock that is fast, or the other's last entries that have not arrived yet.
         """
@@ -134,7 +134,7 @@ class Span:
         return self.last_step[1] > span.last_step[1] + 1 and self.last_step[0] > span.last_ns + _SHORT_NS
 
     def _is_aside(self, span: Span) -> bool:
-        """Return whether it starts or ends the job amid another one that trains, and makes no step: a side process."""
+        """Return True for a side process: it starts or ends the job during another one that trains, without steps."""
         return (
             self.first_step is None
             and ("JobStart" in self.kinds or "JobEnd" in self.kinds)
@@ -147,15 +147,15 @@ class Span:
 
 @dataclass(slots=True)
 class ChosenWriter:
-    """The writers of one attempt of a job, of which one counts."""
+    """The writers of one attempt of a job, and the one that counts."""
 
     counts: Span
     first: Span
-    """The one that started first."""
+    """The first one to start."""
     others: list[Span] = field(default_factory=list)
 
     before: list[Span] = field(default_factory=list)
-    """Spans without steps of earlier attempts that go on in this one."""
+    """Spans without steps of earlier attempts that continue in this one."""
 
     def start_ns(self) -> int:
         """Return when the writer that counts, or one of its attempt that completes it, started."""
@@ -177,9 +177,9 @@ class ChosenWriter:
         return chosen[1:]
 
     def turns(self) -> list[tuple[int, Span, list[Span]]]:
-        """Return the spans that count one after another: from when on, which, and those that complete it.
+        """Return the spans that count one after another: start, span, and the spans that complete it.
 
-        Mostly there is one. Where it stops before its attempt does, such as by a full disk, the next one goes on.
+        Mostly there is one. If it stops before its attempt does, for example by a full disk, the next one follows.
         """
         complementary = self.complementary()
         turns = [(self.start_ns(), self.counts, complementary)]
@@ -263,7 +263,7 @@ def choose_writers(spans: Iterable[Span], before: list[ChosenWriter]) -> list[Ch
 
 
 def _is_same_attempt(span: Span, attempt: ChosenWriter) -> bool:
-    """Return whether a span belongs to an attempt that started before it; otherwise it starts the next one."""
+    """Return True if a span belongs to an attempt that started before it; otherwise it starts the next one."""
     counts = attempt.counts
     if span.start_ns > counts.last_ns:
         return False
@@ -279,7 +279,7 @@ def _is_same_attempt(span: Span, attempt: ChosenWriter) -> bool:
     )
     if span.start_ns - attempt.first.start_ns <= _TOGETHER_NS and has_same_first_step:
         return True
-    # A process that replaces another outlives it. The margins keep the answer steady while both are running.
+    # A process that replaces another outlives it. The margins keep the result stable while both are running.
     if counts.last_ns - span.last_ns > max(_SHORT_NS, span.last_ns - span.start_ns):
         return True
     shared_ns = min(counts.last_ns, span.last_ns) - span.start_ns

@@ -1,7 +1,7 @@
 """The helper process's main program: it does the uploads, and ends with its trainer.
 
 Its main thread never does anything that may hang: it receives commands, notices the trainer's death, and ends the
-process at the deadline, whatever the thread that uploads is doing.
+process at the deadline, also if the thread that uploads hangs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GIVEN_UP = "The last upload of goodput was given up at its deadline"
 
 
 def main() -> NoReturn:
-    """Do what the trainer's messages ask for; ends the process."""
+    """Execute the trainer's commands; end the process."""
     ignore_signals()
     lower_priority()
     trainer = Parent()
@@ -111,7 +111,7 @@ def sinks_of(settings: MonitorSettings) -> list[Sink]:
     def cloud_monitoring() -> Exporter:
         from ml_goodput_measurement._export.cloud_monitoring import CloudMonitoringExporter
 
-        # Badput is sent there by cause whatever TensorBoard shows: dashboards add goodput and badput up.
+        # Badput is always sent by cause, since dashboards add up goodput and badput.
         return CloudMonitoringExporter(
             settings.job_name, settings.gcp_options, include_slice_efficiency=settings.include_slice_efficiency
         )

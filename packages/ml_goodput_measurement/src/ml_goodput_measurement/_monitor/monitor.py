@@ -1,4 +1,4 @@
-"""GoodputMonitor: what a trainer calls to see its goodput while it runs."""
+"""GoodputMonitor: the calls of a trainer that uploads its goodput while it runs."""
 
 from __future__ import annotations
 

@@ -68,15 +68,15 @@ class MonitorSettings:
         """Check a monitor's arguments.
 
         Args:
-            arguments: By the names that the constructor has for them.
-            is_elastic: Whether the job is one of `ElasticGoodputMonitor`.
+            arguments: By the names of the constructor's parameters.
+            is_elastic: True for the arguments of `ElasticGoodputMonitor`.
             environ: The environment variables; `ML_GOODPUT_GCS_SYNC_INTERVAL_SECONDS` and `ML_GOODPUT_CACHE_DIR` win
                 over the arguments.
 
         Raises:
-            ConfigurationError: An argument, or one of the variables, cannot be used.
+            ConfigurationError: An argument, or one of the variables, is not valid.
         """
-        configured_backend(environ)  # The helper process would only die of a wrong one.
+        configured_backend(environ)  # The helper process would fail with an invalid one.
         sync_name, sync_seconds = "gcs_sync_interval_seconds", arguments["gcs_sync_interval_seconds"]
         if environ.get(_GCS_SYNC_INTERVAL):
             sync_name, sync_seconds = _GCS_SYNC_INTERVAL, _number_in(environ[_GCS_SYNC_INTERVAL])
@@ -108,7 +108,7 @@ class MonitorSettings:
 
     @property
     def gcs_path(self) -> str | None:
-        """Where the saved state goes besides the disk: the folder of the event files, if that is in a bucket."""
+        """The folder for a copy of the saved state: that of the event files, if it is in a bucket."""
         return self.tensorboard_dir if in_bucket(self.tensorboard_dir) else None
 
     @property
@@ -137,12 +137,12 @@ def checked_windows(rolling_windows_seconds: Any) -> list[int]:
     """Return the lengths of rolling windows in seconds, each once, in the order given.
 
     Raises:
-        ConfigurationError: It is not a list of whole seconds above zero, at least one.
+        ConfigurationError: It is not a list with at least one whole number of seconds above zero.
     """
     try:
         if isinstance(rolling_windows_seconds, (str, bytes, Mapping)):
             raise TypeError
-        # A numpy integer has __index__, as an int has; a bool has it too, and is none.
+        # An integer of numpy has __index__, like an int; so has a bool, which is not valid.
         windows = [window.__index__() for window in rolling_windows_seconds if not isinstance(window, bool)]
         is_usable = (
             len(windows) == len(rolling_windows_seconds) > 0 and 0 < min(windows) <= max(windows) < LONGEST_SECONDS
@@ -158,7 +158,7 @@ def checked_windows(rolling_windows_seconds: Any) -> list[int]:
 
 
 def _number_in(text: str) -> float | str:
-    """Return the number that an environment variable holds, or its text where it holds none."""
+    """Return the number in an environment variable, or its text if that is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -71,10 +71,10 @@ class SnapshotSchedule:
         self._logged: set[tuple[str, str]] = set()
         self._queries = 0
 
-    # --- What is on -----------------------------------------------------------------------------------
+    # --- The uploads that are on -----------------------------------------------------------------------------------
 
     def set_uploads(self, uploads: Mapping[Upload, Sequence[int]], *, flush: bool, flush_seconds: float) -> bool:
-        """Start the uploads that were off, and end those that are no longer on.
+        """Start and end uploads, so that exactly these are on.
 
         Args:
             uploads: Those that are to be on; for rolling windows, their lengths in seconds.
@@ -97,7 +97,7 @@ class SnapshotSchedule:
             return True
         return self._finish(ended, ended_windows, is_all=not uploads, flush_seconds=flush_seconds)
 
-    # --- What is due ----------------------------------------------------------------------------------
+    # --- The uploads that are due ----------------------------------------------------------------------------------
 
     def seconds_to_next(self) -> float | None:
         """Return the seconds until something is due; None while nothing is on."""

@@ -24,11 +24,11 @@ __all__ = ["HelperProcess", "Uploaders"]
 _log = job_logger("ml_diagnostics.goodput")
 
 _MARGIN_SECONDS = 1.0
-"""How much longer than for its last uploads the process is waited for: it reports those that it gave up."""
+"""Additional wait for the process after its last uploads, in which it reports those that it gave up."""
 _GOOD_LIFE_SECONDS = 60.0
 """A process that lived for so long did not fail at its start."""
 _KILLED_SECONDS = 0.25
-"""How long a process that was killed is waited for, so that it has ended when a stop returns."""
+"""The wait for a killed process, so that it has ended when a stop returns."""
 _RUN_OF_STOPS_SECONDS = 60.0
 """Stops within this time share the time to wait, unless an upload was started in between."""
 _AFTER_TROUBLE_SECONDS = 60.0
@@ -208,7 +208,7 @@ class Uploaders:
     def stop(self, upload: Upload, *, flush: bool) -> None:
         """Turn an upload off after doing it once more; wait for that until the deadline at the latest.
 
-        Stops that follow each other share the time to wait: whatever hangs, together they take no longer than one.
+        Consecutive stops share the time to wait: also if something hangs, together they take no longer than one.
         """
         if self._is_forked():
             return
@@ -254,7 +254,7 @@ class Uploaders:
             process.wait_ended(_KILLED_SECONDS)
 
     def _upload_once(self, upload: Upload, windows: list[int], deadline: float) -> None:
-        """Do a last upload, for which there is no process any more, by one that does nothing else."""
+        """Do a last upload by a process of its own, after the helper process has died."""
         process = None
         try:
             process = HelperProcess(self._settings)
@@ -361,7 +361,7 @@ class Uploaders:
                 self._sleep(_AFTER_TROUBLE_SECONDS)
 
     def _is_missing(self) -> bool:
-        """Return True if there should be a process, and there is none."""
+        """Return True if uploads are on without a process."""
         return bool(self._wanted) and self._process is None and threading.main_thread().is_alive()
 
     def _outlive(self, process: HelperProcess | None) -> bool:

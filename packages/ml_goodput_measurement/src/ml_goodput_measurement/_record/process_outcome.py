@@ -1,4 +1,4 @@
-"""ProcessOutcome, in a module of its own: trainers import it, and nothing else of what reads a log."""
+"""ProcessOutcome, in a module of its own: trainers import it without the modules that read a log."""
 
 from __future__ import annotations
 

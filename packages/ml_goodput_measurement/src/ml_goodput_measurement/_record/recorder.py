@@ -1,4 +1,4 @@
-"""GoodputRecorder and ElasticGoodputRecorder: what a training job calls to record its activities.
+"""GoodputRecorder and ElasticGoodputRecorder: the calls with which a training job records its activities.
 
 Every trainer imports this module, so it imports nothing heavy; a call in each step is one line of text and one
 `os.write` (see `ml_diagnostics_common.journal`). If another process watches this one for hangs, each call also
