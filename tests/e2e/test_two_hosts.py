@@ -39,7 +39,7 @@ if host:  # As if it were a machine of its own.
 
 import jax
 from google_cloud_mldiagnostics import machinelearning_run, metrics, xprof
-from google_cloud_mldiagnostics._profiling.xprof import finish_profiles
+from google_cloud_mldiagnostics._profiling.captures import finish_profiles
 
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
 jax.devices()

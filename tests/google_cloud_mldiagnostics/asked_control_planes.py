@@ -1,4 +1,4 @@
-"""Google's control plane as tests ask it: with a clock that only sleeps, and the run that they keep there."""
+"""Google's control plane for tests: with a clock that only sleeps, and a sample run."""
 
 from __future__ import annotations
 

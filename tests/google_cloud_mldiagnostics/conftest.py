@@ -1,12 +1,12 @@
-"""What tests of Google's control plane share, alone and under a run."""
+"""Fixtures for tests of Google's control plane, alone and with a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from google_cloud_mldiagnostics._run_state.active_run import active_run
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
+from google_cloud_mldiagnostics.core.global_manager import active_run
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 
 from ..loopback.control_plane import ControlPlaneServer

@@ -1,4 +1,4 @@
-"""What the journal keeps of runs."""
+"""Read the entries of runs from the journal."""
 
 from __future__ import annotations
 

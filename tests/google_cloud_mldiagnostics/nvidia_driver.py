@@ -1,4 +1,4 @@
-"""A driver for the real pynvml: what it calls in libnvidia-ml.so, in Python."""
+"""A driver for the real pynvml: the functions of libnvidia-ml.so that it calls, in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the machine kept a program waiting that had little to do, so that a test can subtract it."""
+"""Measure how long an idle program waits for the processor, so that a test can subtract it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averages: exact, whoever adds, in memory that does not grow."""
+"""Averages: exact with several threads, in memory that does not grow."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from google_cloud_mldiagnostics import _entries as entries
 from google_cloud_mldiagnostics import machinelearning_run, metrics
 from google_cloud_mldiagnostics._reading import run_source
 from google_cloud_mldiagnostics._recording.run_log import namespace_fields
-from google_cloud_mldiagnostics._run_state.active_run import active_run
 from google_cloud_mldiagnostics.cli import main
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.core.global_manager import active_run
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from ml_diagnostics_common.cloud_logging import _queries as queries
 from ml_diagnostics_common.environment import diagnostics_directory

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics._recording import device_values
-from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
+from google_cloud_mldiagnostics.core.global_manager import ActiveRun
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metrics import record
 from ml_diagnostics_common.guard import LOSSES

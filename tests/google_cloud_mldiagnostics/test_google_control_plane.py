@@ -1,4 +1,4 @@
-"""Google's control plane, asked through the real google.auth and requests, keeps what it is given."""
+"""Google's control plane, called through the real google.auth and requests, stores what it receives."""
 
 from __future__ import annotations
 

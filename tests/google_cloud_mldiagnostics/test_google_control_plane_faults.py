@@ -1,4 +1,4 @@
-"""Google's control plane keeps its promises whatever becomes of requests and answers."""
+"""Google's control plane keeps its promises if requests or answers fail."""
 
 from __future__ import annotations
 

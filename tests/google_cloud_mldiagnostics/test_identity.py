@@ -1,4 +1,4 @@
-"""One run has one id: on all hosts, in each attempt of a known workload, in any script, and short enough."""
+"""A run has one id on all hosts and in each attempt of a known workload; the id is valid for any name."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from typing import cast
 import pytest
 from google_cloud_mldiagnostics._profiling import locations
 from google_cloud_mldiagnostics._profiling.locations import xplane_name
-from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics._system_metrics.sampler import Claims
+from google_cloud_mldiagnostics.core.global_manager import ActiveRun
 from ml_diagnostics_common import files
 from ml_diagnostics_common.files import open_lock_file, try_lock, unlock
 

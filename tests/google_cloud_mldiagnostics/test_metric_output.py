@@ -1,4 +1,4 @@
-"""What a run recorded, as a table, CSV and JSON: every value, and nothing that is made up."""
+"""The metrics of a run as a table, CSV and JSON: every value, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However a process ends, what it recorded arrives: now, or with whoever ships next."""
+"""Recorded values arrive after any end of their process: at once, or by the next process that ships."""
 
 from __future__ import annotations
 

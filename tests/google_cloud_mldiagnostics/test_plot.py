@@ -1,4 +1,4 @@
-"""The picture of a run's curves: what is drawn is what was recorded."""
+"""The picture of a run's curves shows the recorded values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a process of a run lives: real ones on this host, and by what they left on others."""
+"""Checks if a process of a run is alive: real ones on this host, and processes of other hosts by their run's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes of one job, under jax.distributed: one session, a file each, one word to the control plane."""
+"""Real processes of one job, under jax.distributed: one session, a file each, one report to the control plane."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ import json, os, sys, time
 import jax
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics._profiling.xprof import Xprof as xprof, finish_profiles
+from google_cloud_mldiagnostics._profiling.captures import finish_profiles
+from google_cloud_mldiagnostics import xprof
 from google_cloud_mldiagnostics._recording.run_log import RunLog
 from ml_diagnostics_common.environment import diagnostics_directory
 

@@ -1,4 +1,4 @@
-"""Hosts that profile together share a session, what a session is called is safe, and no file overwrites another."""
+"""Hosts that profile together share a session, its name is safe, and no file overwrites another."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from google_cloud_mldiagnostics._profiling import captures
 from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process, finish_profiles
 from google_cloud_mldiagnostics._profiling.uploads import deliveries_of_this_process
-from google_cloud_mldiagnostics._profiling.xprof import Xprof
+from google_cloud_mldiagnostics.core.xprof import Xprof
 
 from .profiled_runs import FileEngine, profiled_run, xplanes
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics._profiling import captures
-from google_cloud_mldiagnostics._profiling.xprof import Xprof
+from google_cloud_mldiagnostics.core.xprof import Xprof
 from ml_diagnostics_common import worker
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer

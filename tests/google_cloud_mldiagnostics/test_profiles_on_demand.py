@@ -1,4 +1,4 @@
-"""Profiles that others take of a job: the server leaves the job alone, and its profiles are like any other."""
+"""Profiles that other processes take of a job: the server does not disturb it, and they are sessions of its run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics._profiling import on_demand
 from google_cloud_mldiagnostics._profiling.locations import location_of
-from google_cloud_mldiagnostics._profiling.on_demand import CaptureWatch, start_on_demand_xprof, stop_on_demand_xprof
-from google_cloud_mldiagnostics._profiling.xprof import Xprof
+from google_cloud_mldiagnostics._profiling.on_demand import CaptureWatch
+from google_cloud_mldiagnostics.core.xprof import Xprof, start_on_demand_xprof, stop_on_demand_xprof
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from ml_diagnostics_common.profiler_service import ProfilerService
 from ml_diagnostics_common.xplane import summary_of
@@ -189,7 +189,7 @@ def test_the_server_waits_for_the_jobs_devices_and_initialises_none() -> None:
         import atexit, os, sys, time
         from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
         from google_cloud_mldiagnostics.mlrun_types import MLRun
-        from google_cloud_mldiagnostics._profiling.on_demand import start_on_demand_xprof
+        from google_cloud_mldiagnostics.core.xprof import start_on_demand_xprof
         from google_cloud_mldiagnostics._recording.run_log import RunLog
         from ml_diagnostics_common.environment import diagnostics_directory
 

@@ -1,4 +1,4 @@
-"""What is recorded by mistake costs neither the job's time nor its memory, and no secret leaves by a metric."""
+"""A value that is recorded by mistake costs the job neither time nor memory, and no metric contains a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run reaches Google's control plane as it is on this machine, and nothing that fails there hurts the job."""
+"""Google's control plane receives a run in its state on this machine, and no failure there affects the job."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics import machinelearning_run
-from google_cloud_mldiagnostics._run_state.active_run import active_run
-from google_cloud_mldiagnostics._version import __version__
+from google_cloud_mldiagnostics import __version__, machinelearning_run
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.core.global_manager import active_run
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from ml_diagnostics_common.environment import diagnostics_directory

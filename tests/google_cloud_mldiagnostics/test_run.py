@@ -1,4 +1,4 @@
-"""machinelearning_run: what it takes, what it makes of it, and what it must never do."""
+"""machinelearning_run: its arguments, the run that it returns, and its effects on the job."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run, metrics
-from google_cloud_mldiagnostics._run.arguments import checked_gcs_path, checked_region
-from google_cloud_mldiagnostics._run_state.active_run import active_run
+from google_cloud_mldiagnostics._run.arguments import checked_region
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.core.global_manager import active_run
 from google_cloud_mldiagnostics.custom_types.exceptions import MLRunConfigurationError
 from google_cloud_mldiagnostics.custom_types.mlrun_types import Framework, Orchestrator, RunPhase
 from google_cloud_mldiagnostics.mlrun_types import MLRun
+from google_cloud_mldiagnostics.utils import normalize_gcs_path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.environment import diagnostics_directory
@@ -155,7 +156,7 @@ def test_a_secret_in_the_name_or_the_group_of_a_run_is_redacted() -> None:
     ],
 )
 def test_a_path_for_profiles_has_no_doubled_slashes(given_path: str | Path | None, kept_path: str | None) -> None:
-    assert checked_gcs_path(given_path) == kept_path
+    assert normalize_gcs_path(given_path) == kept_path
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `machinelearning_run` takes, and the fields of the MLRun that it returns."""
+"""The arguments of `machinelearning_run`, and the fields of the MLRun that it returns."""
 
 from __future__ import annotations
 

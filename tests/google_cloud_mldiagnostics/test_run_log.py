@@ -1,4 +1,4 @@
-"""A run's log: from the journal to Cloud Logging, whatever stands between them."""
+"""A run's log, from the journal to Cloud Logging, also if the network or the service fails."""
 
 from __future__ import annotations
 

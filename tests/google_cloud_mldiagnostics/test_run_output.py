@@ -1,4 +1,4 @@
-"""A run as a page of text: what matters first, and no more than a page."""
+"""A run as one page of text, with the most important part first."""
 
 from __future__ import annotations
 

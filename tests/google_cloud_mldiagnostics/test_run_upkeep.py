@@ -1,4 +1,4 @@
-"""What a run does beside what it is asked for: little, and less as time goes on; and what becomes of odd beginnings."""
+"""Upkeep of a run: configs are collected ever less often; a run that starts at an odd moment does no harm."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run
-from google_cloud_mldiagnostics._run_state.active_run import active_run
 from google_cloud_mldiagnostics._run_state.attempts import Member, end, join, last_attempt, new_run
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.core.global_manager import active_run
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 
 from ..waiting import wait_until

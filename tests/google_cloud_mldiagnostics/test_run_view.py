@@ -1,4 +1,4 @@
-"""The state of a run, from entries of its processes, its stored record, and silence."""
+"""The state of a run, from entries of its processes, its stored record, and the time without entries."""
 
 from __future__ import annotations
 

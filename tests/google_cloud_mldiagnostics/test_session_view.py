@@ -1,4 +1,4 @@
-"""A profile of an ended process is not shown as active, whatever its last entry."""
+"""A profile of an ended process is not shown as active, also if its last entry is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is computed with is known without that anything is initialised, run or asked for."""
+"""Software and hardware of a run are collected without initialising a framework or a device."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ import psutil
 import pynvml
 import pytest
 from google_cloud_mldiagnostics._recording.run_log import RunLog
-from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics._system_metrics import Reading, cgroup, gpu, host, payload_of, tpu
 from google_cloud_mldiagnostics._system_metrics.gpu import GpuMeter, is_visible
 from google_cloud_mldiagnostics._system_metrics.host import HostMeter, ProcessMeter
 from google_cloud_mldiagnostics._system_metrics.sampler import Bounded, Claims, SystemMetrics
+from google_cloud_mldiagnostics.core.global_manager import ActiveRun
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from hypothesis import given

@@ -84,7 +84,7 @@ def test_a_run_that_the_control_plane_never_took_is_created(server: ControlPlane
     server.faults.always(Status(503))
     programs.run(f"""{HASTE}
 machinelearning_run('one', log_system_metrics=False)
-from google_cloud_mldiagnostics._run_state.active_run import active_run
+from google_cloud_mldiagnostics.core.global_manager import active_run
 while active_run().registration.error is None:
     time.sleep(0.01)
 """)

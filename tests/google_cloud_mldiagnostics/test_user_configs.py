@@ -1,4 +1,4 @@
-"""A run's configs are kept whatever they are made of: as text, without secrets, and no larger than can be sent."""
+"""A run's configs of any type are stored: as text, without secrets, and no larger than can be sent."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 from google_cloud_mldiagnostics._profiling.engines import XlaEngine, engine_for
-from google_cloud_mldiagnostics._profiling.on_demand import start_on_demand_xprof, stop_on_demand_xprof
-from google_cloud_mldiagnostics._profiling.xprof import Xprof
 from google_cloud_mldiagnostics._system_configs import collect_software
+from google_cloud_mldiagnostics.core.xprof import Xprof, start_on_demand_xprof, stop_on_demand_xprof
 from google_cloud_mldiagnostics.mlrun_types import Framework
 
 from ..waiting import wait_until

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google_cloud_mldiagnostics import xprof
 from google_cloud_mldiagnostics._profiling import captures as captures_module
 from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process, finish_profiles
 from google_cloud_mldiagnostics._profiling.engines import JaxEngine
 from google_cloud_mldiagnostics._profiling.sessions import HostsCheck, Session
-from google_cloud_mldiagnostics._profiling.xprof import Xprof as xprof  # noqa: N813
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import MLRun
@@ -289,7 +289,7 @@ def test_decorating_initialises_nothing() -> None:
 
     program = (
         "import sys\n"
-        "from google_cloud_mldiagnostics._profiling.xprof import Xprof\n"
+        "from google_cloud_mldiagnostics.core.xprof import Xprof\n"
         "@Xprof(process_index_list=[0])\n"
         "def train(): pass\n"
         "assert not {'jax', 'numpy', 'grpc'} & set(sys.modules), sorted(sys.modules)\n"

@@ -1,4 +1,4 @@
-"""Profiles in a bucket: a thread brings them there, however it behaves; until then they are on this machine."""
+"""Profiles for a bucket: a thread uploads them, and retries; until then they are on this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from google_cloud_mldiagnostics._profiling import uploads
-from google_cloud_mldiagnostics._profiling.xprof import Xprof, finish_profiles
-from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
+from google_cloud_mldiagnostics._profiling.captures import finish_profiles
+from google_cloud_mldiagnostics.core.global_manager import ActiveRun
+from google_cloud_mldiagnostics.core.xprof import Xprof
 from ml_diagnostics_common import storage, worker
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.xplane import summary_of
@@ -214,7 +215,7 @@ def test_the_end_of_the_program_waits_for_uploads_and_ends_an_open_profile(bucke
         import jax
         from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
         from google_cloud_mldiagnostics.mlrun_types import MLRun
-        from google_cloud_mldiagnostics._profiling.xprof import Xprof
+        from google_cloud_mldiagnostics.core.xprof import Xprof
         from google_cloud_mldiagnostics._recording.run_log import RunLog
         from ml_diagnostics_common.environment import diagnostics_directory
 

@@ -20,14 +20,14 @@ from typing import Any, TypeVar, cast
 from ml_diagnostics_common.guard import guarded_as, job_logger, warn_once
 
 from google_cloud_mldiagnostics._agreement import jax_processes
-from google_cloud_mldiagnostics._profiling.captures import Capture, Members, captures_of_this_process, finish_profiles
+from google_cloud_mldiagnostics._profiling.captures import Capture, Members, captures_of_this_process
 from google_cloud_mldiagnostics._profiling.locations import Location, location_of
 from google_cloud_mldiagnostics._profiling.sessions import checked_session_id
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 
-__all__ = ["Xprof", "finish_profiles"]
+__all__ = ["Xprof"]
 
 logger = job_logger("google_cloud_mldiagnostics.profiling")
 
