@@ -216,6 +216,28 @@ def test_a_value_that_is_not_a_number_is_counted_and_logged_once(
     assert "x could not be recorded" in warning.getMessage()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({}, "got none"),
+        ({"value": 1.0, "labels": ["a"]}, "expected labels as a mapping, got list"),
+        (
+            {"value": 1.0, "timestamp": "yesterday"},
+            "expected a timestamp in seconds, RFC 3339 or datetime, got an inva",
+        ),
+        ({"value": 1.0, "timestamp": [1]}, "expected a timestamp in seconds, RFC 3339 or datetime, got list"),
+        ({"value": numpy.zeros((2, 3))}, "expected a scalar or 1-D array, got an array of 2 dimensions"),
+    ],
+)
+def test_a_warning_names_the_metric_and_what_is_expected(
+    run: ActiveRun, caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], reason: str
+) -> None:
+    record("loss", **arguments)
+    [warning] = caplog.records
+    assert "A value of loss could not be recorded" in warning.getMessage()
+    assert reason in warning.getMessage()
+
+
 def test_a_subclass_of_float_is_recorded_by_its_own_value_or_refused(tmp_path: Path, run: ActiveRun) -> None:
     record("x", Liar(2.5))
     assert [payload["values"] for _, payload in metrics_of(tmp_path)] in ([[2.5]], [])

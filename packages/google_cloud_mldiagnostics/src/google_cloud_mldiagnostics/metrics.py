@@ -179,9 +179,9 @@ class _RecordedRun:
             RecordingError: No metric can have that name.
         """
         if not name or name.startswith(_OUR_PREFIX):
-            raise RecordingError(f"a metric's name that is empty or starts with {_OUR_PREFIX}")
+            raise RecordingError(f"expected a metric name that does not start with {_OUR_PREFIX} and is not empty")
         if len(name) > _LONGEST_NAME:
-            raise RecordingError(f"a metric's name of more than {_LONGEST_NAME} characters")
+            raise RecordingError(f"expected a metric name of at most {_LONGEST_NAME} characters, got a longer one")
         known = self.metrics.get(name)
         if known is None:
             if len(self.metrics) >= _MOST_NAMES:
@@ -260,12 +260,13 @@ def _record_any(
     timestamp: Moment | None,
 ) -> None:
     if value is _MISSING:
-        raise RecordingError("expected at least one value, got an empty mapping")
+        given = "an empty mapping" if isinstance(name, Mapping) else "none"
+        raise RecordingError(f"expected at least one value, got {given}")
     shown = _name(name)
     metric = recorded.metric(shown)
     host = {"hostname": recorded.run.host, "process_index": str(recorded.run.process_index)} if on_all_hosts else {}
-    details = _details(host, labels)
-    given = _timestamp(timestamp)
+    details = _details(host, labels, shown)
+    given = _timestamp(timestamp, shown)
     fetch_value, fetch_step = device_values.fetch_of(value), device_values.fetch_of(step)
     if fetch_value is None and fetch_step is None:
         _write(recorded, metric, shown, value, step, details, given)
@@ -316,7 +317,7 @@ def _step_or_none(step: Any, name: str, recorded: _RecordedRun) -> int | None:
         return None
 
 
-def _details(host: Mapping[str, str], labels: Any) -> str:
+def _details(host: Mapping[str, str], labels: Any, metric: str) -> str:
     """Return host and labels as what follows in the payload, without secrets.
 
     A label with the name of a field of ours gets another name. `hostname` and `process_index` are such fields even if
@@ -324,7 +325,7 @@ def _details(host: Mapping[str, str], labels: Any) -> str:
     """
     details: dict[str, Any] = dict(host)
     if labels is not None and not isinstance(labels, Mapping):
-        _lose(f"labels that are a {shown_type(labels)} (the value is recorded without them)", "labels")
+        _lose(f"expected labels as a mapping, got {shown_type(labels)} (the value is recorded without them)", metric)
         labels = None
     for key, label in (labels or {}).items():
         name = redact_text(str(key))
@@ -343,7 +344,7 @@ def _is_secret(label: str) -> bool:
     return is_secret_key(label)
 
 
-def _timestamp(moment: Moment | None) -> str | None:
+def _timestamp(moment: Moment | None, metric: str) -> str | None:
     """Return a moment in ns since 1970 as digits; None, counted, if it is invalid."""
     if moment is None:
         return None
@@ -357,7 +358,10 @@ def _timestamp(moment: Moment | None) -> str | None:
             return str(timestamp_ns)
     except Exception:
         pass
-    _lose(f"a timestamp that is a {shown_type(moment)} and no moment (the value is recorded as of now)", "timestamp")
+    given = "an invalid one" if isinstance(moment, (str, int, float, datetime.datetime)) else shown_type(moment)
+    _lose(
+        f"expected a timestamp in seconds, RFC 3339 or datetime, got {given} (the value is recorded as of now)", metric
+    )
     return None
 
 

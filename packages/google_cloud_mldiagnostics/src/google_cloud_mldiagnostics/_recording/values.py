@@ -26,7 +26,7 @@ LARGEST_STEP = 2**63
 """Steps are smaller, and larger than its negative."""
 
 _LONGEST_STEP = 100  # As text.
-_TOO_LARGE = "a step beyond 64 bits"
+_TOO_LARGE = "expected a step of at most 64 bits, got a larger one"
 _NOT_NUMBERS = frozenset("cSUMm")
 """Kinds of numpy's dtypes: complex, bytes, text, moments, durations."""
 
@@ -103,7 +103,7 @@ def _items(value: Any) -> Iterable[Any]:
     if not isinstance(dimensions, int) or not hasattr(value, "dtype"):
         return (value,)
     if getattr(value.dtype, "kind", "") in _NOT_NUMBERS:
-        raise RecordingError(f"a {shown_type(value)} of {value.dtype} is not a number")
+        raise RecordingError(f"expected numbers, got a {shown_type(value)} of {value.dtype}")
     _refuse_masked(value)
     if dimensions == 0:
         return (value.item(),)
@@ -118,9 +118,9 @@ def check_shape(dimensions: int, count: int) -> None:
         RecordingError: It has more than one dimension, or too many values.
     """
     if dimensions > 1:
-        raise RecordingError(f"an array of {dimensions} dimensions is not a list of values")
+        raise RecordingError(f"expected a scalar or 1-D array, got an array of {dimensions} dimensions")
     if count > MOST_VALUES:
-        raise RecordingError(f"a list of more than {MOST_VALUES:,} values")
+        raise RecordingError(f"expected at most {MOST_VALUES:,} values, got more")
 
 
 def _number(value: Any) -> float:
@@ -135,7 +135,7 @@ def _number(value: Any) -> float:
         # The method of float itself, since that of a subclass may return anything.
         return float.__float__(float(cast("SupportsFloat | SupportsIndex", value)))
     except Exception as error:
-        raise RecordingError(f"a {shown_type(value)} that float does not take") from error
+        raise RecordingError(f"expected a number, got a {shown_type(value)} that float() does not accept") from error
 
 
 def _refuse_masked(value: Any) -> None:
@@ -146,7 +146,7 @@ def _refuse_masked(value: Any) -> None:
     """
     mask: Any = getattr(value, "mask", None)
     if hasattr(mask, "any") and bool(mask.any()):
-        raise RecordingError("a value that is masked (numpy.ma)")
+        raise RecordingError("expected a number, got a value that is masked (numpy.ma)")
 
 
 def _is_array(value: Any) -> bool:
