@@ -54,7 +54,7 @@ def _free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def _program(source: str, *arguments: str, **variables: str) -> Iterator[str]:
-    """Runs a program until the block is left; gives the first line that it prints."""
+    """Run a program until the block is left; yield the first line that it prints."""
     command = [sys.executable, "-c", source, *arguments]
     environment = process.environment_of_a_job({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **variables})
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as job:
@@ -67,7 +67,7 @@ def _program(source: str, *arguments: str, **variables: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _jobs(rest_seconds: float) -> Iterator[list[str]]:
-    """Some JAX jobs on this machine; their addresses."""
+    """Run some JAX jobs on this machine; yield their addresses."""
     ports = _free_ports(_HOSTS)
     with contextlib.ExitStack() as stack:
         for port in ports:
@@ -95,7 +95,7 @@ def _start_ns(file: Path) -> int:
 
 
 def _reference_seconds() -> float | None:
-    """The public command, on pods of a Kubernetes on loopback: it has no other connection to this machine."""
+    """Time the public command on pods of a Kubernetes on loopback: it has no other connection to this machine."""
     if not shutil.which("kubectl"):
         return None
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer

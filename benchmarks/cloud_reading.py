@@ -20,7 +20,7 @@ _PROJECT = "project"
 
 
 def read_ours() -> dict[str, Any]:
-    """Our reader."""
+    """Read with our reader."""
     from ml_diagnostics_common.backoff import RequestBudget
     from ml_diagnostics_common.cloud_logging import CloudLoggingReader, PageReader, make_transport
     from ml_diagnostics_common.credentials import find_cloud

@@ -36,7 +36,7 @@ class Finished:
 
 
 def run(argv: Sequence[str], environment: Mapping[str, str], *, typed: str = "") -> Finished:
-    """Runs a command.
+    """Run a command.
 
     Args:
         argv: The program and its arguments.
@@ -65,17 +65,17 @@ def run(argv: Sequence[str], environment: Mapping[str, str], *, typed: str = "")
 
 
 def median(runs: Sequence[Finished]) -> Finished:
-    """The run that took neither longest nor shortest."""
+    """Return the run with the median duration."""
     return sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
 
 
 def ours() -> str:
-    """The path of our `xprofiler`."""
+    """Return the path of our `xprofiler`."""
     return str(Path(sys.executable).with_name("xprofiler"))
 
 
 def reference() -> str:
-    """The path of the public command, in an environment of its own."""
+    """Return the path of the public command, in an environment of its own."""
     return str(process.reference_python_of("reference-xprofiler").with_name("xprofiler"))
 
 

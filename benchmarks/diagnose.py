@@ -34,7 +34,7 @@ _DISTINCT_FILES = 100
 
 
 def configuration(*, collect: bool = True, cloud: bool = False, interval: float = 600, hangs: bool = False) -> Any:
-    """A configuration as both take it; hangs are ours alone."""
+    """Return a configuration that both accept; only ours watches for hangs."""
     from cloud_tpu_diagnostics.configuration import (
         debug_configuration,
         diagnostic_configuration,
@@ -63,7 +63,7 @@ def write_traces_to(folder: Path) -> None:
 
 
 def enter_and_leave(cloud: bool, interval: float) -> dict[str, float]:
-    """Seconds to enter a block and to leave it a little later, in a process that has not had one before."""
+    """Return the seconds to enter the first block of a process, and to leave it a little later."""
     from cloud_tpu_diagnostics import diagnostic
 
     with contextlib.suppress(ImportError):
@@ -83,7 +83,7 @@ def enter_and_leave(cloud: bool, interval: float) -> dict[str, float]:
 
 
 def disabled(count: int, repetitions: int) -> dict[str, float]:
-    """Seconds of a block that collects nothing, and of an empty context manager."""
+    """Return the seconds of a block that collects nothing, and of an empty context manager."""
     from cloud_tpu_diagnostics import diagnostic
 
     nothing = configuration(collect=False)
@@ -185,7 +185,7 @@ def _lock_twice(library: Any) -> None:
 
 
 def _dumps_in_a_hang(python: str, library: str, *, cloud: bool) -> tuple[int, list[float]]:
-    """How many dumps with the stuck frame a hang has, and how long py-spy takes from outside."""
+    """Return the number of dumps with the stuck frame in a hang, and the time that py-spy takes from outside."""
     with tempfile.TemporaryDirectory() as folder:
         stderr = Path(folder, "stderr")
         program = f"from benchmarks import diagnose; diagnose.hang({library!r}, {cloud!r}, {folder + '/d'!r})"
@@ -209,7 +209,7 @@ def _dumps_in_a_hang(python: str, library: str, *, cloud: bool) -> tuple[int, li
 
 
 def _spy(pid: int) -> float | None:
-    """Seconds of a `py-spy dump`; None where it is not installed, or not allowed."""
+    """Return the seconds of a `py-spy dump`; None if it is not installed, or not permitted."""
     beside = Path(sys.executable).with_name("py-spy")
     if not beside.exists():
         return None
@@ -238,7 +238,7 @@ def _hangs() -> Table:
 
 
 def spin(threads: int, rounds: int, how: str) -> dict[str, list[float]]:
-    """A thread that always runs, among many that are idle: how long it stands still in each round.
+    """Measure how long a thread that always runs, among many idle ones, is stopped in each round.
 
     Args:
         threads: How many are idle.
@@ -267,7 +267,7 @@ def spin(threads: int, rounds: int, how: str) -> dict[str, list[float]]:
 
 
 def _crowd(count: int) -> None:
-    """Starts threads that wait, some frames deep; a few kinds of stacks."""
+    """Start threads that wait, some frames deep, with a few kinds of stacks."""
     gate, started = threading.Lock(), threading.Barrier(count + 1)
     gate.acquire()
 
@@ -296,7 +296,7 @@ def _longest_gap(duration: float) -> float:
 
 
 def _take(how: str, rounds: int, threads_dumped: list[float]) -> None:
-    """Takes the stacks of all threads once a round, about in its middle."""
+    """Take the stacks of all threads once a round, about in its middle."""
     import faulthandler
 
     from cloud_tpu_diagnostics._dumps.snapshot import take_snapshot
@@ -325,7 +325,7 @@ def _take(how: str, rounds: int, threads_dumped: list[float]) -> None:
 
 
 def _entries(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The payloads of that kind in the journal."""
+    """Return the payloads of one kind in the journal."""
     from cloud_tpu_diagnostics.entries import LOG_ID
     from ml_diagnostics_common.reader import JournalReader
 
@@ -381,7 +381,7 @@ def _pauses(*, quick: bool) -> Table:
 
 
 def _write_job(folder: Path) -> None:
-    """The trace files of a job; a hundred of them differ, and the others are more names of theirs."""
+    """Write the trace files of a job: a hundred different ones, and links to them under other names."""
     for number in range(_PROCESSES):
         path = folder / f"stack_trace_2026_11_21_15_04_05_host-{number}_{100 + number}.txt"
         if number < _DISTINCT_FILES:
@@ -392,7 +392,7 @@ def _write_job(folder: Path) -> None:
 
 
 def _dump(number: int) -> str:
-    """As faulthandler writes it; one in a hundred is elsewhere."""
+    """Return a dump as faulthandler writes it; in one of a hundred the main thread is in another function."""
     lines = [
         "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every 600 seconds.",
         "Timeout (0:10:00)!",

@@ -16,7 +16,7 @@ from benchmarks.results import Row, Table, seconds
 
 
 def write_journal(steps: int) -> int:
-    """Writes a job to the journal; returns how many entries it has."""
+    """Write a job to the journal; return its number of entries."""
     from ml_diagnostics_common.journal import Journal
 
     journal = Journal(LOG, root=Path(os.environ["ML_DIAGNOSTICS_DIR"]), labels={"job": JOB, "process_index": "0"})

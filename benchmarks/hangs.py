@@ -32,7 +32,7 @@ def measure_hangs(hangs: int, slow_phases: int, days: int) -> dict[str, list[flo
 
 
 def publish(count: int, repetitions: int) -> dict[str, float]:
-    """Seconds of a call, in turns: with a page, without, and the bare copy of as many bytes into mapped memory."""
+    """Return the seconds of a call: with a page, without, and of a bare copy of as many bytes to mapped memory."""
     import mmap
 
     from ml_diagnostics_common import progress
@@ -58,7 +58,7 @@ def publish(count: int, repetitions: int) -> dict[str, float]:
 
 
 def record(count: int, repetitions: int) -> dict[str, float]:
-    """Seconds of a step recorded, with a page and without, in turns."""
+    """Return the seconds to record a step, with a page and without, in turns."""
     from ml_diagnostics_common import progress
     from ml_goodput_measurement.goodput import GoodputRecorder
 

@@ -11,7 +11,7 @@ from benchmarks.results import Row, Table, seconds
 
 
 def import_names(*names: str) -> dict[str, float]:
-    """Imports the library and takes names from it; the same code for both."""
+    """Import the library and take names from it; the same code for both."""
     before = process.resident_mib()
     started = time.perf_counter()
     from ml_goodput_measurement import goodput
@@ -22,12 +22,12 @@ def import_names(*names: str) -> dict[str, float]:
 
 
 def import_recorder() -> dict[str, float]:
-    """What every training process imports."""
+    """Import what every training process imports."""
     return import_names("GoodputRecorder")
 
 
 def import_calculator() -> dict[str, float]:
-    """What a process that asks imports too."""
+    """Import what a process that queries needs, too."""
     return import_names("GoodputRecorder", "GoodputCalculator")
 
 

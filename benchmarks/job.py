@@ -22,10 +22,10 @@ Payload = dict[str, Any]
 
 
 class Training:
-    """A job that runs on: `payloads(until)` goes on from where the last call ended."""
+    """A job that continues: `payloads(until)` starts at the end of the last call."""
 
     def __init__(self, steps: int, custom_events: int = 0) -> None:
-        """Plans the rollbacks, evenly over `steps`, and a custom event every so many."""
+        """Plan the rollbacks, evenly over `steps`, and the custom events."""
         self._rng = random.Random(steps)
         self._rollbacks = [steps * (number + 1) // (_ROLLBACKS + 1) for number in range(_ROLLBACKS)]
         self._custom_every = steps // custom_events if custom_events else 0
@@ -34,7 +34,7 @@ class Training:
         self._started = False
 
     def payloads(self, until: int) -> Iterator[Payload]:
-        """The payloads up to the start of step `until`."""
+        """Yield the payloads up to the start of step `until`."""
         if not self._started:
             self._started = True
             yield from self._start()
@@ -72,7 +72,7 @@ class Training:
 
 
 def save(step: int, at: float) -> Payload:
-    """A save as Orbax logs it; it blocks for 1.5 s."""
+    """Return a save as Orbax logs it, which blocks for 1.5 s."""
     return {
         "job_name": JOB,
         "event_type": "save",

@@ -23,7 +23,7 @@ class JournalledJob:
 
     @classmethod
     def resumed(cls) -> JournalledJob:
-        """The job that `write` left in this folder."""
+        """Return the job that `write` left in this folder."""
         return cls(pickle.loads(_kept().read_bytes()))
 
     def clock_ns(self) -> int:
@@ -31,7 +31,7 @@ class JournalledJob:
         return int(self.training.at * 1e9)
 
     def run(self, until: int) -> int:
-        """Goes on up to the start of step `until`; returns how many entries it has written."""
+        """Continue up to the start of step `until`; return the number of written entries."""
         entries = 0
         for payload in self.training.payloads(until):
             self._journal.append_text(str(self.clock_ns()), json.dumps(payload, separators=(",", ":")))
@@ -39,7 +39,7 @@ class JournalledJob:
         return entries
 
     def close(self) -> None:
-        """Closes the journal; `resumed` goes on from here."""
+        """Close the journal; `resumed` continues from here."""
         self._journal.close()
         _kept().write_bytes(pickle.dumps(self.training))
 

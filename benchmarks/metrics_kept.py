@@ -55,7 +55,7 @@ class Kept:
 
 
 def main() -> NoReturn:
-    """A process that records for a second, or so many values, and ends."""
+    """Record for a second, or a number of values, and end."""
     kind, urls, count, ending = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     results, sys.stdout = sys.stdout, sys.stderr
     trackers.prepare(kind, urls)
@@ -74,7 +74,7 @@ def main() -> NoReturn:
 
 
 def kept_in_files(kind: str, urls: dict[str, str], folder: str) -> int:
-    """How many values of the metric are in what W&B or MLflow left on the disk."""
+    """Return the number of values of the metric in the files of W&B or MLflow."""
     del urls
     if kind == "mlflow":
         (file,) = Path(folder).glob("mlruns/*/*/metrics/loss")
@@ -87,7 +87,7 @@ def kept_in_files(kind: str, urls: dict[str, str], folder: str) -> int:
 
 
 def _leveldb_records(log: bytes) -> Iterator[bytes]:
-    """The records of a log in LevelDB's format behind W&B's seven bytes, as far as they are whole.
+    """Yield the whole records of a log in LevelDB's format behind W&B's seven bytes.
 
     Source: https://github.com/google/leveldb/blob/main/doc/log_format.md
     """
@@ -184,7 +184,7 @@ def _kept(tracker: Tracker, cloud: RunCloud, folder: str) -> int:
 
 
 def _sync(folder: Path, environment: dict[str, str]) -> None:
-    """Sends what the process has left, as a person does."""
+    """Send what the process has left, as a user does."""
     (run,) = (path.name for path in (folder / "runs").iterdir() if path.is_dir())
     command = [sys.executable, "-m", "google_cloud_mldiagnostics.cli", "sync", run]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

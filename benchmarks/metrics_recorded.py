@@ -23,7 +23,7 @@ Times = dict[str, list[float]]
 
 
 def record_metrics(kind: str, urls: dict[str, str], tight: int, paced: int) -> dict[str, Any]:
-    """Records in a tight loop and then paced, there beside a bare append of as many bytes as an entry of ours.
+    """Record in a tight loop and then paced, there beside a bare append of as many bytes as an entry of ours.
 
     Args:
         kind: Of the tracker.
@@ -53,7 +53,7 @@ def record_metrics(kind: str, urls: dict[str, str], tight: int, paced: int) -> d
 
 
 def _line(kind: str) -> bytes:
-    """The bytes that the first entry of the metric has in our journal."""
+    """Return the bytes of the first entry of the metric in our journal."""
     if kind == "ours":
         for segment in Path(os.environ["ML_DIAGNOSTICS_DIR"]).glob("journal/*/*.jsonl"):
             for line in segment.read_bytes().splitlines(keepends=True):
@@ -65,7 +65,7 @@ def _line(kind: str) -> bytes:
 
 
 def _tight(function: Record, first_step: int, count: int) -> list[float]:
-    """Seconds of each call."""
+    """Return the seconds of each call."""
     times, clock = [], time.perf_counter_ns
     for step in range(first_step, first_step + count):
         started = clock()
@@ -75,7 +75,7 @@ def _tight(function: Record, first_step: int, count: int) -> list[float]:
 
 
 def _paced(functions: dict[str, Record], first_step: int, count: int) -> Times:
-    """Seconds of each call; the functions take turns, with a pause before each call."""
+    """Return the seconds of each call; the functions take turns, with a pause before each call."""
     times: Times = {name: [] for name in functions}
     for step in range(first_step, first_step + count):
         for name, function in functions.items():
@@ -112,7 +112,7 @@ def _run(tracker: Tracker, tight: int, paced: int) -> dict[str, Any]:
 
 
 def _sizes(tracker: Tracker, tight: int, paced: int) -> tuple[int, int]:
-    """Of the tight loop and the paced one; fewer for those that would take minutes."""
+    """Return the sizes of the tight loop and the paced one; smaller for those that would take minutes."""
     if tracker.name == "1.0.0":
         return tight // 200, min(paced, 200)
     return tight // 20, paced // 4

@@ -30,7 +30,7 @@ _CACHE_BYTES = 64 << 20
 
 
 def construct() -> dict[str, float]:
-    """Makes a monitor and starts its goodput uploader, where no cloud is found; the same code for both."""
+    """Make a monitor and start its goodput uploader without a cloud; the same code for both."""
     folder = tempfile.mkdtemp()
     times: dict[str, float] = {}
     with _timed(times, "import"):
@@ -47,7 +47,7 @@ def construct() -> dict[str, float]:
 
 
 def construct_reference() -> dict[str, float]:
-    """The same, where the google clients find credentials: the reference raises where they find none."""
+    """Do the same with credentials for Google's clients: the reference raises without them."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials
 
@@ -82,7 +82,7 @@ class _Clock:
 
 
 def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
-    """The CPU seconds of ticks as the helper process does them, by what is exported; each after ten new steps.
+    """Return the CPU seconds of ticks of the helper process, by what is exported; each after ten new steps.
 
     Args:
         ticks: How many of each kind.
@@ -153,7 +153,7 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
 
 
 def _pretend_exported(folder: str, until_ns: int) -> None:
-    """As if the deviations of the earlier steps had been written to the folder's TensorBoard log."""
+    """Mark the deviations of the earlier steps as written to the folder's TensorBoard log."""
     from ml_goodput_measurement._export.export_state import ExportState, Progress, state_path
 
     output = Path(folder).resolve() / "goodput"
@@ -168,7 +168,7 @@ def _pretend_exported(folder: str, until_ns: int) -> None:
 
 
 def deviate_ours(cycles: int) -> dict[str, Any]:
-    """Exports the deviations of a job's steps to TensorBoard until all are, then after every ten new steps."""
+    """Export all deviations of a job's steps to TensorBoard, then those of every ten new steps."""
     from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
     from ml_goodput_measurement._query.calculator import GoodputCalculator
 
@@ -197,7 +197,7 @@ def deviate_ours(cycles: int) -> dict[str, Any]:
 
 
 def deviate_reference(steps: int, cycles: int) -> dict[str, Any]:
-    """The reference's deviations, all written with tensorboardX in each cycle, as its uploader does."""
+    """Write all deviations of the reference with tensorboardX in each cycle, as its uploader does."""
     from ml_goodput_measurement import goodput
     from tensorboardX import SummaryWriter
 
@@ -234,7 +234,7 @@ def _size(folder: str) -> int:
 
 
 def _points(folder: str) -> dict[str, list[int]]:
-    """The steps that event files have points for, by tag."""
+    """Return the steps with points in event files, by tag."""
     from tensorboardX.proto.event_pb2 import Event
 
     points: dict[str, list[int]] = {}

@@ -22,10 +22,10 @@ Times = tuple[float, float]
 
 
 class Trainer(abc.ABC):
-    """Does steps, one after the other, and times each.
+    """Makes steps, one after the other, and times each.
 
     Attributes:
-        step: How many it has done.
+        step: The number of steps so far.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class Trainer(abc.ABC):
 
     @abc.abstractmethod
     def do(self, step: int) -> None:
-        """Does one step."""
+        """Make one step."""
 
     def steps(self, count: int) -> list[Times]:
-        """How long each of so many steps takes."""
+        """Make steps; return the time of each."""
         return [self._one() for _ in range(count)]
 
     def steps_until(self, is_over: Callable[[], bool]) -> list[Times]:
-        """How long each step takes, until something holds."""
+        """Make steps until a condition holds; return the time of each."""
         times: list[Times] = []
         give_up = time.monotonic() + _LONGEST_WAIT_SECONDS
         while not is_over():
@@ -96,7 +96,7 @@ def in_turns(
 
 
 def step_time_rows(times: Mapping[str, list[list[Times]]]) -> list[Row]:
-    """How much longer steps take with it on: no more than noise may seem to.
+    """Return how much longer steps take with something on, beside how much longer they seem to take by noise.
 
     Args:
         times: Of each step, by round, in `off`, `off again` and `on`.
@@ -128,7 +128,7 @@ def step_time_rows(times: Mapping[str, list[list[Times]]]) -> list[Row]:
 
 
 def percentile(blocks: list[list[float]], share: float) -> float:
-    """Of the steps of all blocks."""
+    """Return a percentile of the steps of all blocks."""
     steps = [took for block in blocks for took in block]
     return statistics.median(steps) if share == 0.5 else process.percentile(steps, share)
 

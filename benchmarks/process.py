@@ -31,7 +31,7 @@ _NOT_INHERITED = (
 
 
 def ours(function: Callable[..., Any], *, environment: dict[str, str] | None = None, **parameters: Any) -> Any:
-    """What a function returns (as JSON) in a fresh process of this environment, with no cloud and a new folder."""
+    """Return the result of a function (as JSON) in a new process of this environment, in a new folder without cloud."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {"ML_DIAGNOSTICS_DIR": folder, "ML_DIAGNOSTICS_BACKEND": "local", **(environment or {})}
         return _call(sys.executable, function, settings, parameters)
@@ -44,7 +44,7 @@ def reference(
     environment: dict[str, str] | None = None,
     **parameters: Any,
 ) -> Any:
-    """What a function returns in a fresh process of a reference's environment, by default goodput's."""
+    """Return the result of a function in a new process of a reference's environment, by default goodput's."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {"TMPDIR": folder, **(environment or {})}
         return _call(str(reference_python_of(pins)), function, settings, parameters)
@@ -52,7 +52,7 @@ def reference(
 
 @cache
 def reference_python_of(pins: str) -> Path:
-    """The Python of a reference's environment, by the name of its pins."""
+    """Return the Python of a reference's environment, by the name of its pins."""
     from tests.reference_environment import reference_python
 
     return reference_python(pins, timeout_seconds=600)
@@ -75,7 +75,7 @@ def server(module: str, *arguments: object) -> Iterator[tuple[Any, subprocess.Po
 
 
 def environment_of_a_job(settings: dict[str, str]) -> dict[str, str]:
-    """The environment variables of a process that is measured: what a person has set for ours is not inherited."""
+    """Return the environment variables of a measured process: it inherits no settings of ours."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)} | settings
 
 
@@ -110,7 +110,7 @@ def forget_peak() -> None:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The smallest value that is at least as large as that share of the values."""
+    """Return the smallest value that is at least as large as a share of the values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 

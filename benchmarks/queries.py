@@ -19,7 +19,7 @@ START = 1_700_000_000.0
 
 
 def query(steps: int, custom_events: int, ticks: int) -> dict[str, Any]:
-    """Asks once about a whole job in memory, then after every ten new steps; the same code for both libraries."""
+    """Query a whole job in memory once, then after every ten new steps; the same code for both libraries."""
     from ml_goodput_measurement import goodput
 
     training = Training(steps, custom_events)
@@ -41,7 +41,7 @@ def query(steps: int, custom_events: int, ticks: int) -> dict[str, Any]:
 
 
 def _ask(calculator: Any) -> float:
-    """A monitor's tick: the goodput with its breakdown, and the details with the ideal step time."""
+    """Query what a monitor's tick does: the goodput with its breakdown, and the details with the ideal step time."""
     started = time.perf_counter()
     calculator.get_job_goodput(include_badput_breakdown=True)
     calculator.get_job_goodput_details()["ideal_step_time"]
@@ -49,7 +49,7 @@ def _ask(calculator: Any) -> float:
 
 
 def write_attempts(count: int) -> int:
-    """Writes a job of many attempts, each by a process of its own, to the journal; returns how many entries it has."""
+    """Write a job of many attempts, each of another process, to the journal; return its number of entries."""
     # Not above: `query` runs in the environment of the public package, too.
     from ml_diagnostics_common.journal import Header, log_directory
     from ml_diagnostics_common.journal._layout import encode_header, segment_name
@@ -78,7 +78,7 @@ def _seconds(value: Any) -> float:
 
 
 def report_attempts() -> dict[str, Any]:
-    """Asks for the goodput and the whole report, as a new process does."""
+    """Query the goodput and the whole report, as a new process does."""
     from ml_goodput_measurement import goodput
 
     calculator = goodput.GoodputCalculator(JOB, LOG)

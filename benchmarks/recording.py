@@ -16,7 +16,7 @@ _PACE_SECONDS = 0.005
 
 
 def record_ours(tight: int, paced: int) -> dict[str, Any]:
-    """Our recorder on disk, beside a bare append of the same bytes to a file in the same folder."""
+    """Record with our recorder on disk, beside a bare append of the same bytes to a file in the same folder."""
     from ml_goodput_measurement import goodput
 
     recorder = goodput.GoodputRecorder(JOB, LOG, logging_enabled=True)
@@ -38,7 +38,7 @@ def record_ours(tight: int, paced: int) -> dict[str, Any]:
 
 
 def record_reference(tight: int, paced: int) -> dict[str, Any]:
-    """The reference's recorder with its real logger, over a transport that answers at once and sends nothing."""
+    """Record with the reference's recorder and its real logger, over a transport that sends nothing."""
     import google.cloud.logging
     from google.auth.credentials import AnonymousCredentials
 
@@ -65,7 +65,7 @@ class _NoTransport:
 
 
 def _tight(function: Callable[[int], None], count: int) -> float:
-    """Calls a second."""
+    """Return the calls per second."""
     started = time.perf_counter()
     for step in range(count):
         function(step)
@@ -73,7 +73,7 @@ def _tight(function: Callable[[int], None], count: int) -> float:
 
 
 def _paced(functions: dict[str, Callable[[int], None]], count: int) -> dict[str, list[float]]:
-    """Seconds of each call; the functions take turns, with a pause before each call."""
+    """Return the seconds of each call; the functions take turns, with a pause before each call."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for step in range(count):
         for name, function in functions.items():

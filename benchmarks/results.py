@@ -55,7 +55,7 @@ class Table:
 
 
 def page(tables: Sequence[Table], *, quick: bool) -> str:
-    """All tables, under a heading with the machine and the date."""
+    """Return all tables, under a heading with the machine and the date."""
     size = "a quick run: small sizes, few repetitions" if quick else "a full run"
     head = [
         "# Results",
@@ -74,7 +74,7 @@ def page(tables: Sequence[Table], *, quick: bool) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration with three digits and a unit that suits it."""
+    """Format a duration with three digits and a suitable unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if value >= scale:
             return f"{value / scale:.3g} {unit}"

@@ -34,7 +34,7 @@ class Addresses:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that lead our libraries there."""
+        """Return the variables that redirect our libraries to it."""
         return {
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_HYPERCOMPUTECLUSTER": self.control_plane,
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": self.logging,
@@ -52,7 +52,7 @@ class RunCloud(Addresses):
         super().__init__(**urls)
 
     def steps(self, metric: str) -> int:
-        """How many steps have a value of a metric in Cloud Logging."""
+        """Return the number of steps with a value of a metric in Cloud Logging."""
         return int(self._ask("steps", metric))
 
     def phases(self) -> list[str]:
@@ -69,7 +69,7 @@ class RunCloud(Addresses):
 
 @contextmanager
 def run_cloud(*, polls: int = 0, logging_delay_seconds: float = 0.0) -> Iterator[RunCloud]:
-    """Serves for as long as the block takes.
+    """Serve until the block is left.
 
     Args:
         polls: How often a long-running operation must be asked for until it is done.

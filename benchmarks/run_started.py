@@ -29,7 +29,7 @@ _IMPORT_SECONDS = 0.1
 
 
 def load(kind: str, urls: dict[str, str]) -> dict[str, float]:
-    """Imports what users import."""
+    """Import what users import."""
     del urls
     before = process.resident_mib()
     started = time.perf_counter()
@@ -151,7 +151,7 @@ def _summary(runs: list[dict[str, Any]]) -> str:
 
 @contextmanager
 def _black_hole() -> Iterator[Addresses]:
-    """A server that accepts connections and never answers."""
+    """Run a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         yield Addresses(url, url)

@@ -23,16 +23,16 @@ _ARMS = ["off", "off again", "on"]
 
 
 def train(kind: str, urls: dict[str, str], rounds: int, steps: int) -> dict[str, Any]:
-    """Trains in blocks of steps: in each round, in any order, two without a run and one within it.
+    """Train in blocks of steps: in each round, in random order, two without a run and one within it.
 
     Args:
-        kind: Of the tracker: ours starts and ends a run with each block.
-        urls: Not used by it.
-        rounds: How many.
-        steps: Of a block.
+        kind: Not used: ours starts and ends a run with each block.
+        urls: Not used.
+        rounds: The number of rounds.
+        steps: The number of steps of a block.
 
     Returns:
-        Wall and CPU seconds of each step by round, in `off`, `off again` and `on`; and how many steps were recorded.
+        Wall and CPU seconds of each step by round, in `off`, `off again` and `on`; and the number of recorded steps.
     """
     from google_cloud_mldiagnostics import machinelearning_run, metrics
 
@@ -55,7 +55,7 @@ def train(kind: str, urls: dict[str, str], rounds: int, steps: int) -> dict[str,
 
 
 def train_with_others(kind: str, urls: dict[str, str], rounds: int, steps: int) -> dict[str, Any]:
-    """The same with a tracker that is started once: blocks without it only record nothing."""
+    """Do the same with a tracker that is started once: blocks without it only record nothing."""
     trackers.prepare(kind, urls)
     trainer = _Trainer()
     record = trackers.start(kind)
@@ -87,8 +87,8 @@ class _Trainer:
     """Trains a small network with JAX, in steps of some milliseconds, and records four metrics of each.
 
     Attributes:
-        record: Where they go; None records none.
-        recorded: How many steps were.
+        record: Records a metric; None records none.
+        recorded: The number of recorded steps.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class _Trainer:
         self._took = 1.0
 
     def steps(self, count: int) -> list[Times]:
-        """How long each of so many steps takes."""
+        """Make steps; return the time of each."""
         return [self._one() for _ in range(count)]
 
     def _one(self) -> Times:

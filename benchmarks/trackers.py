@@ -36,7 +36,7 @@ class Tracker:
         environment: dict[str, str] | None = None,
         **parameters: Any,
     ) -> Any:
-        """What a function returns in a fresh process of this tracker's environment.
+        """Return the result of a function in a new process of this tracker's environment.
 
         Args:
             function: Takes `kind` and `urls`, arguments of `start`, beside its own parameters.
@@ -51,7 +51,7 @@ class Tracker:
         return process.reference(function, pins=self.pins, environment=settings, **parameters)
 
     def settings(self, cloud: Addresses | None) -> dict[str, str]:
-        """The environment variables of a process that uses it."""
+        """Return the environment variables of a process that uses it."""
         if self.kind == "ours":
             return {"ML_DIAGNOSTICS_BACKEND": "auto", **cloud.environment} if cloud else {}
         return {"GOOGLE_CLOUD_DISABLE_GRPC": "true", "GCE_METADATA_HOST": NOWHERE, **_NO_TELEMETRY}
@@ -94,7 +94,7 @@ def prepare(kind: str, urls: dict[str, str]) -> None:
 
 
 def load(kind: str) -> None:
-    """The import that its users write."""
+    """Import what its users import."""
     if kind in ("ours", "reference"):
         from google_cloud_mldiagnostics import machinelearning_run, metric_types, metrics, xprof  # noqa: F401
     elif kind == "wandb":
@@ -144,7 +144,7 @@ def _start_mlflow() -> Record:
 
 
 def _redirect(urls: dict[str, str]) -> None:
-    """Lets all that is asked of Google, with requests, go to loopback; what has no server there is refused.
+    """Redirect all requests to Google to loopback, and refuse those without a server there.
 
     The reference has no setting for this: its addresses are fixed.
     """

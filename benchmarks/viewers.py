@@ -22,7 +22,7 @@ _SCRIPT = "echo a startup script\n" * 200
 
 @contextmanager
 def _compute(**options: Any) -> Iterator[tuple[Any, dict[str, str]]]:
-    """A Compute on loopback, and the variables that bring a command there."""
+    """Run a Compute on loopback; yield it and the variables that redirect a command to it."""
     from tests.loopback.compute import ComputeServer
 
     with tempfile.TemporaryDirectory() as folder, ComputeServer(**options) as server:
@@ -41,7 +41,7 @@ def _fill(server: Any, count: int) -> None:
 
 
 def _each(repetitions: int, *arguments: str, environment: dict[str, str]) -> dict[str, Finished]:
-    """Runs ours and the public command in turns; the middle run of each. The latter needs gcloud."""
+    """Run ours and the public command in turns; return the median run of each. The latter needs gcloud."""
     runs: dict[str, list[Finished]] = {"ours": [], "reference": []}
     for _ in range(repetitions):
         runs["ours"].append(commands.run([commands.ours(), *arguments], environment))
@@ -83,7 +83,7 @@ def _lists(repetitions: int, many: int) -> list[Row]:
 
 
 def _deletes() -> list[Row]:
-    """Of one VM and of ten, where an operation of Compute takes its time."""
+    """Time deletes of one VM and of ten, with slow operations of Compute."""
     took: dict[int, dict[str, Finished]] = {}
     for count in (1, 10):
         with _compute() as (server, cloud):
@@ -106,7 +106,7 @@ def _deletes() -> list[Row]:
 
 
 def _create() -> Row:
-    """The time from the VM's report that XProf answers to the end of the command."""
+    """Time the command from the VM's report that XProf answers to its end."""
     late: dict[str, float] = {}
     for name in ("ours", "reference"):
         if name == "reference" and not shutil.which("gcloud"):

@@ -21,7 +21,7 @@ _NEW_STEPS = 10
 
 
 def exclude(steps: int, custom_events: int, count: int, repetitions: int) -> dict[str, Any]:
-    """Asks without ten stretches, evenly over a job in memory that was asked for before; for both libraries."""
+    """Query a job in memory again, without some intervals that are spread evenly over it; for both libraries."""
     from ml_goodput_measurement import goodput
 
     training = Training(steps, custom_events)
@@ -43,7 +43,7 @@ def exclude(steps: int, custom_events: int, count: int, repetitions: int) -> dic
 
 
 def ask_after_cold_read(until: float, repetitions: int) -> dict[str, Any]:
-    """Reads the journal, asks for intervals, then for more after every ten new steps; saves its state."""
+    """Read the journal, query intervals, then more after every ten new steps, and save the state."""
     from ml_goodput_measurement import goodput
 
     job = journalled.JournalledJob.resumed()
@@ -74,7 +74,7 @@ def ask_from_saved_state(until: float) -> dict[str, Any]:
 
 
 def ask_reference(steps: int) -> dict[str, Any]:
-    """The reference, over a log in memory that finds what lies in an interval at no cost."""
+    """Query the reference, over a log in memory that finds what is in an interval at no cost."""
     from ml_goodput_measurement import goodput
 
     training, log = Training(steps), _LogByTime()
@@ -92,7 +92,7 @@ def ask_reference(steps: int) -> dict[str, Any]:
 
 
 def roll(cycles: int) -> dict[str, Any]:
-    """A monitor's cycles with none, one and five rolling windows, in turns; wall and CPU seconds of each."""
+    """Return the wall and CPU seconds of a monitor's cycles with none, one and five rolling windows, in turns."""
     from ml_goodput_measurement import goodput
 
     job = journalled.JournalledJob.resumed()
