@@ -94,7 +94,7 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
     from ml_goodput_measurement._monitor.settings import Upload
     from ml_goodput_measurement._monitor.sinks import Sink
     from ml_goodput_measurement._monitor.snapshot_schedule import SnapshotSchedule
-    from ml_goodput_measurement._query.calculator import GoodputCalculator
+    from ml_goodput_measurement.goodput import GoodputCalculator
     from ml_goodput_measurement.goodput_utils import GCPOptions
 
     job, clock = journalled.JournalledJob.resumed(), _Clock(ticks)
@@ -170,7 +170,7 @@ def _pretend_exported(folder: str, until_ns: int) -> None:
 def deviate_ours(cycles: int) -> dict[str, Any]:
     """Export all deviations of a job's steps to TensorBoard, then those of every ten new steps."""
     from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
-    from ml_goodput_measurement._query.calculator import GoodputCalculator
+    from ml_goodput_measurement.goodput import GoodputCalculator
 
     job = journalled.JournalledJob.resumed()
     calculator = GoodputCalculator(JOB, LOG, _clock_ns=job.clock_ns)

@@ -50,7 +50,7 @@ metrics.record("loss", 1.0)
 time.sleep(2.5)  # The first system metrics, and what a run sends.
 """
 RECORDER = """
-from ml_goodput_measurement._record.recorder import GoodputRecorder
+from ml_goodput_measurement.goodput import GoodputRecorder
 recorder = GoodputRecorder("job", "log", True)
 recorder.record_job_start_time()
 recorder.record_step_start_time(0)

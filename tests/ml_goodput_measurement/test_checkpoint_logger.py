@@ -172,7 +172,7 @@ def test_a_logger_of_two_is_refused() -> None:
 def test_it_needs_no_orbax_and_its_module_imports_none() -> None:
     program = """
 import sys
-from ml_goodput_measurement._record.checkpoint_logger import CheckpointLogger
+from ml_goodput_measurement.goodput import CheckpointLogger
 assert not any(name.partition(".")[0] in ("orbax", "jax", "numpy") for name in sys.modules)
 sys.modules["orbax"] = None  # as if it were not installed
 CheckpointLogger(job_name="job").log_entry({"event_type": "save", "step": 1})

@@ -90,7 +90,7 @@ _BUCKETS_WITHOUT_A_KIND = {
     Bucket.UNKNOWN: "part of OTHER: nothing was recorded about it",
 }
 _KINDS_WITHOUT_A_BUCKET = {
-    BadputType.DATA_LOADING_ASYNC: "it overlaps steps, so it is no part of the wall time's sum",
+    BadputType.DATA_LOADING_ASYNC: "it overlaps steps, so the sum of the wall time does not include it",
     BadputType.OTHER: "the sum of IN_FLIGHT, UNKNOWN and, of a window, the time outside of the job",
 }
 

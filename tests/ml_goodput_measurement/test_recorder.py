@@ -400,7 +400,7 @@ def test_nothing_waits_for_a_cloud_that_does_not_answer(monkeypatch: pytest.Monk
 
 def test_with_backend_local_nothing_of_a_cloud_is_even_imported() -> None:
     program = """
-from ml_goodput_measurement._record.recorder import GoodputRecorder
+from ml_goodput_measurement.goodput import GoodputRecorder
 recorder = GoodputRecorder("j", "l", True)
 recorder.record_job_start_time(); recorder.record_step_start_time(1); recorder.record_job_end_time(); recorder.flush()
 """
@@ -429,7 +429,7 @@ recorder.record_job_start_time(); recorder.record_step_start_time(1); recorder.r
 def test_a_job_that_dies_has_recorded_every_step_before(ending: str) -> None:
     script = f"""
 import os, sys
-from ml_goodput_measurement._record.recorder import GoodputRecorder
+from ml_goodput_measurement.goodput import GoodputRecorder
 recorder = GoodputRecorder({JOB!r}, {LOG!r}, True)
 recorder.record_job_start_time()
 for step in range(1_000):

@@ -36,7 +36,7 @@ def counting(descriptor, length, offset):
     read += len(data)
     return data
 os.pread = counting
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 subject = GoodputCalculator("job", "goodput_job", _clock_ns=lambda: int(sys.argv[1]))
 report = subject.report()
 buckets = {bucket.value: length for bucket, length in report.buckets.items()}

@@ -169,7 +169,7 @@ def test_a_folder_of_positions_that_cannot_be_created_is_one_warning(
 
 FULL_DISK = """
 import resource, sys
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 subject = GoodputCalculator("job", "goodput_job", _clock_ns=lambda: int(sys.argv[1]))
 subject.report()
 resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))

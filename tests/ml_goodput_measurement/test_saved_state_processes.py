@@ -132,7 +132,7 @@ def test_two_that_query_and_save_at_once_are_both_right(truth: JobReport) -> Non
 def test_two_processes_that_query_and_save_at_once_are_both_right(truth: JobReport) -> None:
     script = """
 import sys
-from ml_goodput_measurement._query.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput import GoodputCalculator
 kept = set()
 for _ in range(20):
     subject = GoodputCalculator("job", "goodput_job", _clock_ns=lambda: int(sys.argv[1]))

@@ -12,8 +12,8 @@ import pytest
 from ml_goodput_measurement._monitor.settings import Upload
 from ml_goodput_measurement._monitor.sinks import Exporter, Sink
 from ml_goodput_measurement._monitor.snapshot_schedule import SnapshotSchedule
-from ml_goodput_measurement._query.calculator import GoodputCalculator
 from ml_goodput_measurement.exceptions import NoGoodputError
+from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.snapshot import Cumulative, DeviatingStep, Deviation, RollingWindow, Snapshot
 
 HOUR = 3600.0
