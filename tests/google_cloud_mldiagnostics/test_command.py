@@ -189,6 +189,18 @@ def test_curves_are_drawn(capsys: Captured, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_missing_matplotlib_is_reported_with_its_extra_before_any_work(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["metrics", recorded(), "--plot", str(tmp_path / "curves.png")]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "pip install 'google-cloud-mldiagnostics[plot]'" in output.err
+
+
 def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_read(capsys: Captured) -> None:
     with pytest.raises(SystemExit) as refused:
         main(["metrics", "whatever", "--plot", "curves.gif"])

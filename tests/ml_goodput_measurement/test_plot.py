@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_common.exceptions import MissingExtraError
 from ml_goodput_measurement._cli.plot import COLORS, column_shares, plot_timeline, ticks
 from ml_goodput_measurement.partition import Bucket, JobReport, Piece
 
@@ -125,14 +123,6 @@ def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         plot_timeline(report, tmp_path / "no folder" / "job.png")
     with pytest.raises(ValueError, match="docx"):
         plot_timeline(report, tmp_path / "job.docx")
-
-
-def test_a_missing_matplotlib_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'ml-goodput-measurement\[plot\]'"):
-        plot_timeline(report_of(killed_and_resumed()), tmp_path / "job.png")
 
 
 @given(

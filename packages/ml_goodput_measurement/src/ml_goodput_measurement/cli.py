@@ -76,6 +76,10 @@ class ReportCommand:
 
         from ml_goodput_measurement._cli.report import ROW_FIELDS, as_dict, format_text, rows_as_dicts
 
+        if options.plot is not None:
+            from ml_diagnostics_common.command.plotting import require_matplotlib
+
+            require_matplotlib("ml-goodput-measurement")
         report = _report(options.job, options.logger, options.exclude, with_timeline=options.plot is not None)
         if options.format == "table":
             console.data(format_text(report, console.width), styles={r"\A.+": BOLD, r"\bfailed\b": RED})

@@ -44,6 +44,7 @@ class MetricsCommand:
 
         Raises:
             NotFoundError: The run has not recorded such a metric.
+            MissingExtraError: A picture is asked for, and matplotlib is not installed.
         """
         from ml_diagnostics_common.texts import one_line
 
@@ -58,6 +59,10 @@ class MetricsCommand:
         from google_cloud_mldiagnostics._reading.metric_series import MetricSeries
         from google_cloud_mldiagnostics.control_plane import resource_id
 
+        if options.plot is not None:
+            from ml_diagnostics_common.command.plotting import require_matplotlib
+
+            require_matplotlib("google-cloud-mldiagnostics")
         source = run_source(options, console)
         run = source.find(options.run)
         run_id = resource_id(run)

@@ -15,7 +15,6 @@ from ml_diagnostics_common.command.plotting import (
     INK,
     PALE,
     new_figure,
-    require_matplotlib,
     save_figure,
     style_axes,
 )
@@ -82,10 +81,8 @@ def plot_metrics(run_id: str, by_metric: Mapping[str, Sequence[Series]], path: s
         path: The picture to write; its suffix selects the format (.png, .svg, .pdf).
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
         OSError: The file cannot be written.
     """
-    require_matplotlib("google-cloud-mldiagnostics")
     shown = list(by_metric.items())[:_MOST_PANELS]
     across = min(3 if len(shown) > 4 else 2, max(1, len(shown)))
     down = max(1, -(-len(shown) // across))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ml_diagnostics_common.command.plotting import ALARM, FAINT, INK, new_figure, require_matplotlib, save_figure
+from ml_diagnostics_common.command.plotting import ALARM, FAINT, INK, new_figure, save_figure
 from ml_diagnostics_common.texts import format_clock, format_count, format_percent, one_line
 
 from ml_goodput_measurement._cli.report import BUCKET_NAMES, format_duration, percent, rows
@@ -71,10 +71,8 @@ def plot_timeline(report: JobReport, path: str | Path) -> None:
         path: The picture to write; its suffix selects the format (.png, .svg, .pdf).
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
         OSError: The file cannot be written.
     """
-    require_matplotlib("ml-goodput-measurement")
     legend_lines = -(-len(rows(report)) // _LEGEND_COLUMNS)
     height = _ABOVE_TIMELINE + _TIMELINE_HEIGHT + _BELOW_TIMELINE + _LEGEND_LINE * legend_lines
     figure = new_figure(_WIDTH, height)
