@@ -1,4 +1,4 @@
-"""`mldiagnostics profile RUN`: profile a running job, all its hosts over the same time."""
+"""`mldiagnostics profile RUN`: profile a running job, all its hosts at the same time."""
 
 from __future__ import annotations
 
@@ -80,11 +80,13 @@ class ProfileCommand:
         add_source_options(parser)
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Profile all processes at once, and print where the profile is."""
+        """Profile all processes at once, and print the folder of the profile."""
+        import datetime
         import time
 
         from ml_diagnostics_common.profiler_service import ProfilerService, TracerLevels
 
+        from google_cloud_mldiagnostics._profiling.sessions import time_id
         from google_cloud_mldiagnostics._reading.run_history import RunHistory
         from google_cloud_mldiagnostics._reading.run_source import LocalSource
         from google_cloud_mldiagnostics._run_state.mirroring import is_sent_to_cloud
@@ -97,7 +99,7 @@ class ProfileCommand:
             history.add(batch)
         view = source.view(run, history)
         targets = targets_of(view, options.hosts)
-        session_id = options.session or _now()
+        session_id = options.session or time_id(datetime.datetime.now(datetime.timezone.utc))
         processes = format_count(len(targets), "process", "processes")
         console.notify(f"Profiling {processes} of {view.run_id} for {format_duration(options.duration / 1000)}.")
         start_ns = time.time_ns()
@@ -283,13 +285,6 @@ def _as_dict(
             for target, result in zip(targets, results, strict=True)
         ],
     }
-
-
-def _now() -> str:
-    """Return the name of a new session: the time in UTC, to the millisecond."""
-    import datetime
-
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y_%m_%d_%H_%M_%S_%f")[:-3]
 
 
 def _listed(text: str) -> list[str]:

@@ -32,7 +32,7 @@ from google_cloud_mldiagnostics._profiling.locations import (
     session_folder,
     sessions_folder,
 )
-from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
+from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource, resource_id
 
 __all__ = [
     "EntriesSent",
@@ -285,7 +285,7 @@ def send_sessions(
     """
     reported = []
     for session in sessions:
-        session_id = str(session.get("name", "")).rpartition("/")[2]
+        session_id = resource_id(session)
         folder = str(session.get("storageFolderUri", ""))
         if session_id in there:
             folder = session_folder(logdir, session_id)

@@ -35,6 +35,7 @@ __all__ = [
     "hosts_of",
     "problem_of",
     "session_resource",
+    "time_id",
 ]
 
 logger = job_logger("google_cloud_mldiagnostics.profiling")
@@ -75,7 +76,7 @@ class SessionIds:
             self._given[given] += 1
             times = self._given[given]
             return given if times == 1 else f"{given}-{times}"
-        proposal = now.strftime(_FORMAT)[:-3]  # Milliseconds.
+        proposal = time_id(now)
         for _ in range(_MOST_STALE):
             self._count += 1
             agreed = agree(f"{self._key}/{self._count}", proposal, timeout_seconds=_TIMEOUT_SECONDS)
@@ -92,6 +93,11 @@ class SessionIds:
             self._given[given] += 1
         else:
             self._count += 1
+
+
+def time_id(moment: datetime.datetime) -> str:
+    """Return the id of a session without a given name: a time in UTC, to the millisecond."""
+    return moment.strftime(_FORMAT)[:-3]
 
 
 def checked_session_id(session_id: str | None) -> str | None:

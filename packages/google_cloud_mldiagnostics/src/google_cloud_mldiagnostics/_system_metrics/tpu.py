@@ -1,8 +1,8 @@
 """Metrics of this host's TPU chips by `libtpu.sdk.tpumonitoring`.
 
-Without a TPU libtpu asks the metadata server for one, for minutes. So it is asked only where there are chips, or where
-TPU_SKIP_MDS_QUERY=1 keeps it from that; once the job itself has started its TPU runtime; and never in a thread that
-another thread waits for.
+Without a TPU, libtpu queries the metadata server for one, for minutes. So it is called only if the host has chips or
+TPU_SKIP_MDS_QUERY=1 prevents the query, after the job itself has started its TPU runtime, and in a thread that
+is not waited for without a bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from google_cloud_mldiagnostics.metric_types import AcceleratorType
 __all__ = ["collect_tpu", "may_have_tpu", "runtime_is_up"]
 
 _MODULES: Final = ("libtpu.sdk.tpumonitoring", "libtpu.sdk.monitoring")
-"""The latter is what older releases have."""
+"""Older releases have the second one."""
 
 
 def may_have_tpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
@@ -46,7 +46,7 @@ def runtime_is_up() -> bool:
 
 
 def collect_tpu() -> list[Reading]:
-    """Duty cycle, TensorCore utilisation and HBM of each chip; nothing where libtpu is not installed or has no data."""
+    """Return duty cycle, TensorCore utilisation and HBM of each chip; nothing without libtpu or without data."""
     monitoring = _monitoring()
     if monitoring is None:
         return []

@@ -1,7 +1,7 @@
 """Profiles running jobs from outside: `python -m google_cloud_mldiagnostics.commands.collect_profile --help`.
 
-Asks the ProfilerService of every host at once, and needs neither JAX nor XProf for it. A host that has no such service
-may have one over HTTP, at `/profiling`, which is asked then.
+It calls the ProfilerService of all hosts at once, without JAX or XProf. If a host has no such service, it tries
+`/profiling` over HTTP.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ml_diagnostics_common.command.errors import DONE, FAILED, USAGE
 from ml_diagnostics_common.command.options import whole_number
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError, StorageError
 from ml_diagnostics_common.files import check_scheme, in_bucket
@@ -33,7 +34,6 @@ __all__ = ["main"]
 
 _MOST_THREADS = 10
 _EXTRA_SECONDS = 10.0
-_OK, _FAILED, _USAGE = 0, 1, 2
 _level = whole_number(0, 127)  # Some devices define more levels than the help names.
 
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = _collect(options, hosts, names, session)
     except DiagnosticsError as error:
         print(f"collect_profile: {error}", file=sys.stderr)
-        return _USAGE
+        return USAGE
     for result in results:
         if result.problem:
             print(f"collect_profile: {result.address} was not profiled: {result.problem}", file=sys.stderr)
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if captured:
         folder = session_folder(_log_dir(options), session)
         print(f"Dumped profiling information of {captured} of {len(results)} hosts in: {folder}")
-    return _OK if captured == len(results) else _FAILED
+    return DONE if captured == len(results) else FAILED
 
 
 def _collect(
@@ -149,12 +149,12 @@ def _log_dir(options: argparse.Namespace) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m google_cloud_mldiagnostics.commands.collect_profile",
-        description="Profiles running jobs, all hosts over the same stretch of time. The jobs need a profiler's "
+        description="Profiles running jobs, all hosts at the same time. The jobs need a profiler's "
         "server: machinelearning_run(on_demand_xprof=True), or jax.profiler.start_server().",
     )
     add = parser.add_argument
     add("--hosts", required=True, help="the hosts, with commas between them")
-    add("--port", required=True, type=int, help="of the profiler's server on each of them")
+    add("--port", required=True, type=int, help="the port of the profiler's server on each of them")
     add("--duration_in_ms", required=True, type=int, help="how long to profile")
     add("--log_dir", required=True, help="gs://bucket/folder, or a folder that every host can write")
     add("--session_name", default="", help="the folder of this profile in plugins/profile; the time if not given")
@@ -163,10 +163,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--python_tracer_level", type=_level, default=1, help="0 nothing, 1 every call (default: 1)")
     naming = parser.add_mutually_exclusive_group()
     naming.add_argument(
-        "--override_hostnames", default="", help="what the hosts' files are called, in the order of --hosts"
+        "--override_hostnames", default="", help="the names of the hosts' files, in the order of --hosts"
     )
     naming.add_argument(
-        "--use_system_hostname", action="store_true", help="the files are called as the hosts call themselves"
+        "--use_system_hostname",
+        action="store_true",
+        help="name the files by the own names of the hosts",
     )
     return parser
 

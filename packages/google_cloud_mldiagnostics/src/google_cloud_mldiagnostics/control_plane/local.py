@@ -54,7 +54,7 @@ _RESOURCE: _Type = {
     "attempts": [_ATTEMPT],
     "targetSessions": {_ANY: dict.fromkeys(("sessionPhase", "startTime", "endTime"), str)},
 }
-"""What the commands read of a run and of a session, and its types; an object with `_ANY` may have any other names."""
+"""The fields of a run and of a session that the commands read, and their types; `_ANY` stands for all other names."""
 _REMEDY = "; move it away, and the run starts from scratch"
 _REMEDY_OF_SESSION = "; move it away, and the run is shown without this profile"
 
@@ -167,7 +167,7 @@ def _read(path: Path, remedy: str = _REMEDY) -> Resource:
 
     Raises:
         FileNotFoundError: It does not exist.
-        ControlPlaneError: It cannot be read, or is not what we write.
+        ControlPlaneError: It cannot be read, or was not written by us.
     """
     try:
         content: Any = json.loads(read_regular(path, _MOST_BYTES))
@@ -185,7 +185,7 @@ def _read(path: Path, remedy: str = _REMEDY) -> Resource:
 
 
 def _problem_of(content: object) -> str:
-    """Return what of a file's contents has another type than we write; empty if nothing has."""
+    """Return the problem of a file's contents; empty if all types are those that we write."""
     if not isinstance(content, dict) or not isinstance(content.get("name"), str):
         return "expected an object with a name"
     return _mismatch(content, _RESOURCE, "")
