@@ -34,7 +34,7 @@ _MODULES = (
     "google.cloud.storage",
     "google.api_core.exceptions",
     "google_crc32c",
-    "ml_diagnostics_common.environment",
+    "ml_diagnostics_common.endpoints",
     "ml_diagnostics_common.credentials",
 )
 _REQUEST_TIMEOUT_SECONDS = 20.0
