@@ -205,7 +205,7 @@ def test_a_program_that_has_replaced_the_job_gets_none_of_its_signals() -> None:
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdout.readline()  # It is there, whole.
+        process.stdout.readline()  # It has started completely.
         job = WatchedJob(process.pid, None)
         assert job.send(signal.SIGCONT)
         process.stdin.write(b"\n")

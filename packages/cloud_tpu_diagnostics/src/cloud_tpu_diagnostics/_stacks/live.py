@@ -57,8 +57,8 @@ def dump_processes(
     notes += [note for target in targets for note in target.notes]
     if not pids and not inside:
         notes.append(
-            "no process of this machine that may be asked is inside of diagnose() with its stacks in a file; "
-            "give the PID of one to read it with py-spy"
+            "no process of this machine that this user may signal is inside diagnose() with a trace file; "
+            "to inspect any process: tpu-stacks dump PID (needs py-spy)"
         )
     return name_processes(dumps)
 
@@ -111,7 +111,7 @@ class _Target:
             if _py_spy() is None:
                 raise
             if self._process is not None:
-                self.notes.append(f"{error}; it is read by py-spy instead")
+                self.notes.append(f"{error}; py-spy reads it instead")
             return _dump_with_py_spy(self._pid, native=False, timeout_seconds=timeout_seconds)
         if main_thread(threads) is None:
             self.notes.append(
@@ -124,7 +124,7 @@ class _Target:
             raise self._failure
         if self._question is None:
             raise DumpError(
-                f"process {self._pid} is not inside of diagnose() with its stacks in a file; to read it from outside, "
+                f"process {self._pid} is not inside diagnose() with a trace file; to read it from outside, "
                 "pip install 'cloud-tpu-diagnostics[native]'"
             )
         return self._question.answer(timeout_seconds=timeout_seconds)

@@ -116,8 +116,8 @@ def choose_signal(process: LocalProcess, wanted: int | None = None) -> int:
         number = signal.SIGUSR1
         if {signal.SIGUSR1, signal.SIGUSR2} <= caught:
             raise DumpError(
-                f"process {process.pid} catches both SIGUSR1 and SIGUSR2, one of them perhaps for its own ends; its "
-                "log states which one is for stack traces: give that one with --signal"
+                f"process {process.pid} catches both SIGUSR1 and SIGUSR2, perhaps one of them for another purpose; its "
+                "log names the one for stack traces: give that one with --signal"
             )
     if number not in caught:
         raise DumpError(f"process {process.pid} does not catch {signal_name(number)}, which would end it: not sent")
