@@ -162,8 +162,9 @@ def test_the_end_of_a_job_is_in_the_cloud_when_its_parent_is_gone(
     assert found["jsonPayload"]["exit_code"] == 3
 
 
-def test_a_program_without_a_name_is_not_found() -> None:
-    command = [sys.executable, "-m", "cloud_tpu_diagnostics", "run", "--", ""]
+@pytest.mark.parametrize("program", ["", "nonexistent"])
+def test_a_program_that_is_not_found_is_one_error_of_the_command(program: str) -> None:
+    command = [sys.executable, "-m", "cloud_tpu_diagnostics", "run", "--", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (127, 1)
-    assert "cannot run ''" in done.stderr
+    assert done.stderr.startswith(f"python -m cloud_tpu_diagnostics: cannot run {program!r}: ")

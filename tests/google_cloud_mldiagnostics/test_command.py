@@ -109,6 +109,13 @@ def test_a_missing_run_is_one_error(command: str, capsys: Captured, monkeypatch:
     assert "there is no run nothing" in printed.err
 
 
+def test_the_last_run_of_a_folder_without_runs_is_one_error(capsys: Captured) -> None:
+    assert main(["show", "last"]) == 3
+    assert capsys.readouterr().err == (
+        f"mldiagnostics: there is no last run: {diagnostics_directory() / 'runs'} has no runs\n"
+    )
+
+
 @pytest.mark.parametrize("arguments", [["runs"], *([name, "last"] for name in ("show", "metrics", "profile", "sync"))])
 def test_an_invalid_backend_is_a_usage_error(
     arguments: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch

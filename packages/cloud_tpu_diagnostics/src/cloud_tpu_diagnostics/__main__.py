@@ -64,10 +64,10 @@ class RunCommand:
     def run(self, options: argparse.Namespace, console: Console) -> NoReturn:
         """Run the job to its end, and exit as it did."""
         gc.enable()  # Short commands do without; a job may run for months.
-        _end_like(_run(options.job, is_shipped=not options.no_upload))
+        _end_like(_run(options.job, console, is_shipped=not options.no_upload))
 
 
-def _run(job: Sequence[str], *, is_shipped: bool) -> int:
+def _run(job: Sequence[str], console: Console, *, is_shipped: bool) -> int:
     """Run a job to its end, and record its exit reason; return its wait status."""
     from ml_diagnostics_common.environment import identity
 
@@ -84,7 +84,7 @@ def _run(job: Sequence[str], *, is_shipped: bool) -> int:
         )
     except (OSError, ValueError) as error:  # ValueError: the name is empty.
         is_not_found = isinstance(error, (FileNotFoundError, ValueError))
-        print(f"cannot run {job[0]!a}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+        console.warn(f"cannot run {job[0]!a}: {getattr(error, 'strerror', None) or error}")
         raise SystemExit(_NOT_FOUND if is_not_found else _NOT_EXECUTABLE) from None
     kills = OutOfMemoryKills(pid)
     status = _wait(pid, signals, kills)
@@ -97,7 +97,7 @@ def _run(job: Sequence[str], *, is_shipped: bool) -> int:
             _wait_for_companions()
         log.close(END_SECONDS)
     except Exception as error:
-        print(f"cannot record the exit reason of the job ({type(error).__name__}: {error})", file=sys.stderr)
+        console.warn(f"cannot record the exit reason of the job ({type(error).__name__}: {error})")
     return status
 
 

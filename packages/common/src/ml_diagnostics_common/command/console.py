@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, TextIO
 
-__all__ = ["BOLD", "GREEN", "RED", "YELLOW", "Console", "ReaderGoneError"]
+from ml_diagnostics_common.command.errors import CommandError
+
+__all__ = ["BOLD", "GREEN", "RED", "YELLOW", "Console", "ReaderGoneError", "data_errors"]
 
 BOLD, RED, GREEN, YELLOW = "1", "31", "32", "33"
 """Styles, as parameters of the terminal's escape sequence for them."""
@@ -19,6 +22,22 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 class ReaderGoneError(BrokenPipeError):
     """The reader of standard output has exited. For standard error, a plain BrokenPipeError is raised."""
+
+
+@contextmanager
+def data_errors() -> Iterator[None]:
+    """Translate the errors of writing to standard output.
+
+    Raises:
+        ReaderGoneError: Its reader has exited.
+        CommandError: It cannot be written, for instance because its disk is full.
+    """
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderGoneError(*error.args) from error
+    except OSError as error:
+        raise CommandError(f"cannot write to standard output: {error.strerror or error}") from error
 
 
 class Console:
@@ -71,15 +90,14 @@ class Console:
 
         Raises:
             ReaderGoneError: The reader of standard output has exited.
+            CommandError: Standard output cannot be written.
         """
         shown = _printable(text, self.out)
         if styles and self._has_color(self.out):
             for pattern, style in styles.items():
                 shown = re.sub(pattern, _style_of(style), shown, flags=re.MULTILINE)
-        try:
+        with data_errors():
             print(shown, file=self.out, end=end, flush=True)
-        except BrokenPipeError as error:
-            raise ReaderGoneError(*error.args) from error
 
     def notify(self, text: str = "", *, is_progress: bool = True) -> None:
         """Print a message. With `--quiet`, progress is not printed."""

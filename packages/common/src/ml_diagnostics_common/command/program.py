@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Protocol, TextIO
 
-from ml_diagnostics_common.command.console import Console, ReaderGoneError
+from ml_diagnostics_common.command.console import Console, ReaderGoneError, data_errors
 from ml_diagnostics_common.command.errors import (
     DONE,
     EXIT_CODES,
@@ -107,7 +107,7 @@ class Program:
             _redirect_to_null(sys.stderr)
             return FAILED
         except (DiagnosticsError, OSError) as error:
-            _print_last(console, f"{self._name}: {error}")
+            _print_last(console, f"{self._name}: {_message_of(error)}")
             return exit_code_of(error)
         finally:
             if is_own_process:
@@ -273,16 +273,21 @@ def _flushed_output() -> Iterator[None]:
 
 
 def _flush_output() -> None:
-    try:
+    with data_errors():
         sys.stdout.flush()
-    except BrokenPipeError as error:
-        raise ReaderGoneError(*error.args) from error
 
 
 def _let_interrupt_end() -> None:
     """End the process on Ctrl-C from here on: while the interpreter exits, Python would print a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _message_of(error: Exception) -> str:
+    """Return an error's message; the system's errors on files as other commands print them, without a number."""
+    if isinstance(error, DiagnosticsError) or not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return error.strerror if error.filename is None else f"cannot access {error.filename!r}: {error.strerror}"
 
 
 def _print_last(console: Console, text: str) -> None:

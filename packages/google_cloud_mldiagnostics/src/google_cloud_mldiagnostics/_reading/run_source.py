@@ -170,6 +170,8 @@ class RunSource:
             runs = self.control_plane.list_runs()
             if name == _LAST:
                 found = list(itertools.islice(runs, 1))
+                if not found:
+                    raise RunNotFoundError(f"there is no last run: {self.name} has no runs", code=404) from None
             else:
                 found = [run for run in runs if resource_id(run).startswith(name)]
             if not found:
