@@ -120,7 +120,7 @@ def test_the_description_has_a_sentence_for_each_group(readers: list[threading.T
     )
     assert "7 threads (reader-0, reader-1, reader-2 and 4 more): wait in waits_in_reader (test_snapshot.py:" in text
     (pool_line,) = [line for line in lines if line.startswith("4 threads (ThreadPoolExecutor-")]
-    assert pool_line.endswith(": idle worker pool; the same for 7 snapshots, 70 min")
+    assert pool_line.endswith(": idle worker pool; the same for 7 snapshots, 1 h 10 min")
 
 
 def test_a_stack_that_changes_starts_a_new_count() -> None:

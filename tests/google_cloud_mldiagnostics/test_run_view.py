@@ -39,7 +39,7 @@ def test_a_run_with_a_recent_event_is_active() -> None:
 def test_a_run_without_an_event_for_three_minutes_is_stale() -> None:
     shown = view(resource(), process("ACTIVE", 0), process("ACTIVE", 60), now=61 + SILENT_SECONDS)
     assert shown.state is State.STALE
-    assert shown.reason == "no event of it for 3 min"
+    assert shown.reason == "no event of it for 3 min 1 s"
     assert shown.ended_ns is None
 
 
@@ -124,7 +124,7 @@ def test_a_run_is_active_while_one_process_is_and_silent_processes_are_named() -
     shown = view(resource(), *log, now=410)
     assert shown.state is State.ACTIVE
     assert shown.notes == [
-        "host-1 (process 1): last event 7 min ago; other processes still run.",
+        "host-1 (process 1): last event 6 min 40 s ago; other processes still run.",
         "1 of 3 processes have recorded nothing.",
     ]
 

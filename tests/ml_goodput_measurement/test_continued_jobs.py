@@ -14,6 +14,7 @@ from .accounts import calculator_of
 from .histories import History, MemoryLog
 
 ATTEMPT = """
+import datetime
 import sys
 from ml_goodput_measurement import goodput
 from ml_goodput_measurement._record import recorder as recorders
@@ -27,6 +28,8 @@ for step in range(3):
     recorder.record_step_start_time(step)
 if end == "recorded":
     recorder.record_job_end_time()
+elif end == "an hour and a half ago":
+    recorder.record_job_end_time(datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=90))
 assert tasks and all(task.wait(60) for task in tasks)  # The training goes on while the warning is logged.
 """
 
@@ -43,6 +46,13 @@ def test_continuing_a_job_that_recorded_its_end_is_one_warning() -> None:
     assert line.startswith("continuing job 'run-7', which ended ")
     assert line.endswith(" s ago; use another name for another job")
     assert attempt("run-8", "recorded") == "", "another job is not a continuation"
+
+
+def test_the_time_since_the_end_reads_as_in_all_output() -> None:
+    assert attempt("run-7", "an hour and a half ago") == ""
+    assert attempt("run-7", "recorded").startswith(
+        "continuing job 'run-7', which ended 1 h 30 min ago; use another name"
+    )
 
 
 def test_a_restart_of_a_job_that_did_not_record_its_end_is_silent() -> None:

@@ -203,11 +203,11 @@ def describe(snapshot: Snapshot, unchanged: Sequence[Unchanged] = ()) -> str:
 def _still(unchanged: Unchanged) -> str:
     if not unchanged.snapshots:
         return ""
-    return f"; the same for {_count(unchanged.snapshots, 'snapshot')}, {_duration(unchanged.seconds)}"
+    from ml_diagnostics_common.texts import (
+        format_duration,
+    )  # Only the companion describes; the job only takes snapshots.
 
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return f"; the same for {_count(unchanged.snapshots, 'snapshot')}, {format_duration(unchanged.seconds)}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 from ml_diagnostics_common.raised_exception import RaisedException, raised_from_json
+from ml_diagnostics_common.texts import format_ago, format_duration
 
 from google_cloud_mldiagnostics._reading.run_history import (
     ProcessKey,
@@ -308,7 +309,8 @@ class _Judge:
             view.reason = f"{view.reason}; {gone}" if view.reason else gone
         elif key in self._history.processes and self._now_ns - view.last_sign_ns > SILENT_SECONDS * _SECOND_NS:
             view.state = State.STALE
-            view.reason = f"no event of it for {_ago(self._now_ns - view.last_sign_ns)}"
+            seconds = (self._now_ns - view.last_sign_ns) // _SECOND_NS
+            view.reason = f"no event of it for {format_duration(seconds)}"
 
 
 def _attempt(
@@ -363,7 +365,7 @@ def _notes(state: State, last: AttemptView | None, now_ns: int) -> list[str]:
         notes.append("No process has recorded an event: it is not known whether the run is still running.")
     if state is State.ACTIVE:
         notes += [
-            f"{process.name}: last event {_ago(now_ns - process.last_sign_ns)} ago; other processes still run."
+            f"{process.name}: last event {format_ago(process.last_sign_ns, now_ns)}; other processes still run."
             for process in processes
             if process.state is State.STALE
         ]
@@ -390,11 +392,3 @@ def _traceback(encoded: object) -> tuple[RaisedException, ...]:
     """Return the exceptions of an entry; items of another form are left out."""
     raised = [raised_from_json(item) for item in encoded] if isinstance(encoded, list) else []
     return tuple(exception for exception in raised if exception is not None)
-
-
-def _ago(duration_ns: int) -> str:
-    seconds = duration_ns / _SECOND_NS
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -142,11 +142,13 @@ def warn_if_ended_before(folder: Path, job_name: str, own_writer: str) -> None:
     borders = [border for segment in earlier for border in _last_border(segment, job_name)]
     ended_seconds, is_end = max(borders, default=(0.0, False))
     if is_end:
+        from ml_diagnostics_common.texts import format_ago  # Few jobs warn, and only those need it.
+
         warn_once(
             ("ended before", str(folder), job_name),
-            "continuing job %r, which ended %s ago; use another name for another job",
+            "continuing job %r, which ended %s; use another name for another job",
             job_name[:200],
-            _duration(max(0.0, now_ns() / 1e9 - ended_seconds)),
+            format_ago(round(ended_seconds * 1e9), now_ns()),
         )
 
 
@@ -161,10 +163,3 @@ def _last_border(segment: Segment, job_name: str) -> list[tuple[float, bool]]:
                 is_end = key == "job_end_time" and not _CUT_SHORT & payload.keys()
                 return [] if seconds is None else [(seconds, is_end)]
     return []
-
-
-def _duration(seconds: float) -> str:
-    for unit, unit_seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * unit_seconds:
-            return f"{seconds / unit_seconds:.0f} {unit}"
-    return f"{seconds:.0f} s"
