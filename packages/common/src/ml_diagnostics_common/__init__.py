@@ -1,4 +1,4 @@
-"""What the ML diagnostics libraries share."""
+"""Common parts of the ML diagnostics libraries."""
 
 from ml_diagnostics_common._version import __version__
 

@@ -1,4 +1,4 @@
-"""Where Google's services are, and how they are reached: addresses, TLS, universe and transport, from the environment.
+"""Endpoints of Google's services: addresses, TLS, universe and transport, read from the environment.
 
 Nothing here uses the network.
 """

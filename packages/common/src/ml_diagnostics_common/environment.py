@@ -35,7 +35,7 @@ _PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
 
 
 class Backend(str, enum.Enum):
-    """Where recorded entries go besides the journal, which is always written."""
+    """The destination of recorded entries besides the journal, which is always written."""
 
     AUTO = "auto"
     """To Cloud Logging if a project and credentials are found, else nowhere."""

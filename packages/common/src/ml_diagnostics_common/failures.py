@@ -315,7 +315,7 @@ def _code_of_os_error(error: OSError) -> str:
 
 
 def _api_error(error: Any) -> RemoteError:
-    """Of google.api_core, for HTTP and gRPC."""
+    """Convert an error of google.api_core, for HTTP or gRPC."""
     response = error.response
     status = int(error.code or 0)
     is_grpc = hasattr(response, "trailing_metadata")
@@ -350,7 +350,7 @@ def _grpc_error(error: Any) -> RemoteError:
 
 
 def _auth_error(error: Any) -> RemoteError:
-    """Of google.auth: the token service may be unreachable, or refuse the credentials."""
+    """Convert an error of google.auth: the token service may be unreachable, or refuse the credentials."""
     message = f"no access token: {error.args[0] if error.args else error!r}"
     if type(error).__name__ == "TransportError" or getattr(error, "retryable", False):
         return RemoteError("UNAVAILABLE", message)

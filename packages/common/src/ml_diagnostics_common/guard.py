@@ -1,7 +1,7 @@
 """The one guard between a training job and this code: a recording call never raises our errors.
 
-What a guarded call fails to record is counted by reason in `LOSSES` and logged once; with ML_DIAGNOSTICS_RAISE=1
-(our own tests set it) the error is raised instead, so that no test misses a broken recording call.
+A failure of a guarded call is counted by reason in `LOSSES` and logged once. With ML_DIAGNOSTICS_RAISE=1, which our own
+tests set, the error is raised instead, so that no test misses a broken recording call.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _unless_stalled(record: logging.LogRecord) -> bool:
 def can_log(logger: logging.Logger, wait_milliseconds: int = 0) -> bool:
     """Return False if the stream of a logger's handler would have to wait for its reader, also after a short wait.
 
-    Of a handler that does not show its stream, the standard streams are checked. One that is closed, or has an error,
+    If a handler does not expose its stream, the standard streams are checked. A stream that is closed, or has an error,
     does not wait.
     """
     import select
@@ -149,12 +149,12 @@ def report_loss(
     *,
     warn: Callable[..., None] = warn_once,
 ) -> None:
-    """Count what a recording call could not record, and log it once; raise the error again under test.
+    """Count a failed recording call, and log it once; raise the error again under test.
 
     Args:
         what: The call.
         error: The reason.
-        could_not: What it could not do, for the log.
+        could_not: The failed action as a verb phrase, for the log.
         warn: Called like `warn_once`, to log it.
     """
     if os.environ.get("ML_DIAGNOSTICS_RAISE") == "1":
@@ -182,7 +182,7 @@ def guarded_as(could_not: str, *, warn: Callable[..., None] = warn_once) -> Call
     """Guard a call, like `guarded`, that does something else than recording.
 
     Args:
-        could_not: What it does, such as "start its uploads": logged as what it could not do.
+        could_not: The action of the call as a verb phrase, such as "start its uploads"; logged if it fails.
         warn: Called like `warn_once`, to log it.
     """
 

@@ -1,4 +1,4 @@
-"""Where log entries are read from: the journal of this machine, and Cloud Logging if there is one.
+"""The source of log entries: the journal of this machine, and Cloud Logging if there is one.
 
 A `LogSource` reads one log: the union of its readers, each entry once by its insertId. A library states the name of its
 log and which entries it needs, and makes its own objects of them. While Cloud Logging fails, only the journal's entries
@@ -65,8 +65,8 @@ class Cloud:
     Attributes:
         pause_seconds: How long nothing is requested after a failure.
         project: The project's id; empty until it is found.
-        absence: Why there is no cloud to read, if none was found.
-        failure: What went wrong with the last read, if it failed.
+        absence: The reason why there is no cloud to read, if none was found.
+        failure: The error of the last read, if it failed.
     """
 
     pause_seconds = 60.0

@@ -45,7 +45,7 @@ class RaisedException(NamedTuple):
     message: str
     """Redacted; may be empty."""
     relation: str
-    """How it belongs to the first: empty for that, else "caused by", "while handling" or "in the group"."""
+    """Its relation to the first one: empty for that one, else "caused by", "while handling" or "in the group"."""
     frames: tuple[CodeLocation, ...]
     """Innermost first. One without a file is a mark: that many frames were left out there."""
 

@@ -51,7 +51,7 @@ class Sidecar:
 
     Args:
         module: The module's full name.
-        settings: What `sidecar_parent.Parent.settings` is there.
+        settings: Its settings, which it receives as `sidecar_parent.Parent.settings`.
         descriptors: Descriptors that it inherits, by name; their numbers are above 2.
         is_detached: True for a process that is not a child of this one: a job that waits for all its children must not
             wait for a process that waits for the job. It runs a bare Python (see `python_argv`).
@@ -213,7 +213,7 @@ class Sidecar:
     def wait(self, timeout_seconds: float | None = None) -> int:
         """Wait until the process has ended, and return its exit code: negative for a signal.
 
-        Of a detached sidecar this is the launcher, which exits as soon as it has forked the sidecar.
+        If the sidecar is detached, that process is its launcher, which exits as soon as it has forked the sidecar.
 
         Raises:
             subprocess.TimeoutExpired: It has not.

@@ -51,7 +51,7 @@ class Task:
     """A function that runs in a thread of its own.
 
     Attributes:
-        error: What it raised; None before its end, and if it succeeded.
+        error: The exception that it raised; None before its end, and if it succeeded.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ def call(function: Callable[[], _Result], timeout_seconds: float, name: str) -> 
 
     Raises:
         NoAnswerError: It did not return in time.
-        Exception: What the function raised.
+        Exception: The function raised it.
     """
     results: list[_Result] = []
     errors: list[Exception] = []
@@ -146,7 +146,7 @@ def in_parallel(
         The result of each call, or the Exception that it raised, in the order of the items.
 
     Raises:
-        BaseException: What a call raised that is no Exception, such as SystemExit; the others are not waited for.
+        BaseException: A call raised it, such as SystemExit; the other calls are not waited for.
     """
     waiting: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, _Result | BaseException]] = queue.SimpleQueue()
@@ -353,7 +353,7 @@ class Worker:
         """Call a function in this thread; an Exception is counted, and logged once of each kind.
 
         Returns:
-            What the function returns, or `if_failed`.
+            The result of the function, or `if_failed`.
         """
         try:
             return function()

@@ -41,7 +41,7 @@ class Xplane:
     """The outline of one host's profile.
 
     Attributes:
-        size_bytes: Of the file.
+        size_bytes: The size of the file.
         planes: The names of the planes that have events.
         is_whole: True if the file ends where its last message ends.
         host: The host's name; empty if the profile does not have it.

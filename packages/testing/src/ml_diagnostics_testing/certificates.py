@@ -16,7 +16,7 @@ class CertificateAuthority:
     gRPC reads its trusted authorities once in a process. Use one authority for all servers of a process.
 
     Args:
-        folder: Where the files are written.
+        folder: The folder to write the files to.
 
     Attributes:
         path: The authority's certificate, for clients that trust the servers.

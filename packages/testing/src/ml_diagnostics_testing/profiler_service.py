@@ -77,7 +77,7 @@ class ProfilerServiceServer(Service):
         clock: Returns the time in seconds since the epoch, for `requests`.
 
     Attributes:
-        writes: What to write while reporting success: a profile, half of one, an empty file, or nothing.
+        writes: The result that is written while success is reported: a profile, half of one, an empty file, or nothing.
         write_seconds: How long writing takes.
         dies_after_seconds: How long after the start of a profile the server dies; None means never.
         has_bucket_access: False makes writes to gs:// fail.

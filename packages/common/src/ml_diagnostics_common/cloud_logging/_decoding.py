@@ -25,7 +25,7 @@ from ml_diagnostics_common.entry import (
 __all__ = ["UNREADABLE", "PageDecoder", "TimestampParser"]
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
-"""What decoding raises for a body that is not a page."""
+"""The exceptions that decoding raises for a body that is not a page."""
 
 _MAX_CACHED = 4096
 _SECOND = 1_000_000_000

@@ -117,7 +117,7 @@ class CloudLoggingReader:
         resource_labels: Only entries with a monitored resource that has one of the values of each of these labels, at
             any severity; None is all entries of severity INFO. All or none of a writer's entries have them.
         start_time_ns: Nothing of this time or older is read; None is all that Cloud Logging keeps.
-        position: What `position()` returned, in this process or another.
+        position: A result of `position()`, in this process or another.
         overlap_seconds: How far back each read starts.
         sweep_seconds: How often late entries of any age are requested.
         clock_ns: Wall clock, ns.

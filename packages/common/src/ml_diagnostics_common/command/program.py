@@ -64,7 +64,7 @@ class Program:
 
     Args:
         name: The name of the program.
-        description: What it does, in one sentence.
+        description: Its purpose, in one sentence.
         version: Its version.
         commands: Returns the subcommands; called once for each command line.
     """

@@ -46,7 +46,7 @@ class CloudEnvironment:
         project: The project's id.
         credentials: A `google.auth.credentials.Credentials`.
         principal: The account of the credentials, for messages; None if it is not known.
-        project_source: Where the project was found, for messages.
+        project_source: The source of the project's id, for messages.
     """
 
     project: str

@@ -55,10 +55,10 @@ def instance_metadata(environ: Mapping[str, str] = os.environ, *, wait_seconds: 
     Args:
         environ: The environment variables. `GCE_METADATA_HOST` names the server; `NO_GCE_CHECK=true` forbids
             to ask.
-        wait_seconds: How long after its start to wait for the probe, in seconds.
+        wait_seconds: How long to wait for the probe, from its start on.
 
     Returns:
-        What is known by then, or None. Never raises.
+        The metadata that is known by then, or None. Never raises.
     """
     if environ.get("NO_GCE_CHECK", "").lower() == "true":
         return None

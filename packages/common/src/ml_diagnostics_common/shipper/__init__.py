@@ -77,6 +77,7 @@ class Shipper:
         access_backoff: How long to wait after a failure that a person must fix.
         search_interval_seconds: How often to search for a cloud.
         search_seconds: How long to search for a cloud.
+        announces_path: True to log the journal's path if there is no cloud.
     """
 
     def __init__(
