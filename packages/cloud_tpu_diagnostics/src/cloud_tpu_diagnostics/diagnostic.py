@@ -42,7 +42,7 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
     second. Exceptions of the block pass through unchanged.
 
     Args:
-        config: What is collected, and its destination. Parts that are None or off do nothing.
+        config: The data to collect, and its destination. Parts that are None or off do nothing.
 
     Raises:
         ConfigurationError: On entering, if the configuration is not valid.
@@ -112,7 +112,8 @@ def heartbeat(step: int | None = None, phase: str = "step") -> None:
 
     Args:
         step: The step that starts; None if the job has no steps.
-        phase: The activity of the job: init, compile, data, step, checkpoint, eval, other, or ended.
+        phase: The activity of the job: init, compile, data, step, checkpoint, eval, other, wait (for something
+            outside of the job, such as slices), or ended.
     """
     try:
         from ml_diagnostics_common.progress import publish

@@ -164,7 +164,7 @@ class Timer:
         """Turn it on again, in the parent: for a whole period, as Python runs now.
 
         Args:
-            pause: What `before_fork` returned.
+            pause: The result of `before_fork`.
         """
         try:
             if pause.output is not None and pause.output is self._output:

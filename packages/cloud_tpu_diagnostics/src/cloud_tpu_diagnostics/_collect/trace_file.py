@@ -36,7 +36,7 @@ MOST_AGE_SECONDS: Final = 7 * 24 * 3600.0
 """The age at which a dead process's file is deleted, since its last write."""
 
 _SPARED_SECONDS = 600.0
-"""How long no file is deleted after its last write: a companion of a dead job may still ship it."""
+"""The time after its last write in which no file is deleted: the companion of a dead job may still ship it."""
 
 _SHARED_MODE = 0o1777  # Users of a shared host write here, and none deletes what another has written.
 _PRIVATE_MODE = 0o755

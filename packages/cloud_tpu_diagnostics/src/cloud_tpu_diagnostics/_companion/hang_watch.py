@@ -85,7 +85,7 @@ class HangWatch:
         """Return a verdict if the job hangs; must be called every second.
 
         Args:
-            progress: What the job published last; None if it has published nothing.
+            progress: The progress that the job published last; None if it has published none.
             now_ns: Now, on the clock of `Progress.monotonic_ns`.
             is_stopped: True if the job was stopped at some time since the last call.
 

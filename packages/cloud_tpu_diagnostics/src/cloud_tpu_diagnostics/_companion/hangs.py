@@ -35,12 +35,12 @@ _POLL_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5
 """The wait for the job's Python before faulthandler is signalled."""
 _FRAME_SECONDS = 1.5
-"""How long the verdict waits for the job's present frame; a second more after faulthandler was signalled."""
+"""The wait of the verdict for the job's present frame; a second more after faulthandler was signalled."""
 _DUMP_SECONDS = 1.0
 _MOST_FRAME_SECONDS = 4.5
-"""How long the verdict waits for faulthandler to be signalled: up to three seconds while threads run."""
+"""The wait of the verdict for faulthandler to be signalled: up to three seconds while threads run."""
 _END_SECONDS = 60.0
-"""How long the job may take to end by itself, for instance to write a core dump."""
+"""The time that the job may take to end by itself, for instance to write a core dump."""
 
 
 class HangWatching:
@@ -219,9 +219,9 @@ class HangResponse:
     Args:
         verdict: The verdict.
         progress: The job's progress at that time.
-        config: What to do.
+        config: The configured response.
         job: Receives signals.
-        dump_signal: The signal on which it writes all its stacks.
+        dump_signal: The signal on which the job writes all its stacks.
         write: Writes an entry.
         now: Monotonic seconds.
         ask_to_exit: Lets the job end itself, if its Python runs; for process 1, since the kernel does not deliver

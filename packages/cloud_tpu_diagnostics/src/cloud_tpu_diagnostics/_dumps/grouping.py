@@ -85,7 +85,7 @@ class ProcessGroup(NamedTuple):
     """Processes with the same stack of their main threads."""
 
     frames: tuple[Frame, ...]
-    """Of the main thread, innermost first; empty if unknown."""
+    """The frames of the main thread, innermost first; empty if unknown."""
     processes: tuple[ProcessDump, ...]
 
     @property
@@ -121,7 +121,7 @@ def group_threads(threads: Iterable[ThreadStack]) -> tuple[ThreadGroup, ...]:
     """Group threads by equal stack.
 
     Args:
-        threads: Of one process, in the order of the dump.
+        threads: The threads of one process, in the order of the dump.
 
     Returns:
         The main thread's group first, then the others by number of threads.

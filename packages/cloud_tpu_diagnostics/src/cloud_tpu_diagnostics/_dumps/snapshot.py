@@ -142,7 +142,7 @@ def _line(code: CodeType, instruction: int) -> int:
 
 
 class Unchanged(NamedTuple):
-    """How long a stack has not changed."""
+    """The snapshots and the time since a stack changed last."""
 
     snapshots: int
     """The number of consecutive snapshots before this one with the same stack; 0 for a new one."""

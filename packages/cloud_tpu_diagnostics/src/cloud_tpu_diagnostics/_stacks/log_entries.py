@@ -71,8 +71,8 @@ def _is_of(entry: LogEntry, job: str) -> bool:
 class _Selection:
     """Selects the entries of one job: by their labels, and by the processes that recorded something of it.
 
-    What a companion writes has no name of the job before a recorder or a run is given one. Process ids are used again,
-    in containers always: an entry belongs to a recorder of its process if that started before the process ended.
+    Entries of a companion do not name the job before a recorder or a run has a name. Process ids are reused, always so
+    in containers: an entry belongs to a recorder of its process if that started before the process ended.
     """
 
     def __init__(self, job: str, starts: Iterable[ProcessStart]) -> None:

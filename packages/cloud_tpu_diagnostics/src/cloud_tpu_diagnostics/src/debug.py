@@ -32,7 +32,7 @@ def start_debugging(debug_config: DebugConfig) -> None:
     """Enter a block of `diagnose`, until `stop_debugging`; prefer `with diagnose(...)`, which no exception leaves open.
 
     Args:
-        debug_config: What is collected; nothing where it has no configuration of stack traces, or that is off.
+        debug_config: The data to collect; nothing if it has no configuration of stack traces, or that is off.
 
     Raises:
         ConfigurationError: It cannot be used.
@@ -48,7 +48,7 @@ def stop_debugging(debug_config: DebugConfig) -> None:
     """Leave the block that `start_debugging` has entered last, without waiting for the end of the interval.
 
     Args:
-        debug_config: What that was given.
+        debug_config: The argument of that call.
     """
     if _is_on(debug_config) and _started:
         _started.pop().__exit__(None, None, None)

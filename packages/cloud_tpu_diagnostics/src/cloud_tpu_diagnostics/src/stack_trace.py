@@ -31,7 +31,7 @@ def enable_stack_trace_dumping(stack_trace_config: StackTraceConfig) -> None:
     """Have faults and SIGUSR1 dump stacks, as in a block of `diagnose`; not periodically: see `send_user_signal`.
 
     Args:
-        stack_trace_config: Where the stacks go; they are collected whatever its `collect_stack_trace` is.
+        stack_trace_config: The destination of the stacks; they are collected whatever its `collect_stack_trace` is.
 
     Raises:
         ConfigurationError: It cannot be used.
@@ -48,7 +48,7 @@ def disable_stack_trace_dumping(stack_trace_config: StackTraceConfig) -> None:
     """Undo the last `enable_stack_trace_dumping`, and restore the previous state; do nothing if there is none.
 
     Args:
-        stack_trace_config: What that was given.
+        stack_trace_config: The argument of that call.
     """
     if _enabled:
         _enabled.pop().__exit__(None, None, None)

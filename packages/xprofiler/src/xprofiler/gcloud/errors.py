@@ -26,7 +26,7 @@ def as_xprofiler_error(
     """Return the error to raise for a request that failed.
 
     Args:
-        error: What the request raised; a ValueError for an answer that is not an API's.
+        error: The exception that the request raised; a ValueError for a response that is not an API's.
         doing: The purpose of the request: "list the VMs".
         uri: The URL of the request.
         project: The project's id.
