@@ -65,7 +65,7 @@ class RunStart:
     """The start of one run.
 
     Args:
-        arguments: Those of `machinelearning_run`.
+        arguments: The arguments of `machinelearning_run`.
         backend: The destination of entries besides the journal.
     """
 

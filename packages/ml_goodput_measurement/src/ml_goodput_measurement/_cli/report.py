@@ -180,7 +180,7 @@ def _bucket_table(report: JobReport, width: int | None) -> list[str]:
 def _disruption_table(report: JobReport, width: int | None) -> list[str]:
     """Return a table with the cost of each disruption, and a column for each part that any of them has.
 
-    Of the parts, a narrow terminal shows those that cost most.
+    A narrow terminal shows only the parts that cost most.
     """
     if not report.disruptions:
         return []

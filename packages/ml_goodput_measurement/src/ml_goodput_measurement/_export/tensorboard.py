@@ -54,7 +54,7 @@ _NOTE_SECONDS = 5.0
 class TensorBoardExporter:
     """Writes new points of snapshots to TensorBoard.
 
-    Of the exporters of one job to one directory on this host, one works and the others stand by.
+    If several processes of this host export one job to one directory, one of them writes and the others stand by.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TensorBoardExporter:
         self._file: EventFile | None = None
         self._time_ns = 0
         self._deviation: Deviation | None = None
-        """Of the last snapshot."""
+        """The deviation of the last snapshot."""
         self._missed: Snapshot | None = None
         """The last of each part of a snapshot, if another process exported when it was taken."""
         self._uploader: Uploader | None = None

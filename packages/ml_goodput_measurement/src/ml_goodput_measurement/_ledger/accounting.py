@@ -268,7 +268,7 @@ def paint(runs: Iterable[Run], overlays: list[Overlay], start_ns: int, end_ns: i
 
     Args:
         runs: Contiguous, in order.
-        overlays: Those that overlap the runs, in order.
+        overlays: The overlays that overlap the runs, in order.
         start_ns: Start of the first run.
         end_ns: End of the last run.
     """

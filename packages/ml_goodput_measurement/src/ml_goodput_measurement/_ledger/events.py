@@ -185,7 +185,7 @@ def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -
     """Return the events of one job.
 
     Args:
-        payloads: Of any job; those of another are skipped.
+        payloads: Payloads of any jobs; those of other jobs are skipped.
         job_name: The job.
         skipped: Counts, by reason, payloads of this job that cannot be read.
     """

@@ -266,7 +266,7 @@ class Ledger:
 
         Args:
             attempts: The result of `attempts`, with nothing added since.
-            exclusions: Those of that call.
+            exclusions: The exclusions of that call.
         """
         return summarize_disruptions(self._attempts, self._books, attempts, exclusions)
 

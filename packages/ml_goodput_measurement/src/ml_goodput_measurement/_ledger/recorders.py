@@ -102,7 +102,7 @@ class Recorders:
         self._changed_order: tuple[int, Writer] = _LAST
         """No span before this one changed since then."""
         self._spans: list[Span] = []
-        """Of all writers, in order; of a single one it is not made."""
+        """The spans of all writers, in order; not maintained while there is only one."""
         self._order: list[tuple[int, Writer]] = []
         self._choices: list[ChosenWriter] = []
         self._borders: list[int] = []

@@ -76,7 +76,7 @@ class Span:
 
     @property
     def preference(self) -> tuple[bool, int, int, str]:
-        """Of the spans of one attempt the lowest counts; one without steps knows nothing of the job's progress."""
+        """The lowest of an attempt's spans counts; a span without steps does not show the job's progress."""
         return self.first_step is None, self.writer.process_index, self.start_ns, self.writer.name
 
     def to_state(self) -> list[Any]:

@@ -32,9 +32,9 @@ _log = job_logger("ml_diagnostics.goodput")
 
 _OUT_OF_MEMORY_SCORE = "500"
 _GRACE_SECONDS = 0.5
-"""For an export that is under way, if there is no time for a last one."""
+"""The time for an export that is under way, if there is none left for a last one."""
 _LONGEST_WAIT_FOR_THE_CLOUD_SECONDS = 5.0
-"""Of one query. A final flush that is requested meanwhile has to wait too, and has 10 s in all."""
+"""The limit for one query. A final flush that is requested meanwhile has to wait too, and has 10 s in all."""
 _LONGEST_SLEEP_SECONDS = 3600.0
 _GIVEN_UP = "The last upload of goodput was given up at its deadline"
 

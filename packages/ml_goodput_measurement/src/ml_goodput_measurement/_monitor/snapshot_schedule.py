@@ -77,7 +77,7 @@ class SnapshotSchedule:
         """Start and end uploads, so that exactly these are on.
 
         Args:
-            uploads: Those that are to be on; for rolling windows, their lengths in seconds.
+            uploads: The uploads that are to be on; for rolling windows, their lengths in seconds.
             flush: True to do those that end once more.
             flush_seconds: How long that may last. The process enforces it on queries.
 

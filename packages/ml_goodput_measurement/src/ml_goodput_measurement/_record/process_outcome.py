@@ -8,7 +8,7 @@ __all__ = ["ProcessOutcome"]
 
 
 class ProcessOutcome(str, enum.Enum):
-    """How a process exited that had not recorded the end of its job."""
+    """The outcome of a process that has not recorded the end of its job."""
 
     RETURNED = "returned"
     """At the last line of its program."""
