@@ -107,6 +107,17 @@ def test_a_process_that_has_left_is_not_signalled(start: Start, run: Run, fake_p
     assert job.poll() is None
 
 
+def test_a_process_that_does_not_exist_is_not_found(start: Start, run: Run) -> None:
+    gone = start()
+    gone.kill()
+    gone.wait()
+    for options in ((), ("--native",)):
+        assert run("dump", str(gone.pid), *options) == (3, "", f"tpu-stacks: no process {gone.pid}\n")
+    code, out, err = run("dump", str(gone.pid), str(start().pid))
+    assert (code, err) == (0, f"tpu-stacks: no process {gone.pid}\n")
+    assert out.startswith("host-1 waits in psum")
+
+
 def test_a_signal_that_is_not_caught_is_not_sent(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:
     fake_py_spy("")
     job = start("pass")

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.exceptions import DiagnosticsError, MissingExtraError
+from ml_diagnostics_common.processes import exists
 from ml_diagnostics_common.worker import results_in_parallel
 
 from cloud_tpu_diagnostics._dumps.grouping import MAIN_THREAD, ProcessDump, main_thread, name_processes
@@ -47,11 +49,17 @@ def dump_processes(
 
     Raises:
         ConfigurationError: There is no such signal.
+        NotFoundError: None of the processes exists.
     """
     wanted = signal_number(signal_name) if signal_name else None
+    missing = [pid for pid in pids if not exists(pid)]
+    if pids and len(missing) == len(pids):
+        raise NotFoundError(f"no process {', '.join(map(str, missing))}")
+    notes += [f"no process {pid}" for pid in missing]
     inside = {process.pid: process for process in find_processes()}
     # All get the signal before the first stacks are read, so that these are of the same time.
-    targets = [_Target(pid, inside.get(pid), native, wanted) for pid in pids or inside]
+    asked = [pid for pid in pids if pid not in missing] or inside
+    targets = [_Target(pid, inside.get(pid), native, wanted) for pid in asked]
     found = results_in_parallel(lambda target: target.dump(timeout_seconds), targets, _READ_AT_ONCE)
     dumps = [dump for dump in found if dump is not None]
     notes += [note for target in targets for note in target.notes]
