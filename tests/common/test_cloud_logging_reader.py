@@ -18,9 +18,9 @@ from ml_diagnostics_common.cloud_logging import (
     PageReader,
     TransportError,
     connect,
+    make_transport,
 )
 from ml_diagnostics_common.cloud_logging._reader import GapSchedule
-from ml_diagnostics_common.cloud_logging._rest import RestTransport
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
@@ -436,13 +436,15 @@ ENDLESS_PAGES: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
+def through(url: str) -> LoggingTransport:
+    environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": url}
+    return make_transport(CloudEnvironment("test-project", AnonymousCredentials(), None, ""), environ)
+
+
 @pytest.mark.parametrize("page", ENDLESS_PAGES.values(), ids=ENDLESS_PAGES.keys())
 def test_pages_that_never_end_end_the_read(clock: Clock, page: Callable[[int], dict[str, Any]]) -> None:
     with Endless(page) as endless:
-        transport = RestTransport(
-            CloudEnvironment("test-project", AnonymousCredentials(), None, ""),
-            url=endless.url,
-        )
+        transport = through(endless.url)
         with pytest.raises(TransportError, match=r"repeats|100 pages in a row had nothing new") as caught:
             list(reader(transport, clock, requests_per_minute=10**6, patience_seconds=0).read_new())
         transport.close()
@@ -453,10 +455,7 @@ def test_pages_that_never_end_end_the_read(clock: Clock, page: Callable[[int], d
 def test_an_entry_that_cannot_be_decoded_is_counted_once(clock: Clock) -> None:
     page = {"entries": [ours(1, NOW), {**ours(2, NOW), "jsonPayload": None}, ours(3, NOW)]}
     with Endless(lambda number: page) as server:
-        transport = RestTransport(
-            CloudEnvironment("test-project", AnonymousCredentials(), None, ""),
-            url=server.url,
-        )
+        transport = through(server.url)
         lenient = reader(transport, clock)
         for entry in page["entries"]:
             entry["logName"] = "projects/test-project/logs/log"

@@ -15,10 +15,16 @@ import pytest
 from google.auth.credentials import AnonymousCredentials, Credentials
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, connect, make_transport
+from ml_diagnostics_common.cloud_logging import (
+    LoggingTransport,
+    TransportError,
+    connect,
+    full_log_name,
+    make_transport,
+    quoted,
+)
 from ml_diagnostics_common.cloud_logging._decoding import TimestampParser
-from ml_diagnostics_common.cloud_logging._filters import full_log_name, log_filter, quoted
-from ml_diagnostics_common.cloud_logging._rest import RestTransport
+from ml_diagnostics_common.cloud_logging._filters import log_filter
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_testing.certificates import CertificateAuthority
@@ -199,7 +205,7 @@ def test_a_token_that_is_refused_is_renewed_within_the_call(cloud_logging_server
 
     credentials = Renewing()  # type: ignore[no-untyped-call]
     cloud = CloudEnvironment("test-project", credentials, None, "test")
-    transport = RestTransport(cloud, url=cloud_logging_server.rest_url)
+    transport = make_transport(cloud, cloud_logging_server.environment())
     cloud_logging_server.faults.script([Status(401)])
     transport.write([entry(1)], timeout_seconds=5)
     transport.close()
@@ -212,7 +218,7 @@ def test_a_token_service_that_cannot_be_reached_is_asked_again_soon(cloud_loggin
             raise google.auth.exceptions.TransportError("no route to the token service")
 
     cloud = CloudEnvironment("test-project", OutOfReach(), None, "test")  # type: ignore[no-untyped-call]
-    transport = RestTransport(cloud, url=cloud_logging_server.rest_url)
+    transport = make_transport(cloud, cloud_logging_server.environment())
     error = failure(transport)
     transport.close()
     assert (error.code, error.is_temporary, error.access) == ("UNAVAILABLE", True, False)
@@ -329,7 +335,8 @@ class Proxy(LoopbackServer):
 
 
 def through(proxy_url: str) -> LoggingTransport:
-    return RestTransport(CloudEnvironment("p", AnonymousCredentials(), None, "test"), url=proxy_url)
+    environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": proxy_url}
+    return make_transport(CloudEnvironment("p", AnonymousCredentials(), None, "test"), environ)
 
 
 @pytest.mark.parametrize(
