@@ -558,6 +558,14 @@ def test_no_token_is_sent_to_another_machine_without_tls() -> None:
         cloud.read("gs://bucket/x")
 
 
+def test_an_emulator_gets_no_token(server: Any) -> None:
+    cloud = storage.GoogleCloudStorage(Credentials("token"), environ={"STORAGE_EMULATOR_HOST": server.url})
+    cloud.write("gs://bucket/x", b"1")
+    cloud.close()
+    assert server.requests
+    assert not any("token" in request.headers.get("authorization", "") for request in server.requests)
+
+
 def test_a_missing_extra_is_one_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
     monkeypatch.delattr("google.cloud.storage", raising=False)

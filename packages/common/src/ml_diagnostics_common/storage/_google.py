@@ -49,7 +49,8 @@ class GoogleCloudStorage:
     `STORAGE_EMULATOR_HOST`, or else `CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE`, redirects it. Connects at the first use.
 
     Args:
-        credentials: A `google.auth.credentials.Credentials`; None selects those that `find_cloud` finds.
+        credentials: A `google.auth.credentials.Credentials`; None selects those that `find_cloud` finds. An emulator
+            gets none.
         environ: The environment variables.
         deadline_seconds: No call is retried after this time. A single request times out after 20 s, or at the
             deadline.
@@ -221,7 +222,7 @@ class GoogleCloudStorage:
             raise MissingExtraError("a gs:// path", "ml-diagnostics-common", "gcs") from error
 
         url = endpoint("storage", self._environ)
-        if self._environ.get("STORAGE_EMULATOR_HOST") and self._credentials is None:
+        if self._environ.get("STORAGE_EMULATOR_HOST"):  # It may be any machine, without TLS: it gets no token.
             self._credentials, self._principal = google.auth.credentials.AnonymousCredentials(), "anonymous"
         # Objects need no project, so none is searched for.
         cloud = find_cloud("none", self._credentials, environ=self._environ)
