@@ -100,12 +100,12 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             job_name,
             logger_name,
             cloud_logger,
-            max_logs_retention_period,
-            gcs_path,
-            cache_dir,
-            _clock_ns,
-            _patience_seconds,
-            _logs_failures,
+            retention=max_logs_retention_period,
+            gcs_path=gcs_path,
+            cache_dir=cache_dir,
+            clock_ns=_clock_ns,
+            patience_seconds=_patience_seconds,
+            logs_failures=_logs_failures,
         )
         self.job_name, self.logger_name = self._reader.job_name, self._reader.logger_name
         self.using_pathways = using_pathways

@@ -48,6 +48,7 @@ class JobReader:
         job_name: str,
         logger_name: str,
         cloud_logger: UserLogger | None,
+        *,
         retention: datetime.timedelta | float | None,
         gcs_path: str | None,
         cache_dir: str,

@@ -4,8 +4,8 @@
     {"job": ..., "facts": 123, "head_bytes": 456} 1a2b3c4d   enough to compare two states; its CRC-32
     a head in JSON, the columns as raw 64-bit numbers, and a CRC-32 of everything before it
 
-A file is private and written whole; a state with fewer facts never replaces one with more. `state_store` keeps a copy
-for other machines.
+A file is private and written whole. Of two states of one job, the one with more facts is newer, and never replaced by
+the other. `state_store` keeps a copy for other machines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ __all__ = [
     "decode_state",
     "encode_state",
     "facts_in_front",
-    "facts_of",
     "load_state",
     "save_state",
     "saved_facts",
@@ -67,16 +66,11 @@ class SavedState:
     """The position up to which the log was read."""
 
 
-def facts_of(recorders: Recorders) -> int:
-    """Return the number of facts: of two states of one job, the one with more facts is newer."""
-    return recorders.fact_count
-
-
 def encode_state(recorders: Recorders, position: dict[str, Any]) -> list[bytes | array[Any]]:
     """Return the consecutive parts of a state; columns are not copied, so write it before they change."""
     state, columns = recorders.to_state()
     head = json.dumps({"position": position, **state}).encode()
-    parts = [_front(recorders.job_name, facts_of(recorders), len(head)), head, *columns]
+    parts = [_front(recorders.job_name, recorders.fact_count, len(head)), head, *columns]
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)
@@ -120,7 +114,7 @@ def save_state(path: Path, recorders: Recorders, position: dict[str, Any]) -> bo
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path) as is_free:
-            if not is_free or saved_facts(path, recorders.job_name) > facts_of(recorders):
+            if not is_free or saved_facts(path, recorders.job_name) > recorders.fact_count:
                 return False
             _write(path, encode_state(recorders, position))
     except OSError as error:

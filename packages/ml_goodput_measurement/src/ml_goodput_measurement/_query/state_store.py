@@ -29,7 +29,6 @@ from ml_goodput_measurement._query.saved_state import (
     decode_state,
     encode_state,
     facts_in_front,
-    facts_of,
     load_state,
     save_state,
     saved_facts,
@@ -127,7 +126,7 @@ class StateStore:
         Returns:
             True if the copy now has all facts; False without a copy, or with nothing to copy.
         """
-        return self._copy is not None and facts_of(recorders) > 0 and self._copy.write(recorders, position)
+        return self._copy is not None and recorders.fact_count > 0 and self._copy.write(recorders, position)
 
 
 class _Seen(NamedTuple):
@@ -172,7 +171,7 @@ class _StateCopy:
 
     def write(self, recorders: Recorders, position: dict[str, Any]) -> bool:
         """Replace it, unless it has as many facts."""
-        facts, encoded = facts_of(recorders), b""
+        facts, encoded = recorders.fact_count, b""
 
         def replace() -> None:
             nonlocal encoded
