@@ -129,6 +129,12 @@ def test_a_local_read_requests_nothing(server: CloudLoggingServer, tmp_path: Pat
     assert read(source) == []
 
 
+def test_a_local_read_searches_for_no_cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 0, 10)
+    monkeypatch.setattr(Cloud, "connect", lambda _: pytest.fail("searched for a cloud"))
+    assert read(LogSource(LOG, root=tmp_path, cloud=Cloud()), local_only=True) == list(range(10))
+
+
 def test_a_label_selects_any_of_some_values_in_both_stores(server: CloudLoggingServer, tmp_path: Path) -> None:
     for number, run in enumerate("abc"):
         write(tmp_path, number, number + 1, run)

@@ -257,3 +257,25 @@ def test_the_last_moments_of_a_process_wait_for_no_network(
     cloud.faults.clear()
     assert calculator.get_job_goodput().last_step == 3
     assert len(cloud.requests) > asked
+
+
+def test_the_last_moments_of_a_process_search_for_no_cloud_and_a_later_read_uses_the_saved_state(
+    cloud: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = History().start(0).steps(range(300), at=1000, each=1000).end(301_000)
+    cloud.write(as_the_reference_wrote(steps.payloads, each=1000), log_id=LOG)
+    asked_at: dict[str, Any] = {"_clock_ns": lambda: int((BASE + 302_000) * 1e9)}
+    earlier = GoodputCalculator(JOB, LOG, **asked_at)
+    assert earlier.report().steps_kept == 300
+    earlier.save_state()
+    recorder = GoodputRecorder(JOB, LOG, True)
+    recorder.record_job_start_time(BASE + 301_500)
+    recorder.record_step_start_time(300, BASE + 301_600)
+    recorder.flush()
+    calculator = GoodputCalculator(JOB, LOG, **asked_at)
+    with monkeypatch.context() as in_last_moments:
+        in_last_moments.setattr(Cloud, "connect", lambda _: pytest.fail("searched for a cloud"))
+        assert calculator.snapshot(local_only=True).cumulative is not None
+        calculator.save_state()
+    cloud.faults.always(Status(503), on="list")
+    assert calculator.report().steps_kept == 300

@@ -239,11 +239,11 @@ class LogSource:
         """Yield entries that were not yielded before, merged by time. If Cloud Logging fails, the journal's.
 
         Args:
-            local_only: True to send no request to Cloud Logging.
+            local_only: True to search for no cloud, and to send no request to Cloud Logging.
         """
         if self._cloud is None:
             return self._journal.read_new()
-        is_requested = self._cloud.is_found() and not local_only
+        is_requested = not local_only and self._cloud.is_found()
         if is_requested and not self._cloud.is_paused():
             self._cloud.failure = None
         for part in self._parts:

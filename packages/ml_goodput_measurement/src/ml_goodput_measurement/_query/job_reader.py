@@ -99,7 +99,8 @@ class JobReader:
         """Read what is new, save the state after much of it, and return the ledger.
 
         Args:
-            local_only: True to read only this machine's journal.
+            local_only: True to read only this machine's journal. Before a cloud was searched for, that is without the
+                saved state, whose name contains the project.
         """
         if self._was_interrupted:
             self._start()
@@ -189,6 +190,8 @@ class JobReader:
 
     def _resume(self, *, local_only: bool) -> None:
         """Continue from the saved state of the same log, project and retention, if there is one."""
+        if local_only and self._cloud is not None and not self._cloud.project and self._cloud.absence is None:
+            return  # A later read resumes, when it knows the project.
         self._is_resumed = True
         if self._log is None:
             return
