@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.command.console import RED, Console
-from ml_diagnostics_common.command.formats import format_data, format_table
+from ml_diagnostics_common.command.formats import first_and_last, format_data, format_table, with_gap
 from ml_diagnostics_common.command.options import seconds
 from ml_diagnostics_common.command.program import edits, nearest_flag
 
@@ -34,6 +34,17 @@ def test_a_table_has_the_style_simple_of_tabulate(rows: list[tuple[str, str, str
     tabulate = pytest.importorskip("tabulate")
     lines = format_table([f"{header}  " for header in HEADERS], rows)  # tabulate adds two spaces to headers.
     assert "\n".join(lines) == tabulate.tabulate(rows, HEADERS, disable_numparse=True)
+
+
+@pytest.mark.parametrize("count", [1, 12, 13, 40])
+def test_a_long_table_has_its_first_and_last_rows_and_the_number_of_the_others(count: int) -> None:
+    shown = first_and_last(range(count))
+    lines = with_gap(format_table(["row"], [[str(row)] for row in shown], indent="  "), count, "row")
+    gap = [line for line in lines if "--format json has all" in line]
+    assert gap == ([f"  ... {count - 12} more row{'s' * (count > 13)}; --format json has all"] if count > 12 else [])
+    rows = [int(line) for line in lines[2:] if line not in gap]
+    assert rows == [row for row in range(count) if row < 6 or row >= count - 6]
+    assert not gap or lines[8] == gap[0]
 
 
 def test_names_that_are_valid_numbers_are_not_changed() -> None:

@@ -7,13 +7,27 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from ml_diagnostics_common.texts import one_line
+from ml_diagnostics_common.texts import format_count, one_line
 
-__all__ = ["FORMATS", "add_format_option", "csv_lines", "format_data", "format_table", "shortened"]
+__all__ = [
+    "FORMATS",
+    "MOST_ROWS",
+    "add_format_option",
+    "csv_lines",
+    "first_and_last",
+    "format_data",
+    "format_table",
+    "shortened",
+    "with_gap",
+]
+
+_Item = TypeVar("_Item")
 
 FORMATS: Final = ("table", "json", "yaml", "csv")
+MOST_ROWS: Final = 12
+"""The most rows of attempts, processes and profiles on a page."""
 
 _READABLE: Final = 16
 """The least width of a column that is cut."""
@@ -66,6 +80,19 @@ def format_table(
         for column, side, length in zip(columns, sides, widths, strict=True)
     )
     return [f"{indent}{'  '.join(line)}".rstrip() for line in zip(*padded, strict=True)]
+
+
+def first_and_last(items: Sequence[_Item]) -> Sequence[_Item]:
+    """Return the items, or the first and the last few if they are too many for a page."""
+    return items if len(items) <= MOST_ROWS else [*items[: MOST_ROWS // 2], *items[-MOST_ROWS // 2 :]]
+
+
+def with_gap(table: list[str], count: int, noun: str) -> list[str]:
+    """Insert into an indented table how many of `count` rows `first_and_last` left out, after the first rows."""
+    if count > MOST_ROWS:
+        more = format_count(count - MOST_ROWS, f"more {noun}")
+        table.insert(2 + MOST_ROWS // 2, f"  ... {more}; --format json has all")  # 2: the headers and the line below.
+    return table
 
 
 def shortened(text: str, length: int, width: int | None) -> str:

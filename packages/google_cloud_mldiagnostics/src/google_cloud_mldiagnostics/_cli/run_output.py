@@ -6,10 +6,10 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ml_diagnostics_common.command.console import BOLD, GREEN, RED, YELLOW
-from ml_diagnostics_common.command.formats import format_table, shortened
+from ml_diagnostics_common.command.formats import MOST_ROWS, first_and_last, format_table, shortened, with_gap
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import (
     format_ago,
@@ -34,9 +34,7 @@ __all__ = [
     "runs_as_dicts",
 ]
 
-_Item = TypeVar("_Item")
 _SECOND_NS: Final = 1_000_000_000
-_SHOWN: Final = 12
 _TRACEBACKS_SHOWN: Final = 3
 _LONGEST_VALUE: Final = 100
 STATE_STYLES: Final = {
@@ -158,7 +156,7 @@ def _attempts(view: RunView, width: int | None) -> list[str]:
     if len(view.attempts) < 2:
         return []
     rows = []
-    for attempt in _first_and_last(view.attempts):
+    for attempt in first_and_last(view.attempts):
         lasted = _seconds_between(attempt.started_ns, attempt.ended_ns)
         rows.append(
             (
@@ -172,7 +170,7 @@ def _attempts(view: RunView, width: int | None) -> list[str]:
         )
     headers = ("attempt", "started", "lasted", "processes", "state", "why")
     lines = format_table(headers, rows, "><>><<", width=width, cut=["why"], indent="  ")
-    lines = _with_gap(lines, len(view.attempts))
+    lines = with_gap(lines, len(view.attempts), "attempt")
     return [format_count(len(view.attempts), "attempt"), "", *lines]
 
 
@@ -182,7 +180,7 @@ def _processes(view: RunView, now_ns: int, width: int | None) -> list[str]:
     if len(processes) < 2 and all(process.profiler_port is None for process in processes):
         return []
     rows = []
-    for process in processes[:_SHOWN]:
+    for process in processes[:MOST_ROWS]:
         rows.append(
             (
                 "-" if process.process_index is None else str(process.process_index),
@@ -194,7 +192,7 @@ def _processes(view: RunView, now_ns: int, width: int | None) -> list[str]:
                 shortened(process.reason, 90, width),
             )
         )
-    more = len(processes) - _SHOWN
+    more = len(processes) - MOST_ROWS
     gap = [f"  ... {format_count(more, 'more process', 'more processes')}; --format json has all"] if more > 0 else []
     of = f" of attempt {view.attempts[-1].number}" if len(view.attempts) > 1 else ""
     counts = Counter(process.state for process in processes)
@@ -237,7 +235,7 @@ def _sessions(view: RunView, width: int | None) -> list[str]:
     if not view.sessions:
         return []
     rows = []
-    for session in _first_and_last(view.sessions):
+    for session in first_and_last(view.sessions):
         problems = [f"{host.host}: {host.problem}" for host in session.hosts if host.problem]
         sizes = [host.size_bytes for host in session.hosts if host.size_bytes is not None]
         rows.append(
@@ -254,7 +252,7 @@ def _sessions(view: RunView, width: int | None) -> list[str]:
         )
     headers = ("profile", "kind", "started", "lasted", "hosts", "size", "state", "why")
     lines = format_table(headers, rows, "<<<>>><<", width=width, cut=["why"], indent="  ")
-    lines = _with_gap(lines, len(view.sessions))
+    lines = with_gap(lines, len(view.sessions), "profile")
     roots = dict.fromkeys(logdir_of(session.folder) for session in view.sessions if session.folder)
     opened = [f"  open: xprof --logdir {shlex.quote(root)} --port 8791" for root in roots]
     return [format_count(len(view.sessions), "profile"), "", *lines, *([""] if opened else []), *opened]
@@ -275,18 +273,6 @@ def _lasted(view: RunView, now_ns: int) -> str:
 
 def _seconds_between(start_ns: int | None, end_ns: int | None) -> float | None:
     return None if start_ns is None or end_ns is None else max(0, end_ns - start_ns) / _SECOND_NS
-
-
-def _first_and_last(items: Sequence[_Item]) -> Sequence[_Item]:
-    """Return the items, or the first and the last few if they are too many for a page."""
-    return items if len(items) <= _SHOWN else [*items[: _SHOWN // 2], *items[-_SHOWN // 2 :]]
-
-
-def _with_gap(lines: list[str], count: int) -> list[str]:
-    """Insert into a table how many rows `_first_and_last` left out, after the header, its line and the first rows."""
-    if count > _SHOWN:
-        lines.insert(2 + _SHOWN // 2, f"  ... {count - _SHOWN} more; --format json has all")
-    return lines
 
 
 def _attempt_as_dict(attempt: AttemptView) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from ml_diagnostics_common.command.formats import format_table, shortened
+from ml_diagnostics_common.command.formats import first_and_last, format_table, shortened, with_gap
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import format_clock, format_count, format_percent, one_line
 from ml_diagnostics_common.texts import format_duration as format_seconds
@@ -22,8 +22,6 @@ __all__ = [
     "rows",
     "rows_as_dicts",
 ]
-
-_Item = TypeVar("_Item")
 
 BUCKET_NAMES = {
     Bucket.PRODUCTIVE: "productive",
@@ -48,8 +46,8 @@ ROW_FIELDS = ("bucket", "name", "seconds", "percent")
 """The columns of CSV."""
 
 _SECOND = 1_000_000_000
-_SHOWN, _BLOCK = 12, 6
-"""The most attempts and disruptions on a page, and the most attempts side by side."""
+_BLOCK = 6
+"""The most attempts side by side."""
 _NAME_WIDTH, _DURATION_WIDTH = 25, 13
 """The columns of a bucket's name and of a duration in a table of attempts, with the space before each."""
 _PARTS: dict[str, Callable[[Disruption], int]] = {
@@ -190,11 +188,11 @@ def _disruption_table(report: JobReport, width: int | None) -> list[str]:
     cut = sorted(list(parts)[1:], key=lambda name: sum(map(parts[name], report.disruptions)))
     headers = ("disruption", *parts, "steps lost")
     cells = []
-    for disruption in _first_and_last(report.disruptions):
+    for disruption in first_and_last(report.disruptions):
         costs = [_duration_cell(part(disruption)) for part in parts.values()]
         cells.append((str(disruption.number), *costs, str(disruption.steps_lost)))
     lines = format_table(headers, cells, ">" * len(headers), width=width, cut=cut, indent="  ")
-    lines = _with_gap(lines, len(report.disruptions), "disruption")
+    lines = with_gap(lines, len(report.disruptions), "disruption")
     headline = f"{format_count(len(report.disruptions), 'disruption')} cost {format_duration(cost_ns)}{in_all}"
     return [headline, "", *lines]
 
@@ -203,7 +201,7 @@ def _disruption_stories(report: JobReport, width: int | None) -> list[str]:
     digits = len(str(len(report.disruptions)))
     return [
         f"  {disruption.number:{digits}}: {_disruption_story(report, disruption, width)}"
-        for disruption in _first_and_last(report.disruptions)
+        for disruption in first_and_last(report.disruptions)
     ]
 
 
@@ -228,10 +226,10 @@ def _attempt_table(report: JobReport, width: int | None) -> list[str]:
     if len(report.attempts) < 2:
         return []
     headers = ("attempt", "started", "lasted", "steps", "kept", "lost", "outcome")
-    cells = [_attempt(attempt, width) for attempt in _first_and_last(report.attempts)]
+    cells = [_attempt(attempt, width) for attempt in first_and_last(report.attempts)]
     cut = ["kept", "lost", "lasted", "steps", "outcome"]
     lines = format_table(headers, cells, "><>>>><", width=width, cut=cut, indent="  ")
-    return _with_gap(lines, len(report.attempts), "attempt")
+    return with_gap(lines, len(report.attempts), "attempt")
 
 
 def _attempt(attempt: AttemptSummary, width: int | None) -> tuple[str, ...]:
@@ -251,7 +249,7 @@ def _attempt(attempt: AttemptSummary, width: int | None) -> tuple[str, ...]:
 
 def _attempt_buckets(report: JobReport, width: int | None) -> Iterator[list[str]]:
     """Yield tables of attempts against buckets, a few attempts side by side in each."""
-    shown = _first_and_last(report.attempts) if len(report.attempts) > 1 else []
+    shown = first_and_last(report.attempts) if len(report.attempts) > 1 else []
     length = _BLOCK if width is None else max(1, min(_BLOCK, (width - _NAME_WIDTH) // _DURATION_WIDTH))
     for first in range(0, len(shown), length):
         block = shown[first : first + length]
@@ -291,19 +289,6 @@ def _notes(report: JobReport) -> list[str]:
 def _with_totals(lines: list[str], count: int) -> list[str]:
     """Insert a line above the last rows of a table."""
     lines.insert(-count, lines[1])
-    return lines
-
-
-def _first_and_last(items: Sequence[_Item]) -> Sequence[_Item]:
-    """Return the items, or the first and the last few if they are too many for a page."""
-    return items if len(items) <= _SHOWN else [*items[: _SHOWN // 2], *items[-_SHOWN // 2 :]]
-
-
-def _with_gap(lines: list[str], count: int, noun: str) -> list[str]:
-    """Insert into a table how many rows `_first_and_last` left out, after the header, its line and the first rows."""
-    if count > _SHOWN:
-        more = format_count(count - _SHOWN, f"more {noun}")
-        lines.insert(2 + _SHOWN // 2, f"  ... {more}; --format json has all")
     return lines
 
 
