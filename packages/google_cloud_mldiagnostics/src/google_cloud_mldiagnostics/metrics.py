@@ -260,8 +260,8 @@ def _record_any(
     timestamp: Moment | None,
 ) -> None:
     if value is _MISSING:
-        given = "an empty mapping" if isinstance(name, Mapping) else "none"
-        raise RecordingError(f"expected at least one value, got {given}")
+        got = "an empty mapping" if isinstance(name, Mapping) else "none"
+        raise RecordingError(f"expected at least one value, got {got}")
     shown = _name(name)
     metric = recorded.metric(shown)
     host = {"hostname": recorded.run.host, "process_index": str(recorded.run.process_index)} if on_all_hosts else {}
