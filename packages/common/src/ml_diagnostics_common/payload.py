@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["decoded", "encode_payload", "encode_text", "printable"]
+__all__ = ["decoded", "encode_payload", "encode_text", "is_of_numpy", "printable"]
 
 _MAX_DEPTH = 32
 _MAX_VALUES = 100_000
@@ -97,9 +97,9 @@ class _Taming:
             return self._tame_mapping(value, depth)
         if isinstance(value, (list, tuple, set, frozenset)):
             return self._tame_list(value, depth)
-        if _is_of_numpy(value) and value.size == 1 and value.ndim == 0:
+        if is_of_numpy(value) and value.size == 1 and value.ndim == 0:
             return self.tame(value.item(), depth)
-        if hasattr(value, "shape") and hasattr(value, "dtype") and not _is_of_numpy(value):
+        if hasattr(value, "shape") and hasattr(value, "dtype") and not is_of_numpy(value):
             # Its text, like its number, would wait for the device that computes it.
             return f"<{type(value).__name__} shape={value.shape} dtype={value.dtype}>"
         return printable(_text(value))
@@ -129,8 +129,8 @@ def _tame_float(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _is_of_numpy(value: Any) -> bool:
-    """Also the scalars that ml_dtypes adds to numpy: bfloat16."""
+def is_of_numpy(value: Any) -> bool:
+    """Return True for arrays and scalars of numpy, also those that ml_dtypes adds, such as bfloat16."""
     return any(kind.__module__ == "numpy" for kind in type(value).__mro__)
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from ml_diagnostics_common.guard import warn_once
-from ml_diagnostics_common.payload import printable
+from ml_diagnostics_common.payload import is_of_numpy, printable
 from ml_diagnostics_common.redaction import TRUNCATED, redact
 
 from google_cloud_mldiagnostics._entries import json_number
@@ -184,7 +184,7 @@ class _Plain:
 
     def _array(self, value: Any, depth: int) -> Any:
         """Return the numbers of a short array in host memory; of others only the type and shape."""
-        if _is_of_numpy(value) and value.size <= _MAX_ARRAY_VALUES:
+        if is_of_numpy(value) and value.size <= _MAX_ARRAY_VALUES:
             return self.of(value.tolist(), depth)
         return f"<{type(value).__name__} shape={tuple(value.shape)} dtype={value.dtype}>"
 
@@ -291,7 +291,3 @@ def _code_name(value: Any) -> str:
 
 def _tame_integer(value: int) -> int | str:
     return value if value.bit_length() <= _MAX_INTEGER_BITS else f"{hex(value)[:64]}... ({value.bit_length():,} bits)"
-
-
-def _is_of_numpy(value: Any) -> bool:
-    return any(kind.__module__ == "numpy" for kind in type(value).__mro__)

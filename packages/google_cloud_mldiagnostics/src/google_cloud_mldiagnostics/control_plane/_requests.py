@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ml_diagnostics_common.failures import Kind, RemoteError, access_advice, exc
 from google_cloud_mldiagnostics._version import __version__
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunChangedError
 
-__all__ = ["Call", "Caller", "NotYetError", "request_json"]
+__all__ = ["Call", "Caller", "NotYetError", "Requester", "request_json"]
 
 _MOST_TRIES = 3  # Of a request that fails for a temporary reason.
 _MOST_CONFLICTS = 8
@@ -67,6 +68,32 @@ def request_json(
         # A proxy's page may have status 200, too: the request may not be executed.
         raise RemoteError("UNAVAILABLE", f"no answer of the control plane: {excerpt(answer.body)}")
     return found
+
+
+class Requester:
+    """The connections of a control plane; the first request opens them. Thread-safe.
+
+    Args:
+        open_connections: Return a new session.
+    """
+
+    def __init__(self, open_connections: Callable[[], Session]) -> None:
+        self._open_connections = open_connections
+        self._session: Session | None = None
+        self._session_lock = threading.Lock()
+
+    def connected(self) -> Session:
+        """Return the session, after opening it if there is none."""
+        with self._session_lock:
+            self._session = self._session or self._open_connections()
+            return self._session
+
+    def close(self) -> None:
+        """Close the connections; a later call opens others."""
+        with self._session_lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
 
 class NotYetError(DiagnosticsError):

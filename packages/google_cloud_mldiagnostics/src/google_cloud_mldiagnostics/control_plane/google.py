@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, Session, open_session
+from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, open_session
 from ml_diagnostics_common.backoff import Backoff, EndlessListError, PageTokens
 from ml_diagnostics_common.endpoints import endpoint, require_secure
 from ml_diagnostics_common.failures import Kind, RemoteError, classify, status_error
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource, resource_id
-from google_cloud_mldiagnostics.control_plane._requests import Call, Caller, NotYetError, request_json
+from google_cloud_mldiagnostics.control_plane._requests import Call, Caller, NotYetError, Requester, request_json
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneError,
     MLRunConfigurationError,
@@ -47,7 +47,7 @@ _NOT_OURS_TO_WRITE = ("@type", "attempts", "createTime", "endTime", "metrics", "
 _NOT_YET = "0001-01-01"  # The API's endTime of a run that has not ended.
 
 
-class GoogleControlPlane:
+class GoogleControlPlane(Requester):
     """A `ControlPlane` in one project and region of Google Cloud. Thread-safe.
 
     Requests are retried if that is safe: reads always; a creation because the id is ours, so that a second one can only
@@ -104,11 +104,10 @@ class GoogleControlPlane:
         self._api = base if base.endswith("/v1alpha") else f"{base}/v1alpha"
         self._runs = f"projects/{quote(project, safe='')}/locations/{quote(location, safe='')}/machineLearningRuns"
         self._caller = Caller(project, location, credentials, principal)
+        super().__init__(lambda: open_session(credentials, "Google's control plane"))
         self._request_seconds = request_seconds
         self._clock = clock
         self._sleep = sleep
-        self._session: Session | None = None
-        self._session_lock = threading.Lock()
         self._hurried = threading.Event()
         self._creation: Call | None = None
 
@@ -250,13 +249,6 @@ class GoogleControlPlane:
         hurried, self._hurried = self._hurried, threading.Event()
         hurried.set()
 
-    def close(self) -> None:
-        """Close the connections; a later call opens others."""
-        with self._session_lock:
-            session, self._session = self._session, None
-        if session is not None:
-            session.close()
-
     # --- Requests --------------------------------------------------------------------------------------
 
     def _run_path(self, run_id: str) -> str:
@@ -275,14 +267,10 @@ class GoogleControlPlane:
         most_bytes: int = RESPONSE_BYTES,
     ) -> Resource:
         """Make one request, once."""
-        with self._session_lock:
-            if self._session is None:
-                self._session = open_session(self._caller.credentials, "Google's control plane")
-            session = self._session
         seconds = min(self._request_seconds, call.seconds_left())
         url = f"{self._api}/{path}"
         return request_json(
-            session, method, url, query=query, body=body, timeout_seconds=seconds, most_bytes=most_bytes
+            self.connected(), method, url, query=query, body=body, timeout_seconds=seconds, most_bytes=most_bytes
         )
 
     def _get(

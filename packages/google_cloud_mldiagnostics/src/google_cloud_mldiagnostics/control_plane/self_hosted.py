@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from ml_diagnostics_common.authorized_requests import open_session
+from ml_diagnostics_common.authorized_requests import Session, open_session
 from ml_diagnostics_common.failures import Kind, RemoteError
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
-from google_cloud_mldiagnostics.control_plane._requests import request_json
+from google_cloud_mldiagnostics.control_plane._requests import Requester, request_json
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
 
 __all__ = ["SelfHostedControlPlane", "logical_id"]
@@ -48,7 +47,7 @@ def logical_id(namespace: str, workload_id: str, cluster_id: str) -> str:
     return str(uuid.UUID(bytes=digest[:16], version=4))
 
 
-class SelfHostedControlPlane:
+class SelfHostedControlPlane(Requester):
     """A `ControlPlane` that knows only the runs that this object has reported. Thread-safe.
 
     Args:
@@ -81,8 +80,7 @@ class SelfHostedControlPlane:
         self.call_seconds = request_seconds
         self._runs: dict[str, Resource] = {}
         self._names: dict[str, str] = {}
-        self._session: Any = None
-        self._session_lock = threading.Lock()
+        super().__init__(_open_without_credentials)
 
     def get_run(self, run_id: str) -> Resource:
         """See `ControlPlane.get_run`.
@@ -155,13 +153,6 @@ class SelfHostedControlPlane:
     def hurry(self, seconds: float) -> None:
         """See `DistantControlPlane.hurry`: a call waits only for its responses."""
 
-    def close(self) -> None:
-        """Close the connections; a later call opens others."""
-        with self._session_lock:
-            session, self._session = self._session, None
-        if session is not None:
-            session.close()
-
     # --- Requests --------------------------------------------------------------------------------------
 
     def _register(self, run: Resource) -> None:
@@ -199,13 +190,7 @@ class SelfHostedControlPlane:
     def _ask(
         self, method: str, url: str, query: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
     ) -> Resource:
-        with self._session_lock:
-            if self._session is None:
-                from google.auth.credentials import AnonymousCredentials
-
-                self._session = open_session(AnonymousCredentials(), "a control plane of one's own")
-            session = self._session
-        return request_json(session, method, url, query=query, body=body, timeout_seconds=self.call_seconds)
+        return request_json(self.connected(), method, url, query=query, body=body, timeout_seconds=self.call_seconds)
 
     @contextlib.contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
@@ -218,6 +203,12 @@ class SelfHostedControlPlane:
                 code=error.status,
                 is_temporary=error.is_temporary,
             ) from error
+
+
+def _open_without_credentials() -> Session:
+    from google.auth.credentials import AnonymousCredentials
+
+    return open_session(AnonymousCredentials(), "a self-hosted control plane")
 
 
 def _registered(run: Resource) -> tuple[str, str]:
