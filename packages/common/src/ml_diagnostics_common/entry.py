@@ -76,7 +76,7 @@ class LogEntry(msgspec.Struct, gc=False):
         context: EntryContext,
         severity: str | None = None,
     ) -> LogEntry:
-        """An entry from its insertId: one of a journal if the id is of the context's writer, else a foreign one."""
+        """Make an entry from its insertId: one of a journal if the id has the context's writer, else a foreign one."""
         parts = split_insert_id(insert_id)
         if parts is not None and parts[0] == context.writer:
             return cls(timestamp_ns, parts[1], payload, context, severity)

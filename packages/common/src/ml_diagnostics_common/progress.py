@@ -232,7 +232,7 @@ _pack_into = _SLOT.pack_into
 
 
 def _plain(step: object) -> int:
-    """An array is not asked for its value, which may not have been computed yet."""
+    """Return a step as an int; that of an array is not read, since it may not have been computed yet."""
     try:
         return int(step) if isinstance(step, Integral) else _NO_STEP
     except Exception:
