@@ -170,7 +170,8 @@ def test_good_english_is_not_counted() -> None:
 # A docstring, and each item of its sections, starts with a verb or a noun: not as half a sentence ("Of the file.",
 # "What it raised."). For a duration, a distance or a number, "How long to wait" is as plain as a noun.
 FRAGMENT = re.compile(
-    r"(?:What(?:ever)?|Whether|Of|Where|Those|Who(?:se|ever)?|How(?! (?:far|long|many|much|often)))\b"
+    r"(?:What(?:ever)?|Whether|Where|Those|Who(?:se|ever)?|How(?! (?:far|long|many|much|often))"
+    r"|As|Between|By|From|Of|Since)\b"
 )
 
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/src"))
@@ -234,7 +235,7 @@ def test_docstrings_and_their_items_start_with_a_verb_or_a_noun(package: str) ->
         for file, item in items_of(package)
         if FRAGMENT.match(_NAMES.sub("", item.text, count=1))
     ]
-    assert not found
+    assert not found, "\n".join(found)
 
 
 def test_args_and_attributes_in_docstrings_exist() -> None:
@@ -247,7 +248,7 @@ def test_args_and_attributes_in_docstrings_exist() -> None:
         for name in match[1].replace("*", "").split(", ")
         if name not in names_of(item.owner, classes)
     ]
-    assert not unknown
+    assert not unknown, "\n".join(unknown)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def entry(kind: str, message: str, **fields: Any) -> dict[str, Any]:
 
     Args:
         kind: One of the kinds in this module.
-        message: For people who read the log.
+        message: A sentence for people who read the log.
         fields: The further fields of this kind; None is left out.
     """
     return {

@@ -38,7 +38,7 @@ def bounded_http(most_bytes: int, tls: ssl.SSLContext | None = None) -> requests
 
     Args:
         most_bytes: The limit of a body after decompression, unless `response.raw.most_bytes` is set.
-        tls: With a client certificate; None for connections without one.
+        tls: A context with a client certificate; None for connections without one.
     """
     session = requests.Session()
     session.headers["Accept-Encoding"] = "gzip"  # Only this is decompressed here, in bounded memory.
@@ -105,7 +105,7 @@ class BoundedAdapter(TimedHeadersAdapter):
 
     Args:
         most_bytes: The limit of a body after decompression, unless `response.raw.most_bytes` is set.
-        tls: With a client certificate; None for connections without one.
+        tls: A context with a client certificate; None for connections without one.
     """
 
     _response_class = TimedResponse

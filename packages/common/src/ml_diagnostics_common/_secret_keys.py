@@ -166,7 +166,7 @@ def resembles_secret(value: str, *, shortest: int = _LONG) -> bool:
 
     Args:
         value: The text.
-        shortest: From how many characters on it is long.
+        shortest: The number of characters from which on it is long.
     """
     if "://" in value:
         return value.count("/") > 2

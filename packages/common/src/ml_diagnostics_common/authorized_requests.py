@@ -74,7 +74,7 @@ class Session:
 
         Args:
             method: GET, POST, PATCH, ...
-            url: Without its query.
+            url: The URL without its query.
             headers: The headers, without a token.
             timeout_seconds: The limit for everything: a new token, headers and body.
             query: The query's parameters.
@@ -139,7 +139,7 @@ def open_session(
         credentials: A `google.auth.credentials.Credentials`.
         feature: The feature that needs it, for the message if google-auth is missing.
         ca_certs: A file of the authorities to trust; None for those that `requests` trusts.
-        tls: With a client certificate for connections to the API (mTLS); None for connections without one.
+        tls: A context with a client certificate for the API (mTLS); None for connections without one.
 
     Raises:
         MissingExtraError: google-auth or requests is not installed.

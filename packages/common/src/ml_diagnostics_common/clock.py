@@ -35,7 +35,7 @@ def steadied(seconds: float) -> float:
     unchanged.
 
     Args:
-        seconds: Since 1970.
+        seconds: A time in seconds since 1970.
     """
     wall_seconds, steady_seconds = time.time(), now_ns() / 1e9
     skew_seconds = steady_seconds - wall_seconds

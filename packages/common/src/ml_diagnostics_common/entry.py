@@ -42,7 +42,7 @@ class EntryContext(NamedTuple):
     resource: Mapping[str, Any]
     """Cloud Logging's monitored resource: type and labels."""
     labels: Mapping[str, str]
-    """Without the writer and the sequence number: those are the entry's own."""
+    """The labels without writer and sequence number, which are the entry's own."""
     severity: str = "INFO"
     writer: str | None = None
     """The writer of the journal that they were written to; None for entries of other programs."""
@@ -297,7 +297,7 @@ class ProcessEndings:
         Args:
             host: The process's host.
             pid: Its id there.
-            time_ns: Not before this time, in ns since 1970.
+            time_ns: The earliest time of an end, in ns since 1970.
             with_blocks: Include ends of blocks of `diagnose()` in a process that continued.
         """
         entries = self._by_process.get((host, str(pid)), ())

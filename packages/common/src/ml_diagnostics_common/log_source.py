@@ -204,7 +204,7 @@ class LogSource:
         self._cut_notes: list[str] = []
         self._parts: list[_CloudPart] = []
         self._readers: dict[str, EntryReader] = {"journal": self._journal}
-        """By the name of their position."""
+        """The readers by the name of their position."""
         if self._cloud is not None:
             queries: Sequence[Query | None] = self._queries or [None]
             for number, query in enumerate(queries):

@@ -55,9 +55,9 @@ class ExitOrder(enum.IntEnum):
     """When `at_exit` calls a function."""
 
     SHIPPERS = 1
-    """They send what the journals have on disk."""
+    """Shippers send what the journals have on disk."""
     DEVICES = 2
-    """From here on no thread of ours calls into a device's library, which the interpreter is about to tear down."""
+    """No thread of ours calls into a device's library from here on: the interpreter is about to tear it down."""
     JOURNALS = 3
     """Last: all others may still append to them."""
 

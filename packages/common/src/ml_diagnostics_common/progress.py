@@ -61,7 +61,7 @@ class Progress(NamedTuple):
 
     Attributes:
         sequence: The number of its publication, from 1.
-        monotonic_ns: When, on the monotonic clock of the machine.
+        monotonic_ns: The time of its publication, on the monotonic clock of the machine.
         phase: One of `PHASES`.
         step: The step's number; None if the process published none.
     """

@@ -27,7 +27,7 @@ ERROR: Final = 40
 
 _LONGEST_START_SECONDS = 60.0
 _POLL_SECONDS = 1.0
-"""Between two checks if the job lives, where the system has no process descriptors."""
+"""The interval of checks that the job lives, if the system has no process descriptors."""
 _READ_BYTES = 2**16
 _MOST_READ_BYTES = 2**23
 _MESSAGE_CHARACTERS = 900

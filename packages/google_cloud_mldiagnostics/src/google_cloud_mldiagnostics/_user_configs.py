@@ -67,8 +67,8 @@ def to_wire(configs: Mapping[str, Any]) -> dict[str, str]:
     """Return configs as they are sent: redacted, and no larger than MAX_TOTAL_BYTES.
 
     Args:
-        configs: By name. Values may be anything: nested, recursive, of numpy; arrays on a device are not fetched but
-            described.
+        configs: Values by name. They may be anything: nested, recursive, of numpy; arrays on a device are described,
+            not fetched.
 
     Returns:
         Their texts, in the same order. CUT_KEY lists what was cut or left out. Never raises.

@@ -55,7 +55,7 @@ METRIC_UNITS: dict[str, str] = {
     "host_memory_utilization": "%",
     "step": "1",
 }
-"""By a metric's value; every other name has "1"."""
+"""The unit of each metric's value; every other name has "1"."""
 
 
 class AcceleratorType(enum.Enum):

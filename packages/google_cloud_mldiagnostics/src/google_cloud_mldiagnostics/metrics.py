@@ -114,7 +114,7 @@ def record_metrics(
     """Record several values. Never raises, never waits, and does not change its arguments.
 
     Args:
-        metrics_data: For each value a dict with the keys metric_name and value, and optionally step, labels and
+        metrics_data: A dict for each value with the keys metric_name and value, and optionally step, labels and
             timestamp: see `record`.
         record_on_all_hosts: See `record`.
         step: The step of values without one of their own.

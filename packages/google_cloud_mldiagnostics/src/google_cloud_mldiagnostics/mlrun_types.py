@@ -168,7 +168,7 @@ class MLRun:
         workload_details: The workload that started it, in the control plane's format.
         orchestrator: The system that started it.
         display_name: The name that the user gave.
-        metrics_exporter_config: As it was given; not used.
+        metrics_exporter_config: The argument of that name; not used.
         workload_id: The id of the workload, if the caller or RUN_WORKLOAD_ID gives one.
         namespace: The namespace of the workload on GKE.
         ml_run_id: The run's id, as `name`.

@@ -15,7 +15,7 @@ def imported_on_use(facade: str, modules: Mapping[str, str], submodules: Sequenc
 
     Args:
         facade: The module's own name.
-        modules: By public name, the module of this package that defines it.
+        modules: The module of this package that defines each public name.
         submodules: Modules of this package that are attributes of the facade, as in the public package.
     """
 

@@ -229,7 +229,7 @@ class CheckpointBadputCalculator:
 
         Raises:
             ConfigurationError: The operation type is none of these.
-            CredentialsError: As `read_entries`.
+            CredentialsError: See `read_entries`.
         """
         steps = _by_step(self._valid(self.is_valid_save_stats, operation_type, "checkpoint_manager_blocking"))
         phases = ("checkpoint_manager_blocking", "checkpointer_blocking", "wait_for_prev", "get_old_steps")
@@ -245,7 +245,7 @@ class CheckpointBadputCalculator:
 
         Raises:
             ConfigurationError: The operation type is none of these.
-            CredentialsError: As `read_entries`.
+            CredentialsError: See `read_entries`.
         """
         steps = _by_step(self._valid(self.is_valid_restore_stats, operation_type, "checkpoint_manager"))
         broadcasts = [[entry for entry in step if _is_emergency(entry)] for step in steps]

@@ -45,7 +45,7 @@ class GoodputExclusion(abc.ABC):
             exclusion_intervals: Pairs of datetimes, in any order; time in several of them counts once. A value that
                 is not such a pair is skipped with a WARNING.
             include_badput_breakdown: True to fill the breakdown.
-            configured_ideal_step_time: As in `get_job_goodput`.
+            configured_ideal_step_time: See `get_job_goodput`.
 
         Returns:
             Goodput in percent of the time that is not excluded, badput likewise by kind, the last step that is done and

@@ -66,11 +66,11 @@ class AttemptEnd(enum.Enum):
     RUNNING = "running"
     JOB_END = "job end recorded"
     EXITED = "process exited"
-    """Without an exception, and without recording the job's end."""
+    """It ended without an exception, and without recording the job's end."""
     FAILED = "failed"
-    """By an uncaught exception."""
+    """It ended by an uncaught exception."""
     LOST = "exited without recording its end"
-    """For example killed: there is no record of its end."""
+    """There is no record of its end: for example, it was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class AttemptSummary:
     """One life of the job: from a job start, or a step that was repeated without one, to the next."""
 
     number: int
-    """From 1."""
+    """The number of the attempt, from 1 on."""
     start_ns: int
     end_ns: int
     """The time of its last event; for the running attempt, the time of the query."""
@@ -123,7 +123,7 @@ class Disruption:
     """
 
     number: int
-    """From 1."""
+    """The number of the disruption, from 1 on."""
     attempt: int
     """Number of the attempt that was cut short."""
     last_event_ns: int
@@ -139,7 +139,7 @@ class Disruption:
     steps_lost: int
     """Steps from the resumed one on that no earlier disruption had lost."""
     infrastructure_ns: int
-    """From the last event to the start of the next attempt with steps."""
+    """The time from the last event to the start of the next attempt with steps."""
     init_ns: int
     """Device initialization and training preparation of that attempt."""
     restore_ns: int

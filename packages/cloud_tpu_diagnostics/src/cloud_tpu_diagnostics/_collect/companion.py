@@ -240,7 +240,7 @@ class CompanionLink:
         """Send the stack of the exception that leaves the block, for the companion to record.
 
         Args:
-            text: As `exception_text` returns it.
+            text: The result of `exception_text`.
         """
         self._process.send({"kind": "exception", "text": text})
 

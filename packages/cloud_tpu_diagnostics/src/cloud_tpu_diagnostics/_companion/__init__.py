@@ -27,7 +27,7 @@ class CompanionSettings(NamedTuple):
     """The settings of a companion; a named tuple, since a dataclass would cost the companion two megabytes."""
 
     interval_seconds: float
-    """Between two dumps of the timer, for their header."""
+    """The seconds between two dumps of the timer, for their header."""
     trace_path: str | None
     """The file that dumps go to, and that faults and signals are written to directly; None: the console."""
     is_shipped: bool

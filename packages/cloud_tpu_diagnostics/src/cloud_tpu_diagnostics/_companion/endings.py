@@ -169,7 +169,7 @@ _SIGNALS = {
     "Floating-point exception": "SIGFPE",
     "Illegal instruction": "SIGILL",
 }
-"""By faulthandler's names of them."""
+"""The names of signals by faulthandler's names of them."""
 
 
 def exit_status(pid: int, descriptor: int | None) -> int | None:

@@ -42,7 +42,7 @@ _MARGIN_SECONDS: Final = 1.5 * OBSERVATION_SECONDS  # The next observation may b
 _LATE_SECONDS: Final = 3 * OBSERVATION_SECONDS
 
 Pauses: TypeAlias = Mapping[str, tuple[float, float]]
-"""By phase: the longest pause, and its time, both in seconds."""
+"""The longest pause of each phase, and its time, both in seconds."""
 
 _SHARE: Final = 0.99
 _RECENT_STEPS: Final = 1_000
@@ -254,7 +254,7 @@ class LearnedTimeouts:
         self._pauses: dict[str, deque[float]] = {}
         self._long_steps = LongestOfADay()
         self._recurring = LongestOfADay()
-        """For each long step, its length, but at most that of the longest one of the day before it."""
+        """The length of each long step, but at most that of the longest one of the day before it."""
         self._inherited: dict[
             str, tuple[float, float]
         ] = {}  # By phase: its duration, and the time until which it counts.
@@ -292,7 +292,7 @@ class LearnedTimeouts:
         """Add the pauses of earlier processes of the job.
 
         Args:
-            pauses: By phase: the longest pause, and its age.
+            pauses: The longest pause of each phase, and its age.
             at_seconds: Now.
         """
         for phase, (seconds, ago_seconds) in pauses.items():
@@ -305,7 +305,7 @@ class LearnedTimeouts:
             at_seconds: Now.
 
         Returns:
-            By phase: the longest pause, and its age.
+            The longest pause of each phase, and its age.
         """
         pauses = {
             phase: (max(recent), 0.0)

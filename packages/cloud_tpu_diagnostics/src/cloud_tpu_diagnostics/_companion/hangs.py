@@ -47,7 +47,7 @@ class HangWatching:
     """Reads the progress of one job; responds to hangs if hang detection is on.
 
     Args:
-        settings: With a progress page.
+        settings: The companion's settings; they name a progress page.
         job: The job.
         log: Receives verdicts.
         parent: Receives verdicts and warnings.

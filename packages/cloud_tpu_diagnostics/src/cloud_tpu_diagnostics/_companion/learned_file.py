@@ -45,7 +45,7 @@ def save_learned(job: str, learned: Pauses) -> None:
 
     Args:
         job: The job's name.
-        learned: By phase the longest pause, and how long ago it was.
+        learned: The longest pause of each phase, and its age.
 
     Raises:
         OSError: It cannot be written.

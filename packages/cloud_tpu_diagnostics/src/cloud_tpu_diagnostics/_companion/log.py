@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["CONTAINER_NAME", "EntryLog", "dump_entries", "monitored_resource"]
 
 CONTAINER_NAME: Final = "ml-diagnostics-stacktrace"
-"""In place of the job's container: dashboards select containers with `stacktrace` in their names, which are otherwise
-those that tail the trace files."""
+"""The name that replaces that of the job's container: dashboards select containers with `stacktrace` in their names,
+which are otherwise those that tail the trace files."""
 
 _MOST_TEXT_BYTES = 180_000
-"""In one entry: Cloud Logging takes 256 KiB, with all labels and names."""
+"""The limit of one entry's text: Cloud Logging takes 256 KiB, with all labels and names."""
 _MOST_PAYLOAD_BYTES = 2**20
 _REQUEST_SECONDS = 10.0
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -57,7 +57,7 @@ class EntryLog:
 
         Args:
             payload: One of `entries.entry`.
-            severity: That of Cloud Logging; None is INFO.
+            severity: A severity of Cloud Logging; None is INFO.
         """
         from ml_diagnostics_common.redaction import redact
 

@@ -68,7 +68,7 @@ class ThreadStack(NamedTuple):
     """One thread."""
 
     thread: str
-    """As it was written: `0x00007f12`, `0x00007f12 [worker_3]`, a name, or nothing for a stack on its own. Of an
+    """Its name as written: `0x00007f12`, `0x00007f12 [worker_3]`, a name, or nothing for a stack on its own. Of an
     exception linked to the first: `Caused by KeyError: 'y'`."""
     is_current: bool
     """True if it holds the GIL, received the signal, or raised the exception."""

@@ -147,7 +147,7 @@ class Unchanged(NamedTuple):
     snapshots: int
     """The number of consecutive snapshots before this one with the same stack; 0 for a new one."""
     seconds: float
-    """Since the first of them."""
+    """The time since the first of them."""
 
 
 class SnapshotHistory:
@@ -164,7 +164,7 @@ class SnapshotHistory:
             now_ns: When it was taken, by the monotonic clock; None is now.
 
         Returns:
-            For each of its groups, how long its stack has not changed.
+            The time since the last change of each of its groups.
         """
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         before, self._since = self._since, {}

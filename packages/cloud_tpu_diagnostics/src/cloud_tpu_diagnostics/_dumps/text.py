@@ -51,7 +51,7 @@ def dump_text(interval_seconds: float, goes_on: Callable[[], bool], leave_out: C
     faulthandler would stop at 100 threads, and hold the GIL for a third of a millisecond for each.
 
     Args:
-        interval_seconds: For the headline.
+        interval_seconds: The interval that the headline shows.
         goes_on: Called before each thread; False leaves out the rest. A thread that leaves the block meanwhile would
             otherwise wait for this one at every system call, a switch interval each.
         leave_out: Identifiers of further threads of this package.

@@ -25,7 +25,7 @@ __all__ = ["DumpError", "LocalProcess", "Question", "ask", "choose_signal", "fin
 _QUIET_SECONDS: Final = 0.2
 """A dump of 100 threads takes 0.04 s; so long after its last line it is complete."""
 _CUT_SECONDS: Final = 3.0
-"""So long after a dump that was cut at 100 threads the main thread has written its own stack."""
+"""The time after a dump that was cut at 100 threads, by which the main thread has written its own stack."""
 _POLL_SECONDS: Final = 0.01
 _READ_BYTES: Final = 1 << 20
 _SENTENCE_BYTES: Final = 200

@@ -29,9 +29,9 @@ __all__ = ["TraceFileName", "interval_seconds", "newest_of", "parse_name", "read
 
 _NAME: Final = re.compile(r"stack_trace_\d{4}(?:_\d\d){5}_(?P<host>[^\x00-\x1f]+)_(?P<pid>\d{1,10})(?:-\d+)?\.txt")
 _MOST_BYTES: Final = 4 << 20
-"""Read from the end of a file: more than one dump of any size."""
+"""The part at the end of a file that is read: more than one dump of any size."""
 _SLACK_NS: Final = 5_000_000_000
-"""Between the clock of the kernel, in whole seconds, times of files, and times of entries."""
+"""The largest difference of the kernel's clock (whole seconds), times of files, and times of entries."""
 _INTERVAL: Final = re.compile(
     re.escape(HEADER_START) + r"([0-9.]+) seconds|Timeout \((\d{1,9}):(\d\d):(\d\d(?:\.\d+)?)\)!"
 )

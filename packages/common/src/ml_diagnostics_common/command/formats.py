@@ -32,7 +32,7 @@ MOST_ROWS: Final = 12
 _READABLE: Final = 16
 """The least width of a column that is cut."""
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Also where the spreadsheet drops a control character or reads full-width ones."""
+"""The starts of formulas, also if the spreadsheet drops a control character or reads full-width ones."""
 _PLAIN_YAML: Final = re.compile(r"(?!(?i:true|false|null|yes|no|on|off|y|n)\Z)[A-Za-z_][\w./-]*", re.ASCII)
 """Text that needs no quotes in any version of YAML."""
 

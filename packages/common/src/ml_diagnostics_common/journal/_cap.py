@@ -109,7 +109,7 @@ class _Progress(NamedTuple):
     """The positions of a log's shippers and readers."""
 
     shipped: dict[str, dict[str, Any]]
-    """By writer: {"segment": n, "offset": bytes}; empty where nothing ships this log."""
+    """The position of each writer: {"segment": n, "offset": bytes}; empty if nothing ships this log."""
     readers: list[dict[str, Any]]
 
     @classmethod

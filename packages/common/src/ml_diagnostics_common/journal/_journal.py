@@ -61,7 +61,7 @@ class JournalStatistics(NamedTuple):
     written: int
     held: int
     dropped: dict[str, int]
-    """By reason."""
+    """The number of dropped entries by reason."""
 
 
 class Journal:

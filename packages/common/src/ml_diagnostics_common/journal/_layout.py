@@ -94,7 +94,7 @@ class Segment(NamedTuple):
     number: int
     path: str
     size: int
-    """In bytes, when it was listed."""
+    """The size in bytes when it was listed."""
 
 
 def log_folder_name(log_id: str) -> str:

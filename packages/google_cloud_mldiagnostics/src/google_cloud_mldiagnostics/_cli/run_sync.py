@@ -253,7 +253,7 @@ def arrived(session: Resource, hosts: Sequence[str]) -> Resource:
     """Return a session as ended if its files have arrived but its processes ended before they reported that.
 
     Args:
-        session: As this machine keeps it.
+        session: The session as this machine keeps it.
         hosts: The hosts with files that have arrived.
     """
     targets = session.get("targetSessions") or {}
@@ -272,7 +272,7 @@ def send_sessions(
 
     Args:
         run_id: The run.
-        sessions: As this machine keeps them.
+        sessions: The sessions as this machine keeps them.
         logdir: The argument of XProf there.
         there: The sessions that have files there.
         cloud: The control plane.

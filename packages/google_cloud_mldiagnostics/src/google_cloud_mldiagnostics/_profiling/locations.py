@@ -87,11 +87,11 @@ class UploadMode(enum.Enum):
     """The transfer of a file to its location."""
 
     MOVED = "moved"
-    """At once: the location is on a disk of this machine."""
+    """Moved at once: the location is on a disk of this machine."""
     UPLOADED = "uploaded"
-    """By a thread: the location is behind a network."""
+    """Sent by a thread: the location is behind a network."""
     STAGED = "staged"
-    """By `mldiagnostics sync`, later: the location is in a cloud, and there is none."""
+    """Sent later, by `mldiagnostics sync`: the location is in a cloud, and there is none."""
 
 
 @dataclass(frozen=True)

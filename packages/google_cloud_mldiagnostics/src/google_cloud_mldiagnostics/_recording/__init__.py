@@ -1,1 +1,1 @@
-"""From a value to an entry of the run's log: what JSON takes of it, the wait for a device, averages, the journal."""
+"""Recording: values become entries of the run's log, by conversion to JSON, the wait for a device, and averages."""

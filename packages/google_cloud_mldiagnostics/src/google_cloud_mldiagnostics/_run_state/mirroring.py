@@ -50,7 +50,7 @@ def mirrored(run: Resource) -> Change:
     """Return the change that makes a run at another control plane like the one in a folder.
 
     Args:
-        run: As the folder has it.
+        run: The run as its folder has it.
     """
     sent = as_cloud_run(run)
     sent.pop("name", None)

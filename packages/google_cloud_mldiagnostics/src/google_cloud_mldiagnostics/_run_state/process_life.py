@@ -31,7 +31,7 @@ def is_alive(process: Mapping[str, Any], host: str, *, now_ns: int | None = None
     """Return True if a process of a run still runs.
 
     Args:
-        process: As the run's folder has it, and the run's `updateTime`.
+        process: The process as the run's folder has it, and the run's `updateTime`.
         host: This host's name. A process of another host is alive as long as the folder changes.
         now_ns: The time, in ns since 1970; None for now.
     """

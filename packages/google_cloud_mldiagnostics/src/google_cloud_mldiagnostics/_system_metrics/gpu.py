@@ -70,7 +70,7 @@ def is_visible(index: int, uuid: str, visible: str | None) -> bool:
 
     Args:
         index: Its index for NVML.
-        uuid: As NVML has it: GPU-8b2c...
+        uuid: The id in NVML: GPU-8b2c...
         visible: CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs, up to the first that is neither; None if unset.
     """
     if visible is None:

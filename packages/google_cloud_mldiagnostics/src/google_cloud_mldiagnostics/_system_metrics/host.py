@@ -143,7 +143,7 @@ def is_disk(name: str, sys: Path = _SYS) -> bool:
     """Return True if no other block device has the same bytes: not a partition, a volume upon disks or a loop.
 
     Args:
-        name: As the kernel has it: nvme0n1.
+        name: The name in the kernel: nvme0n1.
         sys: The folder of sysfs. Without it (not on Linux), every device of psutil counts as a disk.
     """
     block = sys / "block"

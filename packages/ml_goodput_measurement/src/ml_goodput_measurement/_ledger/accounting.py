@@ -1,4 +1,4 @@
-"""From steps to runs, from runs and overlays to disjoint pieces of time, and from pieces to sums.
+"""The accounting of time: steps become runs, runs and overlays become disjoint pieces, and pieces become sums.
 
 A run is a stretch of time as the steps alone describe it, before other activities take precedence.
 

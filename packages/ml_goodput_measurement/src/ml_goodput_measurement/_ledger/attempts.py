@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PROCESS_GONE", "Attempt", "Attempts", "Changes", "recorded_end"]
 
 PROCESS_GONE = -1
-"""In place of the moment of a query: the job's process is gone, so its life ends with its last record."""
+"""Replaces the moment of a query if the job's process is gone: its life then ends with its last record."""
 
 _FACTOR = 3
 _STARTUP_FLOOR_NS = 1_800 * 10**9

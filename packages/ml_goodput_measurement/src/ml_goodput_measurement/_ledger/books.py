@@ -116,7 +116,7 @@ class Books:
         Costs what is new since the last call, and the overlays since the latest milestone before the moment.
 
         Args:
-            time_ns: Not before the first attempt, nor after the end.
+            time_ns: A time between the start of the first attempt and the end.
             end_ns: End of the wall time.
             running: True if the job still runs.
         """

@@ -81,7 +81,7 @@ class Facts:
         self.job_starts: list[int] = []
         self.job_ends: list[int] = []
         self.end_exceptions: dict[int, str] = {}
-        """By job end, the type of the exception that was handled meanwhile, if there was one."""
+        """The type of the exception that was handled at each job end, if there was one."""
         self.process_ends: dict[int, ProcessEnd] = {}
         """Ends of processes that had not recorded the job's end, by the job start that they had recorded last."""
         self._process_end_starts: list[int] = []

@@ -338,7 +338,7 @@ class SliceCounts:
 
     def __init__(self, counts: list[SliceCount] | None = None) -> None:
         self.counts: list[SliceCount] = counts or []
-        """In order of time."""
+        """The counts in order of time."""
         self.times = [count.time_ns for count in self.counts]
         self._sums: list[tuple[float, float]] = []
         """Share of active and of available slices, times nanoseconds, up to each report, as far as it was needed."""

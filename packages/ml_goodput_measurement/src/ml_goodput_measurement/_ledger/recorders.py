@@ -109,7 +109,7 @@ class Recorders:
         """The times from which owners count; the first is -1."""
         self._owners: list[_Owner] = []
         self._first_owners: list[int] = []
-        """By choice, the index of its first owner."""
+        """The index of the first owner of each choice."""
 
     def add(self, writer: Writer, payloads: Iterable[Any]) -> None:
         """Add payloads of one writer, of any job.

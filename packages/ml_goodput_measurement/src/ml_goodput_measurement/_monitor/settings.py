@@ -68,7 +68,7 @@ class MonitorSettings:
         """Check a monitor's arguments.
 
         Args:
-            arguments: By the names of the constructor's parameters.
+            arguments: Values by the names of the constructor's parameters.
             is_elastic: True for the arguments of `ElasticGoodputMonitor`.
             environ: The environment variables; `ML_GOODPUT_GCS_SYNC_INTERVAL_SECONDS` and `ML_GOODPUT_CACHE_DIR` win
                 over the arguments.

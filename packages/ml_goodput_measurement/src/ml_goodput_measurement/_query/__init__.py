@@ -1,1 +1,1 @@
-"""From the log of a job to results: the calculator and its saved state."""
+"""Queries of a job's log: the calculator and its saved state."""

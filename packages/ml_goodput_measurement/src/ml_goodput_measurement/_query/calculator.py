@@ -203,7 +203,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             Absolute seconds by step; costs time in proportion to the steps.
 
         Raises:
-            NoGoodputError: As `get_job_goodput`, or no step is complete.
+            NoGoodputError: See `get_job_goodput`; also if no step is complete.
         """
         with self._querying():
             summary = self._query(configured_ideal_step_time)
@@ -221,7 +221,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             exclusions: Intervals to exclude, as of `get_job_goodput_with_exclusions`.
 
         Raises:
-            NoGoodputError: As `get_job_goodput`.
+            NoGoodputError: See `get_job_goodput`.
         """
         excluded = excluded_intervals(exclusions)
         with self._querying():
@@ -264,13 +264,13 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             cumulative: True to include the job's whole life.
             deviation: True to include step times.
             window_seconds: Lengths of rolling windows; each ends with the job's life so far.
-            configured_ideal_step_time: As in `get_job_goodput`.
+            configured_ideal_step_time: See `get_job_goodput`.
             local_only: True to read only this machine's journal, in the last moments of a process. If that has no
                 entry of the job, the cloud is read all the same.
 
         Raises:
             ConfigurationError: A window has no length.
-            NoGoodputError: As `get_job_goodput`.
+            NoGoodputError: See `get_job_goodput`.
         """
         lengths = [_window_ns(length) for length in window_seconds]
         with self._querying():

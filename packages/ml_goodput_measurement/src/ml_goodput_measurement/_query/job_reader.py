@@ -36,7 +36,7 @@ _CHUNK = 10_000
 
 _SAVE_AFTER_EVENTS = 20_000
 _SLACK_NS = 5 * 10**9
-"""Between the kernel's clock, in whole seconds, and times of entries."""
+"""The largest difference of the kernel's clock, in whole seconds, and times of entries."""
 _READ_ENDINGS_EVERY_SECONDS = 10.0
 
 

@@ -1,4 +1,4 @@
-"""From the ledger's nanoseconds to public results: details by name, parts of snapshots, and step deviations."""
+"""Conversion of the ledger's nanoseconds to public results: details by name, parts of snapshots, step deviations."""
 
 from __future__ import annotations
 

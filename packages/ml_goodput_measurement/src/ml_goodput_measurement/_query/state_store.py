@@ -130,12 +130,12 @@ class StateStore:
 
 
 class _Seen(NamedTuple):
-    """The front of a copy."""
+    """The facts and the generation of a copy."""
 
     facts: int
-    """-1 if it cannot be used."""
+    """The number of its facts; -1 if it cannot be used."""
     generation: int
-    """0 if there is none."""
+    """Its generation; 0 if there is no copy."""
 
 
 class _StateCopy:

@@ -1,1 +1,1 @@
-"""From a call of a trainer to a payload in the journal."""
+"""Recording: the calls of a trainer become payloads in the journal."""

@@ -153,7 +153,7 @@ class RebuiltFromArguments:
 
         Args:
             constructor: The class of the constructor; a subclass may have another one.
-            arguments: By name; others than the parameters of the constructor are ignored.
+            arguments: Values by name; names that are not parameters of the constructor are ignored.
             names_before: The attributes that the object had before: those are a subclass's, and are copied.
         """
         parameters = constructor.__init__.__code__  # type: ignore[misc]

@@ -38,8 +38,8 @@ class CheckpointLogger(RebuiltFromArguments):
 
         Args:
             recorder: A recorder of the same job. If its logging is disabled, nothing is recorded here either.
-            job_name: Without a recorder: the full run name of the job.
-            logger_name: With `job_name`: the name of the log; the default is `goodput_<job_name>`.
+            job_name: The full run name of the job, if there is no recorder.
+            logger_name: The name of the log, if there is a `job_name`; the default is `goodput_<job_name>`.
 
         Raises:
             ConfigurationError: Neither a recorder nor a job's name is passed, or both.

@@ -11,8 +11,8 @@ class ProcessOutcome(str, enum.Enum):
     """The outcome of a process that has not recorded the end of its job."""
 
     RETURNED = "returned"
-    """At the last line of its program."""
+    """It reached the last line of its program."""
     EXITED = "exited"
-    """By a SystemExit of any exit code, or out of an interactive session."""
+    """It ended by a SystemExit of any exit code, or out of an interactive session."""
     FAILED = "failed"
-    """By an uncaught exception."""
+    """It ended by an uncaught exception."""

@@ -79,7 +79,8 @@ class CloudMonitoringServer(RestAndGrpcServer):
         """Return the time series of all projects that pass a filter, as REST's JSON; points newest first.
 
         Args:
-            filter_: For example `metric.type = ends_with("/goodput_time") AND metric.labels.goodput_source = "A"`.
+            filter_: A filter, for example
+                `metric.type = ends_with("/goodput_time") AND metric.labels.goodput_source = "A"`.
         """
         return [json_format.MessageToDict(series) for series in self._store.select(filter_)]
 

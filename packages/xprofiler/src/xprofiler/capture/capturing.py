@@ -124,7 +124,7 @@ class _Round:
     """The results of one round.
 
     Attributes:
-        outcomes: By the targets' names.
+        outcomes: The outcomes by the targets' names.
         late: The names of targets that did not answer in time.
     """
 

@@ -27,7 +27,7 @@ class Outcome:
     """The outcome for one host.
 
     Attributes:
-        name: As typed, or with the worker of a TPU slice.
+        name: The typed name, or one with the worker of a TPU slice.
         title: The name in messages.
         file_name: The name of its file, without `.xplane.pb`.
         problem: Why the profile is missing or has no events; empty on success.

@@ -34,7 +34,7 @@ class Target:
     """One process to profile.
 
     Attributes:
-        name: As typed, or with the worker of a TPU slice.
+        name: The typed name, or one with the worker of a TPU slice.
         file_name: The name of its file, without `.xplane.pb`.
         port: The port of its profiler server.
         address: `host:port` if it can be reached directly; otherwise empty.

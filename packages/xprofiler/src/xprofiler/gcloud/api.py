@@ -241,7 +241,7 @@ class GoogleApi:
             doing: See `execute`.
 
         Raises:
-            CommandError: As for `execute`; or the server repeats a page token, so the list would never end.
+            CommandError: See `execute`; also if the server repeats a page token, so the list would never end.
         """
         tokens = PageTokens()
         while request is not None:
