@@ -7,7 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-from ml_goodput_measurement._cli.report import BUCKET_NAMES, as_dict, format_duration, format_text, rows, rows_as_dicts
+from ml_goodput_measurement._cli.report import (
+    BUCKET_NAMES,
+    as_dict,
+    format_ns,
+    format_text,
+    rows,
+    rows_as_dicts,
+)
 from ml_goodput_measurement.partition import AttemptEnd, Bucket, JobReport
 
 from .histories import History
@@ -200,7 +207,7 @@ def test_the_table_of_attempts_has_every_bucket_of_each(report: JobReport) -> No
             cells = re.search(rf"^  {name}  +(.*)$", block, re.MULTILINE)
             assert cells is not None
             spent = [attempt.buckets.get(bucket, 0) for attempt in report.attempts]
-            assert re.split(" {2,}", cells[1]) == [format_duration(ns) if ns else "-" for ns in spent]
+            assert re.split(" {2,}", cells[1]) == [format_ns(ns) if ns else "-" for ns in spent]
 
 
 def test_excluded_time_is_reported_and_not_part_of_the_percentages() -> None:

@@ -20,7 +20,7 @@ COMMAND_NAMES: Final = ("create", "list", "delete", "connect", "capture", "serve
 """Each is a module of `commands` with a class `<Name>Command`."""
 
 
-class _ViewerCommand(Command, Protocol):
+class _XprofilerCommand(Command, Protocol):
     """A subcommand.
 
     Attributes:
@@ -49,7 +49,7 @@ class _Xprofiler(Program):
         before, after = split_arguments(arguments)
         parser = self.make_parser()
         options, unknown = parser.parse_known_args(before)
-        command: _ViewerCommand | None = options.command
+        command: _XprofilerCommand | None = options.command
         if command is None:
             self.refuse_unknown(parser, unknown)
             parser.print_help()  # As the public command does.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ml_diagnostics_common.command.plotting import ALARM, FAINT, INK, new_figure, save_figure
 from ml_diagnostics_common.texts import format_clock, format_count, format_percent, one_line
 
-from ml_goodput_measurement._cli.report import BUCKET_NAMES, format_duration, percent, rows
+from ml_goodput_measurement._cli.report import BUCKET_NAMES, format_ns, percent, rows
 from ml_goodput_measurement.partition import AttemptSummary, Bucket, JobReport, Piece
 
 if TYPE_CHECKING:
@@ -198,12 +198,12 @@ def _draw_clock(axes: Axes, report: JobReport) -> None:
 def _write_headline(page: Axes, report: JobReport) -> None:
     excluded_ns = report.buckets[Bucket.EXCLUDED]
     facts = [
-        format_duration(report.wall_ns) + (" so far" if report.running else ""),
-        *([f"{format_duration(excluded_ns)} of it excluded"] if excluded_ns else []),
+        format_ns(report.wall_ns) + (" so far" if report.running else ""),
+        *([f"{format_ns(excluded_ns)} of it excluded"] if excluded_ns else []),
         format_count(len(report.attempts), "attempt"),
     ]
     if report.disruptions:
-        cost = format_duration(sum(disruption.cost_ns for disruption in report.disruptions))
+        cost = format_ns(sum(disruption.cost_ns for disruption in report.disruptions))
         facts.append(f"{format_count(len(report.disruptions), 'disruption')} (cost {cost})")
     if report.steps_kept:
         facts.append(f"last step {report.last_step}")
@@ -236,7 +236,7 @@ def _write_legend(page: Axes, report: JobReport, top: float) -> None:
         style: dict[str, Any] = {"fontsize": 10, "va": "center_baseline", "parse_math": False}
         page.text(left + 0.022, middle, one_line(name, 32), color=INK, **style)
         page.text(left + 0.222, middle, format_percent(share), color=INK, ha="right", **style)
-        page.text(left + 0.232, middle, format_duration(duration_ns), color=FAINT, **style)
+        page.text(left + 0.232, middle, format_ns(duration_ns), color=FAINT, **style)
 
 
 def _style(bucket: Bucket) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from ml_diagnostics_common.command.formats import first_and_last, format_table, shortened, with_gap
 from ml_diagnostics_common.entry import format_timestamp
-from ml_diagnostics_common.texts import format_clock, format_count, format_percent, one_line
-from ml_diagnostics_common.texts import format_duration as format_seconds
+from ml_diagnostics_common.texts import format_clock, format_count, format_duration, format_percent, one_line
 
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, JobReport
 
@@ -16,7 +15,7 @@ __all__ = [
     "BUCKET_NAMES",
     "ROW_FIELDS",
     "as_dict",
-    "format_duration",
+    "format_ns",
     "format_text",
     "percent",
     "rows",
@@ -81,9 +80,9 @@ def rows_as_dicts(report: JobReport) -> list[dict[str, Any]]:
     ]
 
 
-def format_duration(duration_ns: int) -> str:
+def format_ns(duration_ns: int) -> str:
     """Format a duration in nanoseconds."""
-    return format_seconds(duration_ns / _SECOND)
+    return format_duration(duration_ns / _SECOND)
 
 
 def format_text(report: JobReport, width: int | None = None) -> str:
@@ -110,19 +109,19 @@ def _headline(report: JobReport, width: int | None) -> list[str]:
     lines = [
         f"{shortened(report.job_name, 100, width)}: {format_percent(report.goodput_percent, 2)} goodput",
         "",
-        f"  wall time    {format_duration(report.wall_ns)}, from {format_clock(report.start_ns)} "
+        f"  wall time    {format_ns(report.wall_ns)}, from {format_clock(report.start_ns)} "
         f"to {format_clock(report.end_ns)} ({state})",
     ]
     excluded_ns = report.buckets[Bucket.EXCLUDED]
     if excluded_ns:
-        lines.append(f"  excluded     {format_duration(excluded_ns)} of it; the percentages are of the rest")
+        lines.append(f"  excluded     {format_ns(excluded_ns)} of it; the percentages are of the rest")
     if report.steps_kept:
         lines.append(f"  last step    {report.last_step}, {format_count(report.steps_kept, 'step')} kept")
     checkpoint_step = report.attempts[-1].last_checkpoint_step if report.running else None
     if checkpoint_step is not None:
         lines.append(f"  checkpoint   of step {checkpoint_step}, the last that was started or saved")
     if report.ideal_step_seconds is not None:
-        lines.append(f"  ideal step   {format_duration(round(report.ideal_step_seconds * _SECOND))}")
+        lines.append(f"  ideal step   {format_ns(round(report.ideal_step_seconds * _SECOND))}")
     return lines
 
 
@@ -156,7 +155,7 @@ def _bucket_table(report: JobReport, width: int | None) -> list[str]:
                 shortened(name, 48, width),
                 f"{ns / _SECOND:,.3f}",
                 share_text,
-                format_duration(ns) if long else "",
+                format_ns(ns) if long else "",
             )
         )
     if not long:
@@ -166,11 +165,11 @@ def _bucket_table(report: JobReport, width: int | None) -> list[str]:
     lines = format_table(headers, cells, "<>>>"[: len(headers)], width=width, cut=cut, indent="  ")
     lines = _with_totals(lines, len(below))
     if report.estimated_ns:
-        lines += ["", f"  estimated: {format_duration(report.estimated_ns)} of steps whose end was not recorded"]
+        lines += ["", f"  estimated: {format_ns(report.estimated_ns)} of steps whose end was not recorded"]
     if report.data_loading_async_ns:
         lines += [
             "",
-            f"  in parallel to steps, not in the sum: {format_duration(report.data_loading_async_ns)} of data loading",
+            f"  in parallel to steps, not in the sum: {format_ns(report.data_loading_async_ns)} of data loading",
         ]
     return lines
 
@@ -193,7 +192,7 @@ def _disruption_table(report: JobReport, width: int | None) -> list[str]:
         cells.append((str(disruption.number), *costs, str(disruption.steps_lost)))
     lines = format_table(headers, cells, ">" * len(headers), width=width, cut=cut, indent="  ")
     lines = with_gap(lines, len(report.disruptions), "disruption")
-    headline = f"{format_count(len(report.disruptions), 'disruption')} cost {format_duration(cost_ns)}{in_all}"
+    headline = f"{format_count(len(report.disruptions), 'disruption')} cost {format_ns(cost_ns)}{in_all}"
     return [headline, "", *lines]
 
 
@@ -237,7 +236,7 @@ def _attempt(attempt: AttemptSummary, width: int | None) -> tuple[str, ...]:
     return (
         str(attempt.number),
         format_clock(attempt.start_ns),
-        format_duration(attempt.end_ns - attempt.start_ns),
+        format_ns(attempt.end_ns - attempt.start_ns),
         steps,
         str(attempt.steps_kept),
         str(attempt.steps_lost),
@@ -259,7 +258,7 @@ def _attempt_buckets(report: JobReport, width: int | None) -> Iterator[list[str]
             spent = [_spent(attempt, bucket, label) for attempt in block]
             if any(spent):
                 cells.append((shortened(name, 32, width), *map(_duration_cell, spent)))
-        cells.append(("in all", *(format_duration(sum(attempt.buckets.values())) for attempt in block)))
+        cells.append(("in all", *(format_ns(sum(attempt.buckets.values())) for attempt in block)))
         lines = format_table(headers, cells, "<" + ">" * len(block), width=width, cut=["attempt"], indent="  ")
         yield _with_totals(lines, 1)
 
@@ -279,7 +278,7 @@ def _spent(life: JobReport | AttemptSummary, bucket: Bucket, label: str) -> int:
 
 
 def _duration_cell(duration_ns: int) -> str:
-    return format_duration(duration_ns) if duration_ns else "-"
+    return format_ns(duration_ns) if duration_ns else "-"
 
 
 def _notes(report: JobReport) -> list[str]:
