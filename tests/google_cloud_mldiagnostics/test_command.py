@@ -255,7 +255,11 @@ def test_help_loads_nothing_that_takes_time() -> None:
 def test_an_active_run_is_shown_in_its_current_state(capsys: Captured) -> None:
     run = machinelearning_run(name="going", configs={})
     metrics.record("loss", 0.5, step=1)
-    assert shown(capsys, "show", run.name).startswith(f"{run.name}: ACTIVE\n")
+    page = shown(capsys, "show", run.name)
+    assert page.startswith(f"{run.name}: ACTIVE\n")
+    assert re.search(r"^  last event +\S", page, re.MULTILINE)
+    (record,) = json.loads(shown(capsys, "show", run.name, "--format", "json"))["attempts"][0]["processes"]
+    assert "last_sign" in record
     (loss,) = json.loads(shown(capsys, "metrics", run.name, "loss", "--format", "json"))["metrics"]
     assert loss["last"] == 0.5
     run.finish("FAILED")

@@ -33,7 +33,7 @@ from .sample_entries import (
 def test_a_run_with_a_recent_event_is_active() -> None:
     shown = view(resource(), process("ACTIVE", 0), process("ACTIVE", 60), now=61 + SILENT_SECONDS - 2)
     assert (shown.state, shown.reason, shown.ended_ns) == (State.ACTIVE, "", None)
-    assert shown.last_sign_ns == at(60)
+    assert shown.last_event_ns == at(60)
 
 
 def test_a_run_without_an_event_for_three_minutes_is_stale() -> None:
@@ -184,7 +184,7 @@ def test_one_process_may_make_several_attempts() -> None:
         metric("loss", 30, 0.5),
     ]
     shown = view(resource(), *log, now=35)
-    assert [(one.state, one.processes[0].last_sign_ns) for one in shown.attempts] == [
+    assert [(one.state, one.processes[0].last_event_ns) for one in shown.attempts] == [
         (State.COMPLETED, at(10)),
         (State.ACTIVE, at(30)),
     ]

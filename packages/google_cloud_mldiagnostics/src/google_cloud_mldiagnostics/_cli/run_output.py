@@ -110,7 +110,7 @@ def run_as_dict(view: RunView) -> dict[str, Any]:
         "reason": view.reason,
         "started": _rfc3339(view.started_ns),
         "ended": _rfc3339(view.ended_ns),
-        "last_sign": _rfc3339(view.last_sign_ns),
+        "last_sign": _rfc3339(view.last_event_ns),
         "gcs_path": view.gcs_path,
         "orchestrator": view.orchestrator,
         "labels": view.labels,
@@ -144,7 +144,7 @@ def _headline(view: RunView, where: Sequence[tuple[str, str]], now_ns: int, widt
         ("group", view.group),
         ("started", format_clock(view.started_ns)),
         ("ended", f"{format_clock(view.ended_ns)}, after {_lasted(view, now_ns)}" if view.ended_ns else ""),
-        ("last sign", "" if view.ended_ns or not view.last_sign_ns else format_ago(view.last_sign_ns, now_ns)),
+        ("last event", "" if view.ended_ns or not view.last_event_ns else format_ago(view.last_event_ns, now_ns)),
         ("profiles to", view.gcs_path),
         *where,
     ]
@@ -187,7 +187,7 @@ def _processes(view: RunView, now_ns: int, width: int | None) -> list[str]:
                 shortened(process.host, 40, width),
                 str(process.pid),
                 process.state.value,
-                format_ago(process.last_sign_ns, now_ns),
+                format_ago(process.last_event_ns, now_ns),
                 _profiler(process),
                 shortened(process.reason, 90, width),
             )
@@ -198,7 +198,7 @@ def _processes(view: RunView, now_ns: int, width: int | None) -> list[str]:
     counts = Counter(process.state for process in processes)
     states = ", ".join(f"{count} {state.value}" for state, count in counts.items())
     title = f"{format_count(len(processes), 'process', 'processes')}{of}: {states}"
-    headers = ("process", "host", "pid", "state", "last sign", "profiler", "why")
+    headers = ("process", "host", "pid", "state", "last event", "profiler", "why")
     table = format_table(headers, rows, "><><><<", width=width, cut=["why", "profiler"], indent="  ")
     return [title, "", *table, *gap]
 
@@ -221,7 +221,7 @@ def _traceback(process: ProcessView, width: int | None) -> list[str]:
 def _by_need(process: ProcessView) -> tuple[int, int, int]:
     """Sort processes that need attention first."""
     order = (State.FAILED, State.STALE, State.UNKNOWN, State.ACTIVE, State.COMPLETED)
-    when_ns = process.last_sign_ns if process.state is State.FAILED else 0
+    when_ns = process.last_event_ns if process.state is State.FAILED else 0
     return order.index(process.state), when_ns, process.process_index or 0
 
 
@@ -267,7 +267,7 @@ def _configs(section: str, configs: dict[str, str], width: int | None) -> list[s
 
 def _lasted(view: RunView, now_ns: int) -> str:
     """Format the time from the start to the end, else to the last event of a stale run, else to now."""
-    until_ns = view.ended_ns or (view.last_sign_ns if view.state is State.STALE else now_ns)
+    until_ns = view.ended_ns or (view.last_event_ns if view.state is State.STALE else now_ns)
     return format_duration(_seconds_between(view.started_ns, until_ns))
 
 
@@ -288,7 +288,7 @@ def _attempt_as_dict(attempt: AttemptView) -> dict[str, Any]:
 
 def _process_as_dict(process: ProcessView) -> dict[str, Any]:
     encoded = asdict(process)
-    times = {"started": _rfc3339(encoded.pop("started_ns")), "last_sign": _rfc3339(encoded.pop("last_sign_ns"))}
+    times = {"started": _rfc3339(encoded.pop("started_ns")), "last_sign": _rfc3339(encoded.pop("last_event_ns"))}
     del encoded["attempt"]
     encoded["traceback"] = [raised.to_json() for raised in process.traceback]
     return {**encoded, "state": process.state.value, **times}

@@ -147,7 +147,7 @@ class RunHistory:
         else:
             self.processes[key] = ProcessRecord(entry)
 
-    def last_sign_ns(self, key: ProcessKey) -> int:
+    def last_event_ns(self, key: ProcessKey) -> int:
         """Return the time of the last entry of a process, of any kind; 0 if there is none."""
         record = self.processes.get(key)
         own_ns = record.last_ns if record is not None else 0

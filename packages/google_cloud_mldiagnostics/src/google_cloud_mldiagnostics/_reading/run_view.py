@@ -74,7 +74,7 @@ class ProcessView:
         state: Its state.
         reason: Why it ended.
         started_ns: The time of its first event, in ns since 1970.
-        last_sign_ns: The time of its last event.
+        last_event_ns: The time of its last event.
         address: Its address for other hosts; empty if it is not known.
         profiler_port: The port of its profiler server; None if there is none.
         capture_folder: The folder in which it searches for profiles of it that other programs took, a folder each.
@@ -92,7 +92,7 @@ class ProcessView:
     state: State
     reason: str
     started_ns: int
-    last_sign_ns: int
+    last_event_ns: int
     address: str = ""
     profiler_port: int | None = None
     capture_folder: str = ""
@@ -140,7 +140,7 @@ class RunView:
         reason: Why it ended, or why it is stale.
         started_ns: When its first attempt started, in ns since 1970.
         ended_ns: When it ended; None while it runs.
-        last_sign_ns: The time of the last event of any process.
+        last_event_ns: The time of the last event of any process.
         gcs_path: The folder for its profiles, if one was given.
         orchestrator: The system that started it.
         labels: The labels of the resource.
@@ -157,7 +157,7 @@ class RunView:
     reason: str
     started_ns: int | None
     ended_ns: int | None
-    last_sign_ns: int | None
+    last_event_ns: int | None
     gcs_path: str
     orchestrator: str
     labels: dict[str, str]
@@ -207,7 +207,7 @@ def view_run(
             state, reason = last.state, last.reason
         elif state is last.state:
             reason = reason or last.reason
-    signs_ns = [process.last_sign_ns for attempt in attempts for process in attempt.processes]
+    events_ns = [process.last_event_ns for attempt in attempts for process in attempt.processes]
     ended_ns = time_ns(resource.get("endTime")) or (last.ended_ns if last is not None else None)
     return RunView(
         run_id=resource_id(resource),
@@ -217,7 +217,7 @@ def view_run(
         reason=reason,
         started_ns=earliest([time_ns(resource.get("createTime")), *(attempt.started_ns for attempt in attempts)]),
         ended_ns=ended_ns if state.has_ended else None,
-        last_sign_ns=max(signs_ns, default=None),
+        last_event_ns=max(events_ns, default=None),
         gcs_path=texts(resource.get("artifacts")).get("gcsPath", ""),
         orchestrator=str(resource.get("orchestrator", "")),
         labels=texts(resource.get("labels")),
@@ -273,7 +273,7 @@ class _Judge:
             state=state,
             reason=reason,
             started_ns=started_ns,
-            last_sign_ns=max(started_ns, self._history.last_sign_ns(key), ended_ns or 0),
+            last_event_ns=max(started_ns, self._history.last_event_ns(key), ended_ns or 0),
             address=str(fields.get("address", "")),
             profiler_port=natural_number(fields.get("profiler_port")),
             capture_folder=str(fields.get("capture_folder", "")),
@@ -295,7 +295,7 @@ class _Judge:
         is_clean = ending.payload.get("how") == "clean"
         view.state = State.COMPLETED if is_clean else State.FAILED
         view.reason = "" if is_clean else str(ending.payload.get("message") or ending.payload.get("how") or "")
-        view.last_sign_ns = max(view.last_sign_ns, ending.timestamp_ns)
+        view.last_event_ns = max(view.last_event_ns, ending.timestamp_ns)
         return True
 
     def _judge(self, key: ProcessKey, view: ProcessView, kept: Mapping[str, Any]) -> None:
@@ -303,13 +303,13 @@ class _Judge:
         if self._use_companion(key, view):
             return
         if kept and self._is_gone(kept):
-            last_event = format_timestamp(view.last_sign_ns)[:19].replace("T", " ")  # As in goodput's report.
+            last_event = format_timestamp(view.last_event_ns)[:19].replace("T", " ")  # As in goodput's report.
             gone = f"no events since {last_event}Z (process gone)"
             view.state, view.is_gone = State.FAILED, True
             view.reason = f"{view.reason}; {gone}" if view.reason else gone
-        elif key in self._history.processes and self._now_ns - view.last_sign_ns > SILENT_SECONDS * _SECOND_NS:
+        elif key in self._history.processes and self._now_ns - view.last_event_ns > SILENT_SECONDS * _SECOND_NS:
             view.state = State.STALE
-            seconds = (self._now_ns - view.last_sign_ns) // _SECOND_NS
+            seconds = (self._now_ns - view.last_event_ns) // _SECOND_NS
             view.reason = f"no event of it for {format_duration(seconds)}"
 
 
@@ -329,7 +329,7 @@ def _attempt(
     ended_ns = time_ns(kept.get("endTime"))
     is_silent = any(process.is_gone or is_end_missing(process.reason) for process in processes)
     if state.has_ended and (ended_ns is None or is_silent):
-        ended_ns = max((process.last_sign_ns for process in processes), default=None)
+        ended_ns = max((process.last_event_ns for process in processes), default=None)
     return AttemptView(attempt_number, state, reason, started_ns, ended_ns, processes)
 
 
@@ -337,7 +337,7 @@ def _state_of(processes: Sequence[ProcessView]) -> tuple[State, str]:
     """Return the state of an attempt: failed if a process failed, done if process 0 is, active while one is."""
     failed = [process for process in processes if process.state is State.FAILED]
     if failed:
-        first = min(failed, key=lambda process: process.last_sign_ns)  # Others fail because of it.
+        first = min(failed, key=lambda process: process.last_event_ns)  # Others fail because of it.
         return State.FAILED, first.reason if len(processes) == 1 else f"{first.name}: {first.reason}"
     if not processes:
         return State.UNKNOWN, ""
@@ -345,7 +345,7 @@ def _state_of(processes: Sequence[ProcessView]) -> tuple[State, str]:
         return State.COMPLETED, ""
     if any(process.state is State.ACTIVE for process in processes):
         return State.ACTIVE, ""
-    silent = max(processes, key=lambda process: process.last_sign_ns)
+    silent = max(processes, key=lambda process: process.last_event_ns)
     return silent.state, silent.reason if len(processes) == 1 else silent.reason.replace("of it", "of any process")
 
 
@@ -365,7 +365,7 @@ def _notes(state: State, last: AttemptView | None, now_ns: int) -> list[str]:
         notes.append("No process has recorded an event: it is not known whether the run is still running.")
     if state is State.ACTIVE:
         notes += [
-            f"{process.name}: last event {format_ago(process.last_sign_ns, now_ns)}; other processes still run."
+            f"{process.name}: last event {format_ago(process.last_event_ns, now_ns)}; other processes still run."
             for process in processes
             if process.state is State.STALE
         ]

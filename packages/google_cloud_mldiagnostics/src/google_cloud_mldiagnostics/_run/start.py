@@ -98,9 +98,9 @@ class RunStart:
         self._agree_on_attempt()
         lifecycle.complete()
         self._start_measuring()
-        has_verdict = active.registration.wait_for_verdict(max(0.0, deadline - time.monotonic()))
+        is_settled = active.registration.wait_until_settled(max(0.0, deadline - time.monotonic()))
         if self.arguments.strict:
-            self._raise_what_failed(has_verdict=has_verdict)
+            self._raise_what_failed(is_settled=is_settled)
         return run
 
     # --- The parts of a run ---------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class RunStart:
             is_shared=self._is_shared,
             on_found=self._found,
             on_attempt=self._attempt_is,
-            on_verdict=self._log_link,
+            on_settled=self._log_link,
         )
 
     def _found(self, connection: Connection) -> None:
@@ -265,9 +265,9 @@ class RunStart:
             start_on_demand_xprof(given.on_demand_xprof_port)
             self._lifecycle.at_end(stop_on_demand_xprof)
 
-    def _raise_what_failed(self, *, has_verdict: bool) -> None:
+    def _raise_what_failed(self, *, is_settled: bool) -> None:
         registration = self._registration
-        if has_verdict and registration.error is None:
+        if is_settled and registration.error is None:
             return
         self._lifecycle.finish("FAILED", "the control plane does not have the run, which is strict")
         raise registration.error or ControlPlaneError(

@@ -63,7 +63,7 @@ class Registration:
         is_shared: True if another process that continues reports it too, so that this is not another attempt.
         on_found: Called in the thread with the result of `connect`.
         on_attempt: Called in the thread with the number that the control plane gives this attempt.
-        on_verdict: Called in the thread once it is known if there is a control plane and if it has the run; at the
+        on_settled: Called in the thread once it is known if there is a control plane and if it has the run; at the
             start if it is reported to none.
         backoff: The waits after failures that pass without a change.
         access_backoff: The waits after failures that a person has to fix.
@@ -79,7 +79,7 @@ class Registration:
         is_shared: bool = False,
         on_found: Callable[[Connection], object] = lambda _: None,
         on_attempt: Callable[[int], object] = lambda _: None,
-        on_verdict: Callable[[], object] = lambda: None,
+        on_settled: Callable[[], object] = lambda: None,
         backoff: Backoff | None = None,
         access_backoff: Backoff | None = None,
     ) -> None:
@@ -90,14 +90,14 @@ class Registration:
         self._is_shared = is_shared
         self._on_found = on_found
         self._on_attempt = on_attempt
-        self._on_verdict = on_verdict
+        self._on_settled = on_settled
         self._backoff = backoff or Backoff(1.0, 60.0)
         self._access_backoff = access_backoff or Backoff(_FIRST_ACCESS_SECONDS, 600.0)
         self._pid = os.getpid()
         self._worker = Worker("mldiagnostics-registration", self._do_what_is_due, idle_seconds=0.0)
         self._search_at = self._search_until = 0.0
         self._configs_collected = threading.Event()
-        self._has_verdict = threading.Event()
+        self._settled = threading.Event()
         self._done = threading.Event()
         self._connection: Connection | None = None
         self._unreported: UnreportedRuns | None = None
@@ -106,7 +106,7 @@ class Registration:
         self._due_at = 0.0
         self._sessions: dict[str, Resource] = {}
         self._end: _End | None = None
-        self._asked_end: _End | None = None
+        self._requested_end: _End | None = None
         self._is_all = False
         self._is_explained = False
         self.error: Exception | None = None
@@ -139,16 +139,16 @@ class Registration:
             phase: COMPLETED or FAILED.
             deadline: When to stop trying, in monotonic seconds.
         """
-        end = self._asked_end = _End(phase, deadline)
+        end = self._requested_end = _End(phase, deadline)
         self._mark_unreported()
         self._put(lambda: self._note_end(end))
         if self._connection is not None:
             # What was sent before is not waited for, unless it creates the run.
             self._connection.plane.hurry(deadline - time.monotonic())
 
-    def wait_for_verdict(self, timeout_seconds: float) -> bool:
+    def wait_until_settled(self, timeout_seconds: float) -> bool:
         """Wait until the control plane has or has refused the run, or there is none; False if that takes longer."""
-        return self._has_verdict.wait(timeout_seconds)
+        return self._settled.wait(timeout_seconds)
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until the end is reported; nothing may follow.
@@ -159,9 +159,11 @@ class Registration:
         deadline = time.monotonic() + timeout_seconds
         self._put(self._note_all)
         is_done = self._done.wait(min(_UNRESPONSIVE_SECONDS, timeout_seconds))
-        is_deaf = not is_done and not self._is_ending()
+        is_unresponsive = not is_done and not self._is_ending()
         is_done = (
-            is_done or (is_deaf and self._report_beside()) or self._done.wait(max(0.0, deadline - time.monotonic()))
+            is_done
+            or (is_unresponsive and self._report_end_in_caller())
+            or self._done.wait(max(0.0, deadline - time.monotonic()))
         )
         if is_done:
             self._worker.drain(max(0.0, deadline - time.monotonic()))  # Sessions that arrived too late to be sent.
@@ -222,7 +224,7 @@ class Registration:
             self.error = error
             if not isinstance(error, CredentialsError):  # The shipper of the run's entries reports that.
                 self._explain(error)
-            self._give_verdict()
+            self._settle()
             return False
         self.error = None
         if self._connection is None:
@@ -242,24 +244,24 @@ class Registration:
         if self._is_owner:
             self._configs_collected.wait(_CONFIGS_SECONDS)
         else:
-            self._give_verdict()
+            self._settle()
         return True
 
     def _finish(self) -> None:
         """End; sessions that arrive from now on are kept in the run's folder alone."""
-        self._give_verdict()
+        self._settle()
         self._worker.run_waiting()
         self._done.set()
         if self._connection is not None:
             self._connection.plane.close()
 
-    def _give_verdict(self) -> None:
-        if not self._has_verdict.is_set():
+    def _settle(self) -> None:
+        if not self._settled.is_set():
             try:
-                self._on_verdict()
+                self._on_settled()
             except Exception as error:
                 LOSSES.add(f"registration: {type(error).__name__}")
-            self._has_verdict.set()
+            self._settled.set()
 
     def _seconds_until_due(self) -> float:
         if not self._is_behind and not self._sessions:
@@ -317,7 +319,7 @@ class Registration:
         self._is_explained = False
         self._backoff.succeeded()
         self._access_backoff.succeeded()
-        self._give_verdict()
+        self._settle()
         self._due_at = time.monotonic()
         self._report_other_runs()
 
@@ -333,25 +335,26 @@ class Registration:
     def _report_other_runs(self) -> None:
         """Once this run is registered, report the ends of earlier runs of this machine, in another thread."""
         is_registered = self._copy is not None and self._copy.attempt is not None
-        if self._unreported is not None and is_registered and not self._is_end_asked():
+        if self._unreported is not None and is_registered and not self._is_end_requested():
             # At the end, `hurry` interrupts its waits as well, and the process does not wait for the thread.
-            self._unreported.start_report(self._plane, self._is_end_asked)
+            self._unreported.start_report(self._plane, self._is_end_requested)
 
-    def _is_end_asked(self) -> bool:
-        return self._asked_end is not None
+    def _is_end_requested(self) -> bool:
+        return self._requested_end is not None
 
     def _allow_seconds(self) -> None:
         """Limit a call to the time that the end of the process leaves."""
-        if self._asked_end is not None:
-            left = max(_LEAST_CALL_SECONDS, self._asked_end.deadline - time.monotonic())
+        if self._requested_end is not None:
+            left = max(_LEAST_CALL_SECONDS, self._requested_end.deadline - time.monotonic())
             self._plane.call_seconds = min(self._plane.call_seconds, left)
 
     def _failed(self, error: Exception) -> None:
         self.error = error
         is_temporary = getattr(error, "is_temporary", False)
-        if not (is_temporary and self._asked_end is not None):  # Hurried requests fail, and the end reports the same.
+        # Hurried requests fail, and the end reports the same.
+        if not (is_temporary and self._is_end_requested()):
             self._explain(error)
-        self._give_verdict()
+        self._settle()
         wait = (self._backoff if is_temporary else self._access_backoff).failed()
         self._due_at = math.inf if self._end is not None and not is_temporary else time.monotonic() + wait
 
@@ -360,7 +363,7 @@ class Registration:
         warn_not_reported(self._run_id, self._local.link(self._run_id), error)
 
     def _warn_end_not_reported(self) -> None:
-        end, connection = self._asked_end, self._connection
+        end, connection = self._requested_end, self._connection
         if end is not None and connection is not None and not self._is_explained:
             warn_end_not_reported(self._run_id, end.phase, self.error, can_sync=bool(connection.address))
 
@@ -372,9 +375,9 @@ class Registration:
             raise ControlPlaneClientNotInitializedError("the control plane was called before it was found")
         return self._connection.plane
 
-    def _report_beside(self) -> bool:
+    def _report_end_in_caller(self) -> bool:
         """Report the end in the thread that waits for it: ours is in a request without an answer."""
-        copy, end = self._copy, self._asked_end
+        copy, end = self._copy, self._requested_end
         if copy is None or end is None or (self._is_owner and copy.attempt is None):
             return False
         try:
