@@ -1,4 +1,4 @@
-"""What shipping to Cloud Logging costs a job: by REST, and by google-cloud-logging over gRPC, both with TLS.
+"""The cost of shipping to Cloud Logging for a job: by REST, and by google-cloud-logging over gRPC, both with TLS.
 
 The loopback server is a process of its own with a lower priority. Each number is the median of jobs that run in turns,
 each in a fresh process.
@@ -32,7 +32,7 @@ def work(arm: str, steps: int) -> dict[str, Any]:
     """Record, ship, and take steps; leave entries unsent for the end of the process.
 
     Returns:
-        What connecting added (`mib`, `threads`, CPU seconds `connect_cpu`, wall seconds `connect`), and of the steps
+        The costs of connecting (`mib`, `threads`, CPU seconds `connect_cpu`, wall seconds `connect`), and of the steps
         the wall seconds `p50` and `p99`, and the CPU seconds of the whole process a step, `cpu`.
     """
     from ml_diagnostics_common.cloud_logging import connect

@@ -21,9 +21,9 @@ class Finished:
     """The result of a command.
 
     Attributes:
-        seconds: From its start to its end.
+        seconds: The time from its start to its end.
         mib: The most memory that it, or one of the programs that it started, has had at once.
-        out: What it printed.
+        out: Its standard output.
         err: Its standard error.
         code: Its exit code.
     """
@@ -40,8 +40,8 @@ def run(argv: Sequence[str], environment: Mapping[str, str], *, typed: str = "")
 
     Args:
         argv: The program and its arguments.
-        environment: What is set for it; what a person has set for ours is not inherited.
-        typed: What is typed while it runs.
+        environment: The variables that are set for it; those that a user has set for ours are not inherited.
+        typed: The text that is typed while it runs.
 
     Raises:
         AssertionError: It did not end with 0.

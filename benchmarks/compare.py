@@ -51,7 +51,7 @@ class Change:
     """The change of a measurement between two sides.
 
     Attributes:
-        worse_by: As a share of the value before; below 0 if it became better.
+        worse_by: The change as a share of the value before; below 0 if it became better.
         noise: The share by which runs of the same code may differ.
         step: The share that rounding alone may be.
     """

@@ -1,4 +1,4 @@
-"""What an import costs: time, and memory over bare Python."""
+"""The cost of an import: time, and memory over bare Python."""
 
 from __future__ import annotations
 

@@ -35,15 +35,15 @@ _ENDINGS = {"exit": "sys.exit()", "term": "SIGTERM", "kill": "SIGKILL"}
 
 @dataclass(frozen=True)
 class Kept:
-    """What became of one process's metrics.
+    """The values of one process's metrics that were kept.
 
     Attributes:
         recorded: How many calls it made.
         kept: The number of values that can be read: in Cloud Logging, or without a cloud on disk.
         synced: How many after the command that sends the rest; None where there is no such command.
-        end_seconds: From the last call to the end of the process.
-        sync_seconds: That the command took.
-        has_ended: Whether it ended of what was to end it.
+        end_seconds: The time from the last call to the end of the process.
+        sync_seconds: The time that the command took.
+        has_ended: True if it ended for the intended reason.
     """
 
     recorded: int

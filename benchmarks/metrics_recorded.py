@@ -26,8 +26,8 @@ def record_metrics(kind: str, urls: dict[str, str], tight: int, paced: int) -> d
     """Record in a tight loop and then paced, there beside a bare append of as many bytes as an entry of ours.
 
     Args:
-        kind: Of the tracker.
-        urls: Of Google's services.
+        kind: The kind of the tracker.
+        urls: The URLs of Google's services.
         tight: How many values in the tight loop.
         paced: How many then.
 

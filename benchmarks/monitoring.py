@@ -1,4 +1,4 @@
-"""What a monitor costs: its construction in the trainer, and its ticks in the helper process."""
+"""The cost of a monitor: its construction in the trainer, and its ticks in the helper process."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
 
     Args:
         ticks: How many of each kind.
-        target: Where Cloud Monitoring is.
+        target: The address of Cloud Monitoring.
         replica: The label that distinguishes the time series of this run.
     """
     from ml_goodput_measurement._export.cloud_monitoring import CloudMonitoringExporter

@@ -99,7 +99,7 @@ def step_time_rows(times: Mapping[str, list[list[Times]]]) -> list[Row]:
     """Return how much longer steps take with something on, beside how much longer they seem to take by noise.
 
     Args:
-        times: Of each step, by round, in `off`, `off again` and `on`.
+        times: The times of each step, by round, in `off`, `off again` and `on`.
     """
     wall, cpu = (
         {arm: [[step[clock] for step in block] for block in blocks] for arm, blocks in times.items()}
@@ -134,7 +134,7 @@ def percentile(blocks: list[list[float]], share: float) -> float:
 
 
 class _Difference:
-    """By how many seconds a percentile of some steps exceeds that of others; both by rounds, which are resampled."""
+    """The seconds by which a percentile of some steps exceeds that of others; both by rounds, which are resampled."""
 
     def __init__(self, steps: list[list[float]], others: list[list[float]], share: float) -> None:
         rng, found = random.Random(len(steps)), []

@@ -1,4 +1,4 @@
-"""What was measured, and how it is written down."""
+"""Results of measurements, and their format."""
 
 from __future__ import annotations
 

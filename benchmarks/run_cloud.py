@@ -21,7 +21,7 @@ NOWHERE = "127.0.0.1:1"
 
 
 class Addresses:
-    """Where Google's services are taken to be.
+    """The addresses that stand for Google's services.
 
     Attributes:
         control_plane: The URL of the control plane.

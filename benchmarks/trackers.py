@@ -20,9 +20,9 @@ class Tracker:
     """One of them.
 
     Attributes:
-        name: As it stands in the results.
+        name: Its name in the results.
         kind: "ours", "reference", "wandb" or "mlflow".
-        pins: Of its environment; empty is ours.
+        pins: The pins of its environment; empty for ours.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Tracker:
         return {"GOOGLE_CLOUD_DISABLE_GRPC": "true", "GCE_METADATA_HOST": NOWHERE, **_NO_TELEMETRY}
 
     def urls(self, cloud: Addresses | None) -> dict[str, str]:
-        """Where Google's services are, by their hosts."""
+        """Return the URLs of Google's services by their hosts."""
         if cloud is None:
             return {}
         return {
@@ -107,7 +107,7 @@ def start(kind: str, **options: Any) -> Record:
     """Start a run.
 
     Args:
-        kind: Of the tracker.
+        kind: The kind of the tracker.
         options: More for `machinelearning_run`.
 
     Returns:

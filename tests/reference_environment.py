@@ -51,7 +51,7 @@ def make_environment(folder: Path, *installs: list[str], constraints: Path, root
         folder: Its path, where nothing exists.
         *installs: The arguments of each `pip install`.
         constraints: A file of pins with hashes, of which only names and versions are used.
-        root: What relative paths in the arguments start from.
+        root: The base of relative paths in the arguments.
 
     Raises:
         ReferenceUnavailableError: It cannot be made.

@@ -1,4 +1,4 @@
-"""What holds for the repository as a whole: what it may name, how it is pinned, what each package brings."""
+"""Rules of the repository as a whole: the names in it, its pins, the contents of each package."""
 
 from __future__ import annotations
 

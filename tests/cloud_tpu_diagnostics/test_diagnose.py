@@ -235,7 +235,7 @@ def test_a_function_can_be_decorated_and_call_itself() -> None:
 
 @pytest.mark.parametrize("stderr", ["None", "io.StringIO()", "open(os.devnull)", "closed_file()", "Odd()"])
 def test_a_stderr_that_is_not_a_file_is_skipped(tmp_path: Path, stderr: str) -> None:
-    """As in a notebook, or where pytest captures."""
+    """Notebooks have such a stderr, and so does pytest while it captures."""
     code, _, err = run(
         f"""
 import io

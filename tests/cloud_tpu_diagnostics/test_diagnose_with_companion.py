@@ -326,7 +326,7 @@ with diagnostic.diagnose(config(0.2, cloud=True)):
 
 
 def test_if_stderr_is_a_socket_the_companion_waits_for_its_reader(tmp_path: Path) -> None:
-    """As under systemd."""
+    """Under systemd it is one."""
     code, _, _ = run(
         """
 import socket

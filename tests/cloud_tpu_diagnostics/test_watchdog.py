@@ -60,7 +60,7 @@ raise_signal(signal.SIGUSR2)
 
 
 def test_a_signal_that_a_c_library_has_taken_stays_its_own(tmp_path: Path) -> None:
-    """As faulthandler does for the program itself: `signal.getsignal` does not show it."""
+    """The program's own faulthandler is such a library: `signal.getsignal` does not show its handler."""
     code, _, err = run(
         """
 faulthandler.register(signal.SIGUSR1, file=open(sys.argv[2], "w"), all_threads=False)

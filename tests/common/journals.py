@@ -1,4 +1,4 @@
-"""What the tests of the journal share."""
+"""Common parts of the tests of the journal."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Echo(LoopbackServer):
     headers: dict[str, str] = {}  # noqa: RUF012 - of one server
 
     authorization: str | None = None
-    """Of the last request."""
+    """The header of the last request."""
 
     def handle(self, request: Request) -> Response:
         self.authorization = request.headers["Authorization"]

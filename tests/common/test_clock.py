@@ -1,4 +1,4 @@
-"""Whoever sets the machine's clock does not change how long things take."""
+"""A change of the machine's clock does not change durations."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def ours(number: int, at_ns: int, *, writer: str = "host-1-2-0", job: str = "job
 
 
 def foreign(number: int, at_ns: int, job: str = "job") -> dict[str, Any]:
-    """As the reference and Orbax write: no insertId, no labels of ours."""
+    """Return an entry as the reference and Orbax write it: no insertId, no labels of ours."""
     return {
         "timestamp": format_timestamp(at_ns),
         "severity": "INFO",

@@ -1,4 +1,4 @@
-"""Where Google's services are: each rule a test."""
+"""Endpoints of Google's services: each rule a test."""
 
 import pytest
 from ml_diagnostics_common.endpoints import endpoint, logging_over_grpc, require_secure

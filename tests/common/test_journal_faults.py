@@ -1,4 +1,4 @@
-"""What happens to entries while the disk cannot be written to. Each test asserts the counters too."""
+"""Entries while the disk cannot be written to. Each test asserts the counters too."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def test_a_full_segment_that_was_moved_is_noticed_before_the_next(tmp_path: Path
 
 
 def give_descriptor_away(journal: Journal, path: Path) -> int:
-    """As if a daemon had closed it, and its number had been given to the next file that was opened."""
+    """Replace it, as if a daemon had closed it, and the next file that was opened had its number."""
     others = os.open(path, os.O_CREAT | os.O_WRONLY)
     os.dup2(others, journal._descriptor)
     return others

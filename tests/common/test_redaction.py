@@ -1,4 +1,4 @@
-"""What the redactor promises: no planted secret gets through, and nothing makes it fail."""
+"""The promises of the redactor: no planted secret gets through, and nothing makes it fail."""
 
 import collections
 import dataclasses

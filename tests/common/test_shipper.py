@@ -326,7 +326,7 @@ def test_a_server_that_accepts_nothing_at_all_refuses_no_entry(
     cloud_logging_server: CloudLoggingServer,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As of a project id with a slip in it: INVALID_ARGUMENT to everything."""
+    """A typing error in the project id causes this: INVALID_ARGUMENT to everything."""
     cloud_logging_server.faults.always(Status(400), on="write")
     journal(tmp_path, 3)
     shipper = start()
@@ -558,7 +558,7 @@ def test_starting_never_waits_for_a_cloud(tmp_path: Path, shippers: list[Shipper
 def test_a_log_handler_that_records_to_the_journal_does_not_loop(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
-    """What shipping itself logs must not become ever more to ship."""
+    """Messages of shipping itself must not cause ever more entries to ship."""
     written = journal(tmp_path)
 
     class Recording(logging.Handler):

@@ -47,7 +47,7 @@ def drain(
 
 
 def numbers(root: Path, **arguments: bool | int) -> list[int]:
-    """As one process after another would send them."""
+    """Return the numbers of the entries in the order in which consecutive processes would send them."""
     return list(drain(Outbox(root, LOG, WRITER, Counters()), root, **{"ended": True, **arguments}))  # type: ignore[arg-type]
 
 

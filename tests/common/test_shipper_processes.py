@@ -61,7 +61,7 @@ def cloud_logging_server(certificate_authority: CertificateAuthority) -> Iterato
 
 @pytest.fixture(params=["rest", "grpc"])
 def protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How the programs that a test runs write."""
+    """Set the protocol by which the programs of a test write."""
     monkeypatch.setenv("ML_DIAGNOSTICS_LOGGING_TRANSPORT", request.param)
 
 
@@ -87,7 +87,7 @@ def arrived(server: CloudLoggingServer) -> list[int]:
 
 
 def ship_here(root: Path, server: CloudLoggingServer, **arguments: Any) -> dict[str, int]:
-    """What a later process ships, without a thread."""
+    """Ship as a later process would, without a thread; return the counts."""
     counters = Counters()
     transport = connect(environ=server.environment())
     delivery = Delivery(root, LOG, transport, counters, **arguments)
@@ -274,7 +274,7 @@ assert os.waitpid(child, 0)[1] == 0
 def test_workers_forked_while_entries_are_shipped_neither_hang_nor_print(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
-    """As the workers of data loaders are, while the shipper makes requests."""
+    """Workers of data loaders are forked like this, while the shipper makes requests."""
     body = """
 import multiprocessing
 shipper.start(); record(first, 1); assert shipper.flush(20)
@@ -429,7 +429,7 @@ def test_importing_the_shipper_imports_nothing_heavy() -> None:
 
 
 def test_an_unclaimed_writer_is_adopted_after_a_while(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
-    """As of a host that shares the folder: whether its process lives cannot be seen from here."""
+    """Its host may share only the folder: this host cannot check that its process lives."""
     journal = Journal(LOG, root=tmp_path, labels={})
     journal.append({"step_count": 0})
     [segment] = list_segments(journal.folder)

@@ -35,7 +35,7 @@ with diagnostic.diagnose(DiagnosticConfig(DebugConfig(StackTraceConfig(True, Tru
 
 
 def _run(program: str, home: Path, **variables: str) -> tuple[list[str], str]:
-    """What a program logs, and its journal's folder, where nothing is configured and no metadata server answers."""
+    """Return the log lines of a program, and its journal's folder, without configuration or a metadata server."""
     home.mkdir(exist_ok=True)
     environ = {"HOME": str(home), "PATH": os.environ["PATH"], "GCE_METADATA_HOST": "127.0.0.1:9", **variables}
     done = subprocess.run(

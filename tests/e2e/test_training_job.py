@@ -79,7 +79,7 @@ def report_in(environ: Mapping[str, str], run_name: str, monkeypatch: pytest.Mon
 
 
 def ask(environ: Mapping[str, str], *command: str) -> Any:
-    """What one of our commands answers, as JSON."""
+    """Return the output of one of our commands, from JSON."""
     program = str(Path(sys.executable).with_name(command[0]))
     asked = subprocess.run([program, *command[1:], "--format", "json"], env=environ, capture_output=True, timeout=60)
     assert asked.returncode == 0, asked.stderr
@@ -93,7 +93,7 @@ def entries_in_journal(folder: Path, *logs: str) -> set[str]:
 
 
 def check_the_life_of_a_killed_job(report: JobReport, steps: int = STEPS) -> None:
-    """What must be true of the job whatever the machine's speed."""
+    """Check the properties of the job that do not depend on the machine's speed."""
     assert sum(report.buckets.values()) == report.wall_ns
     assert sum(piece.end_ns - piece.start_ns for piece in report.timeline) == report.wall_ns
     assert (report.last_step, report.steps_kept, report.running) == (steps - 1, steps, False)

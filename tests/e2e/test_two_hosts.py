@@ -88,7 +88,7 @@ def run_both(
 
 
 def ask(environ: Mapping[str, str], *arguments: str) -> Any:
-    """What the command answers, as JSON."""
+    """Return the output of the command, from JSON."""
     command = [sys.executable, "-m", "google_cloud_mldiagnostics.cli", *arguments, "--format", "json"]
     asked = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=60, check=False)
     assert asked.returncode == 0, asked.stderr

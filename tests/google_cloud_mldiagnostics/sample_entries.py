@@ -15,7 +15,7 @@ from ml_diagnostics_common.entry import COMPANION_LOG_ID, EntryContext, LogEntry
 START_NS = 1_763_710_310_000_000_000
 SECOND_NS = 1_000_000_000
 END_NOT_RECORDED_BEFORE = "ended without a word: it was killed, or called os._exit"
-"""What earlier releases stored as `END_NOT_RECORDED`."""
+"""The text that earlier releases stored for `END_NOT_RECORDED`."""
 _numbers = itertools.count(10**11)
 
 

@@ -168,7 +168,7 @@ def test_profiles_are_uploaded_if_the_interpreter_starts_no_more_threads(
     faults: list[Fault],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Since Python 3.12, functions of atexit cannot start threads."""
+    """Functions of atexit cannot start threads since Python 3.12."""
     bucket.faults.script(faults, on="upload")
     monkeypatch.setattr(worker, "start", lambda *_: None)
     profile_once()

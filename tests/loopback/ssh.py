@@ -54,8 +54,8 @@ class SshServer(Service):
 
     Attributes:
         port: The port it listens on.
-        ports: As given; may be changed.
-        authorized_keys: As given; may be changed.
+        ports: The argument of that name; may be changed.
+        authorized_keys: The argument of that name; may be changed.
         connections: The open connections.
     """
 

@@ -32,7 +32,7 @@ PAYLOAD = {"job_name": "J", "step_count": 7, "step_start_time": 1763711431.25, "
 
 
 def reference_filter(project: str, *, start: str) -> str:
-    """As ml-goodput-measurement 0.2.3 asks, its job name and end as they are."""
+    """Return the filter of ml-goodput-measurement 0.2.3, with its job name and end unchanged."""
     return (
         f'logName="projects/{project}/logs/goodput_run" AND severity=INFO AND jsonPayload.job_name="J" '
         f'AND timestamp<="2100-01-01T00:00:00+00:00" AND {start}'

@@ -37,7 +37,7 @@ def gcloud(compute_server: ComputeServer, tmp_path: Path) -> Any:
 
 
 def asked(server: Any) -> Any:
-    """What was asked for: operation, and path without the host's part."""
+    """Return the requests: operation, and path without the host's part."""
     return [(record.operation, urllib.parse.unquote(record.path.partition("?")[0])) for record in server.requests]
 
 

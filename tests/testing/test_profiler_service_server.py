@@ -31,7 +31,7 @@ def capture(server: ProfilerServiceServer, root: object, duration_ms: int = 100,
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where the profile shall be."""
+    """Return the path of the profile."""
     return tmp_path / "session" / "host.xplane.pb"
 
 

@@ -110,7 +110,7 @@ def tpu_host(
         steps: The number of captured steps.
         operations: The operations of each step, in order.
         idle_us: The time that each device waits between steps.
-        extra_us: By step, the additional time of its first operation.
+        extra_us: The additional time of the first operation of each step.
         first_step: If given, the program's thread marks its steps, from this number on, and is in the region
             `load_batch` while the devices wait.
     """

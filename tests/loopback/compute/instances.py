@@ -51,7 +51,7 @@ class Instances:
         """Create a VM without checking its name, and return it. Examples in documents use names such as `vm_name1`.
 
         Raises:
-            ApiError: As `create`.
+            ApiError: See `create`.
         """
         self._catalog.check_zone(zone)
         check_instance(body)

@@ -1,6 +1,6 @@
 """The profiles of this process, one at a time: start, end, and transfer to the destination.
 
-Whatever fails costs the profile, and leaves the next one possible. A run that ends takes its open profile with it.
+A failure costs only the profile: the next one is still possible. The end of a run ends its open profile.
 """
 
 from __future__ import annotations

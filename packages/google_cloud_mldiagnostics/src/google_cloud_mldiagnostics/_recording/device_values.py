@@ -92,7 +92,7 @@ def settle(*, may_compute: bool) -> None:
     Args:
         may_compute: False if the job has failed, so that its devices may be the reason. Then, and where there are
             several processes, which could wait for each other, what is computed already is taken, and the rest lost.
-            Of several processes, one that has failed takes nothing.
+            If there are several processes, one that has failed takes nothing.
     """
     values = list(_values_of_this_process.of_steps.values())
     if not values or threading.current_thread() is not threading.main_thread():

@@ -73,7 +73,7 @@ class Average:
     def fold(self) -> None:
         """Fold the pending values in, unless another thread does so now."""
         if not self._folding.acquire(blocking=False):
-            return  # Whoever is at it, perhaps below us on this very stack, takes ours too, or the next one does.
+            return  # The thread that folds, perhaps this one further up the stack, or the next call also takes ours.
         try:
             while batch := self._take():
                 self._fold_batch(batch)

@@ -210,7 +210,7 @@ class Termination:
     def install(self) -> None:
         """Install the handler, or start what it needs first; without effect off the main thread, where Python cannot.
 
-        Where SIGTERM would end the process, `complete` has to follow.
+        If SIGTERM would end the process, `complete` has to follow.
         """
         if threading.current_thread() is not threading.main_thread():
             return
