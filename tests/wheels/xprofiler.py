@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import xprofiler
+from xprofiler.cli import COMMAND_NAMES
 
 assert "site-packages" in xprofiler.__file__
 
@@ -17,7 +18,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 assert run("--version").stdout == f"xprofiler {xprofiler.__version__}\n"
-for name in ("create", "list", "delete", "connect", "capture", "serve", "summary"):
+for name in COMMAND_NAMES:
     assert name in run("--help").stdout
     assert run(name, "--help").returncode == 0
 
@@ -27,6 +28,7 @@ for beside in (
     "gcloud/hypercomputecluster_api.json",
     "gcloud/tpu_api.json",
     "serve/page.css",
+    "viewers/startup/gke_manifest.yaml",
     "viewers/startup/startup_script.sh",
 ):
     assert (package / beside).stat().st_size, beside
