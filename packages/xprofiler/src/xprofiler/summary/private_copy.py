@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.exceptions import ObjectNotFoundError
+from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.worker import results_in_parallel
 from ml_diagnostics_common.xplane import read_xplane
 
@@ -99,7 +100,7 @@ def _states(profile: Profile) -> dict[str, _State]:
 
 
 def _state(path: str) -> _State:
-    if "://" not in path:
+    if not in_bucket(path):
         found = Path(path).stat()
         return found.st_size, found.st_mtime_ns
     return store_for(path).read_with_generation(path, first_bytes=1)[1], 0
@@ -120,7 +121,7 @@ def _fill(target: Path, aside: Path, profile: Profile) -> _Copied:
 
 
 def _fetch(path: str, file: Path) -> _State:
-    if "://" not in path:
+    if not in_bucket(path):
         state = _state(path)
         file.symlink_to(path)
         return state
