@@ -145,7 +145,8 @@ class _Reports:
     """Reports of commands that were executed.
 
     Attributes:
-        last_done: The number of the last one.
+        trainer: The process that sent the commands.
+        last_done: The number of the last command.
     """
 
     trainer: Parent
