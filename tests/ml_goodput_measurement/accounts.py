@@ -81,7 +81,7 @@ def account_of(history: History, now: float | None = None) -> Account:
 
 
 def flat(breakdown: Any) -> dict[str, float]:
-    """A public breakdown by name, each custom event type a line of its own."""
+    """Return a public breakdown by name, with a line for each type of custom event."""
     lines: dict[str, float] = {}
     for badput, value in breakdown.items():
         if isinstance(value, dict):
@@ -92,7 +92,7 @@ def flat(breakdown: Any) -> dict[str, float]:
 
 
 def public_seconds(report: JobReport) -> dict[str, float]:
-    """The seconds of a report by the names of the public breakdown, without elastic ones that are zero."""
+    """Return the seconds of a report by the names of the public breakdown, without elastic ones that are zero."""
     ns = {bucket.value: report.buckets[bucket] for bucket in Bucket}
     ns["OTHER"] = ns.pop("UNKNOWN") + ns.pop("IN_FLIGHT_STEP")
     ns["DATA_LOADING_ASYNC"] = report.data_loading_async_ns
@@ -103,7 +103,7 @@ def public_seconds(report: JobReport) -> dict[str, float]:
 
 
 def check_partition(report: JobReport) -> None:
-    """Every moment of the wall time lies in exactly one bucket, to the nanosecond."""
+    """Check that every moment of the wall time is in exactly one bucket, to the nanosecond."""
     assert sum(report.buckets.values()) == report.wall_ns
     assert sum(report.custom.values()) == report.buckets[CUSTOM]
 
@@ -122,5 +122,5 @@ def check_partition(report: JobReport) -> None:
 
 
 def moment_ns(at: float) -> int:
-    """Seconds after BASE as the ledger has them: nanoseconds, rounded to the microsecond."""
+    """Return seconds after BASE as in the ledger: nanoseconds, rounded to the microsecond."""
     return round((BASE + at) * 1e6) * 1000

@@ -38,7 +38,7 @@ class Clock:
 
 @contextlib.contextmanager
 def exporters(server: Any, clock: Any) -> Iterator[Any]:
-    """Yields what makes exporters to that server, and closes them in the end."""
+    """Yield a function that makes exporters to that server; close them at the end."""
     with contextlib.ExitStack() as made:
 
         def make(options: Any = OPTIONS, environ: Any = None, **arguments: Any) -> Any:
@@ -62,7 +62,7 @@ def of_type(server: Any, name: Any) -> Any:
 
 
 def ends(server: Any, name: str = "goodput_time") -> Any:
-    """Ends of the points of the one series of that type, in seconds from the beginning, oldest first."""
+    """Return the ends of the points of the only series of that type, in seconds from the start, oldest first."""
     from google.protobuf.timestamp_pb2 import Timestamp  # type: ignore[import-untyped]
 
     (series,) = of_type(server, name)

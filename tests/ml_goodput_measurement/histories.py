@@ -29,7 +29,7 @@ class History:
         self.payloads: list[Payload] = []
 
     def add(self, **keys: Any) -> History:
-        """Adds one entry as it is."""
+        """Add one entry unchanged."""
         self.payloads.append({"job_name": self.job, **keys})
         return self
 

@@ -1,4 +1,4 @@
-"""Generated lives of jobs, for tests of what is true of any."""
+"""Generated lives of jobs, for tests of properties of any life."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ length = st.sampled_from([0.5, 1, 1, 1, 1.25, 2, 7])
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[list[Payload], float]:
-    """The entries of a job's life, in order of recording, and the second of the query."""
+    """Return the entries of a job's life, in order of recording, and the second of the query."""
     job = History()
     now, done = 0.0, 0
     for _ in range(draw(st.integers(1, 4))):
@@ -31,7 +31,7 @@ def lives(draw: st.DrawFn) -> tuple[list[Payload], float]:
 
 
 def live_one_attempt(draw: st.DrawFn, job: History, now: float, done: int) -> tuple[float, int]:
-    """Records one attempt from `now` on, after `done` steps; returns when it fell silent and the steps done."""
+    """Record one attempt from `now` on, after `done` steps; return its last moment and the steps done."""
     if draw(st.integers(0, 5)):
         job.start(now)
     for record in (job.init, job.prepare):
@@ -65,7 +65,7 @@ def live_one_attempt(draw: st.DrawFn, job: History, now: float, done: int) -> tu
 
 
 def lay_over(draw: st.DrawFn, job: History, now: float) -> None:
-    """Records something that lies anywhere, over anything."""
+    """Record an activity at any time, which may overlap others."""
     first = draw(st.integers(0, int(now * 4))) / 4
     last = first + draw(st.sampled_from([0, 0.25, 1, 5, 30]))
     kind = draw(st.sampled_from(["eval", "Eval", "sdc", "slice_down", "scale_up", "reinit", "init", "load"]))
@@ -82,7 +82,7 @@ def lay_over(draw: st.DrawFn, job: History, now: float) -> None:
 
 
 def columns_of(shapes: Iterable[Sequence[Any]], parts: Iterable[Any]) -> list[array[Any]]:
-    """The columns of a state as another process reads them: it knows their types and lengths alone."""
+    """Return the columns of a state as another process reads them: it knows only their types and lengths."""
     data, columns = b"".join(parts), []
     for kind, length in shapes:
         columns.append(array(kind, data[: 8 * length]))

@@ -225,7 +225,7 @@ def find_attempts(facts: Facts) -> list[Attempt]:
 
 
 def settle(facts: Facts, attempts: list[Attempt], end: int, *, running: bool) -> None:
-    """Finds out what later attempts repeat, and when each attempt's last step and the attempt itself ended."""
+    """Find the steps that later attempts repeat, and the ends of each attempt and of its last step."""
     for index, attempt in enumerate(attempts):
         later = attempts[index + 1 :]
         attempt.is_last = not later

@@ -55,7 +55,7 @@ def saved_file() -> Path:
 
 
 def save() -> Path:
-    """Queries the job and saves; returns the file."""
+    """Query the job, save its state, and return the file."""
     subject = calculator()
     subject.report()
     subject.save_state()

@@ -408,7 +408,7 @@ def test_what_a_cloud_logger_returns_besides_does_no_harm(junk: list[Any]) -> No
 
 
 class StepwiseLog:
-    """Returns three payloads a call, and any cursor; it has no flush, and does not write."""
+    """A log with three payloads for each call, and any cursor; it has no flush, and does not write."""
 
     def __init__(self, cursors: Iterator[Any]) -> None:
         self.calls: list[tuple[Any, Any, Any]] = []

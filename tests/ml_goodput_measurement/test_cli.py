@@ -27,7 +27,7 @@ def journal() -> Path:
 
 
 def record(job: str, logger: str | None = None) -> None:
-    """Records a job of 40 s: 30 s of steps, then 10 s until its end."""
+    """Record a job of 40 s: 30 s of steps, then 10 s until its end."""
     recorder = GoodputRecorder(job, logger or f"goodput_{job}", logging_enabled=True)
     recorder.record_job_start_time(BASE)
     for step in range(4):
@@ -228,7 +228,7 @@ GOODPUT = (sys.executable, "-c", "import sys; from ml_goodput_measurement.cli im
 
 
 def run(*arguments: str, stdout: int = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs the command in a process of its own."""
+    """Run the command in a process of its own."""
     environment = {**os.environ, **environment}
     return subprocess.run(
         [*GOODPUT, *arguments], env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False

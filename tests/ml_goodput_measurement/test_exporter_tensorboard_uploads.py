@@ -34,7 +34,7 @@ def server(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def stored(server: CloudStorageServer, tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """Reads back what the bucket holds."""
+    """Read the contents of the bucket."""
 
     def read_back() -> list[Point]:
         folder = tmp_path_factory.mktemp("bucket")

@@ -121,7 +121,7 @@ def test_a_job_continues_after_its_process_was_killed(trainer: subprocess.Popen[
 
 
 def relabel(**labels: str) -> None:
-    """Makes the journal one of another process."""
+    """Change the journal to one of another process."""
     [segment] = (Path(os.environ["ML_DIAGNOSTICS_DIR"]) / "journal" / LOG).glob("*.jsonl")
     header, _, entries = segment.read_text().partition("\n")
     decoded = json.loads(header)

@@ -22,14 +22,14 @@ def attempt(number: int) -> History:
 
 
 def write(attempts: int, *, writers: int) -> None:
-    """Writes attempts, which so many processes recorded one after the other."""
+    """Write attempts that this number of processes recorded one after the other."""
     for writer in range(writers):
         numbers = range(attempts * writer // writers, attempts * (writer + 1) // writers)
         record([payload for number in numbers for payload in attempt(number).payloads]).close()
 
 
 def calls_of_a_report(attempts: int) -> int:
-    """Asks for the goodput and the report of a job of so many attempts; returns how many functions that called."""
+    """Query the goodput and the report of a job of many attempts; return the number of calls of functions."""
     calculator = GoodputCalculator(JOB, LOG, _clock_ns=lambda: int((BASE + 60 * attempts + 60) * 1e9))
     calls = 0
 

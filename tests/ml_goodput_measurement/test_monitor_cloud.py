@@ -17,7 +17,7 @@ from .tensorboard_points import points
 
 @pytest.fixture
 def _job() -> None:
-    """Has ten steps and is over, so that all queries return the same."""
+    """Record a job of ten steps that has ended, so that all queries return the same."""
     recorder = GoodputRecorder("job", "log", True)
     recorder.record_job_start_time(1_700_000_000.0)
     for step in range(10):

@@ -336,7 +336,7 @@ def find(path: str) -> Any:
 
 
 def written(function: Any, expected: str, *, without_self: bool) -> str:
-    """Returns a signature without types, and without what we add: keyword-only arguments, and `*_`."""
+    """Return a signature without types, and without our additions: keyword-only arguments, and `*_`."""
     kinds = inspect.Parameter
     parts: list[str] = []
     for parameter in list(inspect.signature(function).parameters.values())[without_self:]:

@@ -81,7 +81,7 @@ print(f"Total job goodput: {total_goodput:.2f}%")
 
 
 def run(program: str, folder: Path) -> str:
-    """Runs the snippets as a script, as their readers do; returns what it prints."""
+    """Run the snippets as a script, like their readers; return its output."""
     script = folder.parent / "script.py"
     script.write_text(_CONFIG + program, encoding="utf-8")
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}

@@ -23,7 +23,7 @@ NOW_NS = int((BASE + 1000) * 1e9)
 
 
 def record(payloads: Iterable[Payload], process_index: int | None) -> None:
-    """Writes payloads as a process of this index does, to a journal of its own."""
+    """Write payloads like a process of this index, to a journal of its own."""
     labels = {"job": JOB} if process_index is None else {"job": JOB, "process_index": str(process_index)}
     journal = Journal(LOG, root=Path(os.environ["ML_DIAGNOSTICS_DIR"]), labels=labels)
     for payload in payloads:

@@ -115,7 +115,7 @@ class Bench:
         self.schedule.set_uploads(wanted, flush=flush, flush_seconds=WAIT)
 
     def run(self, seconds: float) -> None:
-        """Lets time pass, as the helper process does."""
+        """Pass time like the helper process."""
         end = self.clock.now + seconds
         while (wait := self.schedule.seconds_to_next()) is not None and self.clock.now + wait <= end:
             self.clock.now += wait

@@ -56,7 +56,7 @@ def as_the_reference_wrote(payloads: Iterable[Payload], each: float = 0.01) -> l
 
 
 def ship(server: CloudLoggingServer, part: slice = slice(None)) -> None:
-    """Puts what lies in the journal into the cloud."""
+    """Send the entries of the journal to the cloud."""
     entries = [entry for batch in JournalReader(LOG, root=root()).read_new() for entry in batch]
     server.write([encode_cloud(entry) for entry in entries[part]], log_id=LOG)
 

@@ -493,7 +493,7 @@ def _calls(function: Callable[[], object]) -> int:
 
 
 def _record(history: History) -> None:
-    """Writes a history of job starts and steps to the journal, as a trainer would."""
+    """Write a history of job starts and steps to the journal, like a trainer."""
     recorder = goodput.GoodputRecorder("job", "goodput_job", logging_enabled=True)
     for entry in history.payloads:
         if "step_count" in entry:

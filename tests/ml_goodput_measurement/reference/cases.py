@@ -66,7 +66,7 @@ class Attempt:
 
 
 class Life:
-    """Writes a job's life attempt by attempt; `at` is the present."""
+    """A job's life, which is written attempt by attempt; `at` is the present."""
 
     def __init__(self, seed: int, *, scale: float = 1.0) -> None:
         self.rng = random.Random(seed)

@@ -15,7 +15,7 @@ class ReferenceRaisedError(Exception):
 
 
 class Reference:
-    """Asks the public library; see the functions of `runner.py` for what it can be asked."""
+    """A process with the public library; the functions of `runner.py` are the possible questions."""
 
     def __init__(self, python: Path) -> None:
         self._process = subprocess.Popen(
@@ -28,7 +28,7 @@ class Reference:
         )
 
     def ask(self, question: str, **arguments: Any) -> Any:
-        """Returns the answer as JSON has it: tuples are lists, and mappings by number are lists of pairs.
+        """Return the answer in the types of JSON: tuples are lists, and mappings by number are lists of pairs.
 
         Raises:
             ReferenceRaisedError: The reference raised.

@@ -1,4 +1,4 @@
-"""Public names of goodput: the kinds of good and bad time, the shapes of what the calculator returns, and helpers.
+"""Public names of goodput: the kinds of good and bad time, the types of the calculator's results, and helpers.
 
 A function is loaded from its own module when it is first used.
 """

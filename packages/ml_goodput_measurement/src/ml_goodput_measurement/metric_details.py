@@ -1,4 +1,4 @@
-"""The kinds of good and bad time, and the shapes of what the calculator returns and a monitor takes."""
+"""The kinds of good and bad time, the types of the calculator's results, and the options of a monitor."""
 
 from __future__ import annotations
 
