@@ -9,7 +9,7 @@ from functools import cache
 
 
 def loaded_by(program: str, *arguments: str) -> set[str]:
-    """What a program has loaded at its end, with the packages that these modules are in.
+    """Return the modules that a program has loaded at its end, and their packages.
 
     A .pth file of some other distribution may load things at each start, parts of `google` among them: these do not
     count, but their package does as soon as the program loads any other module of it.

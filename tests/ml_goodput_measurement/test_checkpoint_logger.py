@@ -1,4 +1,4 @@
-"""What Orbax logs of saves and restores ends up in the job's journal, and never disturbs a checkpoint."""
+"""Logs of Orbax on saves and restores are recorded in the job's journal, and never disturb a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is true of how activities, steps and checkpoints are counted, where no other file proves it: a rule a test."""
+"""Rules for counting activities, steps and checkpoints that no other file tests: a rule a test."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def dashboard() -> Any:
 
 @pytest.fixture(scope="module")
 def emitted() -> Any:
-    """By the name that a metric has in PromQL, the label values of each of its series."""
+    """Return the label values of each series of a metric, by the metric's name in PromQL."""
     gauges = gauges_of(
         snapshot(),
         accelerator_type="TPU-v5p",

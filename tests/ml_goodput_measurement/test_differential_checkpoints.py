@@ -1,4 +1,4 @@
-"""What checkpoints cost, by ours and the public library: from a job's life, and by CheckpointBadputCalculator."""
+"""The cost of checkpoints, by our library and the public one: from a job's life, and by CheckpointBadputCalculator."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_statistic(operation_type: str, hosts: int, reference: Reference) 
 
 
 def test_statistics_of_broadcasts_are_of_restores_that_broadcast(reference: Reference) -> None:
-    """Of four restores two broadcast, 4 and 8 s, a mean of 6 s: the reference counts the others in the rest as 0 s."""
+    """Two of four restores broadcast, 4 and 8 s, a mean of 6 s: the reference counts the others in the rest as 0 s."""
     rng = random.Random(3)
     entries = [restore(rng, step, "emergency_restore") for step in (1, 2)]
     entries[0]["broadcast_duration_secs"], entries[1]["broadcast_duration_secs"] = 4.0, 8.0

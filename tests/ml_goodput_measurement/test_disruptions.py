@@ -1,4 +1,4 @@
-"""What a disruption cost: its parts are time of the buckets, and the step in flight follows from the records."""
+"""The cost of a disruption: its parts are time of the buckets, and the step in flight follows from the records."""
 
 from __future__ import annotations
 

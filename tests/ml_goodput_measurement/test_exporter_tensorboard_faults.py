@@ -1,4 +1,4 @@
-"""Whatever goes wrong with the disk or the process, each point is in TensorBoard's folder once when it is over."""
+"""Each point is in TensorBoard's folder once after any fault of the disk or the process."""
 
 from __future__ import annotations
 

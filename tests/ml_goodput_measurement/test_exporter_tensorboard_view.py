@@ -27,7 +27,7 @@ _TAG = r'class="tag"[^>]* title="([^"]*)"'
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """Where TensorBoard shows the folder, on loopback."""
+    """Run TensorBoard on the folder, and yield its address on loopback."""
     log = tmp_path / "tensorboard.log"
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path / "run")]
     with log.open("wb") as output:

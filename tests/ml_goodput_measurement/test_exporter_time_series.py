@@ -15,7 +15,7 @@ EVENTS = ("EVAL", "SDC CHECK")
 
 
 def gauges(given: Any, own_events: Any = EVENTS, **changes: Any) -> Any:
-    """By type without its prefix, then by the labels without the accelerator, the values."""
+    """Return the values by type without its prefix, then by the labels without the accelerator."""
     arguments = {"accelerator_type": "TPU-v5p", "cluster_name": "", "include_slice_efficiency": True, **changes}
     found: dict[Any, Any] = {}
     for gauge in gauges_of(given, own_events=own_events, **arguments):

@@ -131,7 +131,7 @@ def test_asking_changes_nothing(life: tuple[list[Payload], float], waits: list[f
 @thorough
 @given(lives(), st.lists(st.dictionaries(keys, junk | st.floats(0, 2e9)) | junk, max_size=8))
 def test_junk_in_the_log_spoils_nothing(life: tuple[list[Payload], float], rubbish: list[Any]) -> None:
-    """What cannot be read is counted; what can, if senseless, still lies in exactly one bucket."""
+    """Unreadable entries are counted; the time of readable ones, even senseless ones, is in exactly one bucket."""
     payloads, now = life
     skipped: Counter[str] = Counter()
     ledger = Ledger()

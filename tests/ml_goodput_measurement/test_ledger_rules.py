@@ -290,7 +290,7 @@ def test_of_two_recorders_of_a_job_the_lowest_process_index_counts(
 
 
 def test_an_unfinished_step_is_marked_as_estimated() -> None:
-    """What is exact is exact, and what is estimated is marked."""
+    """Exact pieces are exact, and estimated pieces are marked."""
     truth = account_of(History().start(0).steps(range(5), at=0).end(50))
     marked = [piece for piece in truth.report.timeline if piece.estimated]
     assert [(piece.start_ns, piece.end_ns) for piece in marked] == [(moment_ns(40), moment_ns(50))]

@@ -1,4 +1,4 @@
-"""What a trainer sees of the monitor: names, arguments, and that it costs nothing before it is started."""
+"""The monitor as a trainer uses it: names, arguments, and no cost before it is started."""
 
 from __future__ import annotations
 

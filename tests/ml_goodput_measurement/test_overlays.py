@@ -22,7 +22,7 @@ overlays = st.builds(
 
 
 def winner_at(moment: int, candidates: list[Overlay]) -> Overlay | None:
-    """Of the overlays that cover a moment the highest bucket, then the earliest start."""
+    """Return the overlay with the highest bucket, then the earliest start, of those that cover a moment."""
     covering = [overlay for overlay in candidates if overlay.start_ns <= moment < overlay.end_ns]
     return min(covering, key=lambda overlay: (overlay.rank, overlay), default=None)
 

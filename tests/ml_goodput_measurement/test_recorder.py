@@ -277,7 +277,7 @@ def test_a_disabled_recorder_opens_nothing_and_calls_nothing() -> None:
 
 
 class Sink:
-    """What a user passes as `cloud_logger`; it has no flush."""
+    """An object that a user passes as `cloud_logger`; it has no flush."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.entries: list[dict[str, Any]] = []

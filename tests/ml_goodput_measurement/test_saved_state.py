@@ -189,7 +189,7 @@ def test_a_folder_of_the_users_own_is_honoured(tmp_path: Path) -> None:
 
 
 def test_columns_are_raw_numbers(tmp_path: Path) -> None:
-    """What makes a state quick to restore: a step costs 24 bytes and no parsing."""
+    """A state is restored quickly, since a step costs 24 bytes and no parsing."""
 
     def saved(count: int) -> bytes:
         assert save_state(tmp_path / "s", recorders_of(History().steps(range(count), at=0, each=1).payloads), {})

@@ -1,4 +1,4 @@
-"""Whatever becomes of the file of a saved state, the answer is right and the job is not disturbed."""
+"""The result is right and the job is not disturbed, whatever happens to the file of a saved state."""
 
 from __future__ import annotations
 

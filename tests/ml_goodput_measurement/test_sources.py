@@ -1,4 +1,4 @@
-"""What a query reads: what is new, of all writers, from the journal, with a cloud or without one."""
+"""The entries that a query reads: new ones, of all writers, from the journal, with a cloud or without one."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_query_that_is_interrupted_loses_nothing(truth: tuple[Any, ...], monke
 
 
 def test_a_query_of_one_job_does_not_protect_another_of_the_same_log(truth: tuple[Any, ...]) -> None:
-    """Where no cloud has the journal, its cap drops what was read: by the job that it belongs to."""
+    """If no cloud has the journal, its cap drops entries that were read by a query of their own job."""
     record(LIFE.payloads)
     record([{**payload, "job_name": "other"} for payload in LIFE.payloads], job="other")
     subject = calculator()

@@ -1,4 +1,4 @@
-"""What old programs import from `ml_goodput_measurement.src` is what new ones import, loaded once and when needed."""
+"""The names in `ml_goodput_measurement.src` are today's objects, for old programs; loaded once and on use."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def server(shared_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(params=["gs", "folder"])
 def gcs_path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a copy may lie."""
+    """A folder for copies: in a bucket, or local."""
     if request.param == "folder":
         return str(tmp_path / "shared" / "runs")
     request.getfixturevalue("server")

@@ -1,4 +1,4 @@
-"""By how much steps differ from the ideal one: the contract's formulas, for steps of any length."""
+"""The deviation of steps from the ideal one: the contract's formulas, for steps of any length."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Process:
 
 @dataclass(eq=False)
 class Part:
-    """What a process recorded from one job start to its next."""
+    """The records of a process from one job start to its next."""
 
     process: Process
     entries: list[tuple[int, Payload]]
@@ -171,7 +171,7 @@ def entries_that_count(processes: list[Process]) -> list[Payload]:
 
 
 def turns_of(chosen: list[Part], attempt: list[Part]) -> list[list[Part]]:
-    """Those that count one after another: where one stops, the next that goes on does."""
+    """Return the parts that count, one after another: where one stops, the next one that continues counts."""
     turns = [chosen]
     for part in sorted(set(attempt) - {chosen[0]}, key=Part.rank):
         if outlasts(part, turns[-1][0]):

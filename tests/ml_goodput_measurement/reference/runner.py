@@ -59,7 +59,7 @@ class Log:
 
 
 def life(payloads: list[Payload], now: float) -> dict[str, Any]:
-    """Where the time of a job went."""
+    """Return the account of a job's time."""
     with _calculator(payloads, now) as calculator:
         percent, breakdown, last_step = calculator.get_job_goodput(include_badput_breakdown=True)
         details = calculator.get_job_goodput_details()
@@ -77,7 +77,7 @@ def life(payloads: list[Payload], now: float) -> dict[str, Any]:
 
 
 def elastic(payloads: list[Payload], now: float) -> dict[str, Any]:
-    """Where the time of an elastic job went, and its slice efficiencies; None where they are left out."""
+    """Return the account of an elastic job's time, and its slice efficiencies; None if they are left out."""
     with _calculator(payloads, now, goodput_elastic.ElasticGoodputCalculator) as calculator:
         calculator.get_job_goodput(include_badput_breakdown=True)
         details = calculator.get_job_goodput_details()
@@ -163,7 +163,7 @@ def checkpoints(entries: list[Payload], operation_type: str) -> dict[str, Any]:
 
 
 def recorded(calls: list[tuple[str, list[Any]]]) -> list[Payload]:
-    """What an elastic recorder writes; arguments above 1e9 are moments."""
+    """Return the payloads that an elastic recorder writes; arguments above 1e9 are moments."""
     written: list[Payload] = []
     log = type("Log", (), {"write_cloud_logging_entry": lambda self, entry: written.append(entry)})()
     recorder = goodput_elastic.ElasticGoodputRecorder("job", "log", True, log)
@@ -188,7 +188,7 @@ def read_cache(folder: str, job: str) -> dict[str, Any]:
 
 
 def accelerator_type(machine_type: str | None) -> str:
-    """What a machine of that type has."""
+    """Return the accelerator type of a machine of that type."""
     with mock.patch.object(goodput_utils, "get_gcp_metadata", return_value=machine_type):
         return goodput_utils.get_accelerator_type()
 

@@ -1,4 +1,4 @@
-"""What a package offers its users, as JSON: run in the reference's environment, and in ours."""
+"""The public names of a package, as JSON: run in the reference's environment, and in ours."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _kind(thing: Any) -> Any:
 
 
 def _methods(path: str, thing: Any) -> dict[str, Any]:
-    """Of a class, but not of what the language makes of it."""
+    """Return the methods of a class, without those that the language adds."""
     if issubclass(thing, (enum.Enum, Exception)) or typing.is_typeddict(thing):
         return {}
     names = [name for name in dir(thing) if not name.startswith("_") and callable(getattr(thing, name))]
