@@ -72,7 +72,7 @@ class ControlPlaneClientNotInitializedError(ControlPlaneError):
 
 
 class RunNotFoundError(ControlPlaneError):
-    """No run has that id."""
+    """The run does not exist."""
 
 
 class RunExistsError(ControlPlaneError):

@@ -1,4 +1,4 @@
-"""The metrics that have a name of their own, and their units."""
+"""The predefined metrics and their units."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MetricType(enum.Enum):
     HOST_MEMORY_UTILIZATION = "host_memory_utilization"
     STEP = "step"
 
-    # Members are singletons. Enum's own is Python, in each `metrics.record`.
+    # Members are singletons. Enum's own hash is Python code, which each `metrics.record` would run.
     __hash__ = object.__hash__
 
 
@@ -59,7 +59,7 @@ METRIC_UNITS: dict[str, str] = {
 
 
 class AcceleratorType(enum.Enum):
-    """The kind of device that a system metric is about."""
+    """The kind of device that a system metric describes."""
 
     TPU = "tpu"
     GPU = "gpu"

@@ -1,4 +1,4 @@
-"""Recording metrics: one line of text and one write for each value. Nothing waits for a network or a device.
+"""Record metrics: one line of text and one write for each value. No call waits for a network or a device.
 
 `record` is called in every step, so the usual call (a float, a step, no labels) formats one string and no more.
 """
@@ -60,9 +60,9 @@ def record(
     Args:
         metric_name: A predefined metric, or any other name that does not start with `mlrun_`; or a mapping of names to
             values, instead of `value`.
-        value: A number of Python, numpy, JAX or PyTorch; or a list or an array of one dimension with a number a chip.
-            One that is still computed on a device is recorded when it is ready. Beside a mapping: the step, unless that
-            is given, or this is a float.
+        value: A number of Python, numpy, JAX or PyTorch; or a list or an array of one dimension with a number per chip.
+            One that is still computed on a device is recorded when it is ready. With a mapping: the step, unless
+            `step` is given or this is a float.
         step: The step of the value; anything that `int` accepts without changing it.
         labels: Labels of the value, stored as text.
         record_on_all_hosts: True to record it on every process, not only on the run's first; then the entry has the
@@ -70,8 +70,8 @@ def record(
         timestamp: When the value was measured; None is now.
     """
     try:
-        # With cold caches each look-up here costs: nothing but what a float needs is read, and known metrics are those
-        # that this process records.
+        # With cold caches each lookup costs, so only what a float needs is read. Known metrics are those that this
+        # process records.
         known = active_run._known_metrics
         try:
             metric = None if known is None else known[metric_name]
@@ -94,7 +94,7 @@ def record(
             else:
                 text = f'{{"values":[{value!r}],"step_index":{step}{metric.tail}'
             metric.write_text(str(now_ns()), text)
-            pending = metric.pending  # As its average's `add` does it, without the call.
+            pending = metric.pending  # The `add` of its average, inlined.
             pending.append(value)
             if len(pending) >= FOLD_AT:
                 metric.average.fold()
@@ -143,7 +143,7 @@ def record_metrics(
 
 @dataclass(slots=True)
 class _Metric:
-    """One metric of one run, prepared for each value: with cold caches every look-up costs.
+    """One metric of one run, prepared once, since with cold caches every lookup for a value costs.
 
     Attributes:
         tail: The text after the value and the step, in the line of an entry without labels: unit and namespace.
@@ -163,20 +163,20 @@ class _Metric:
 
 
 class _RecordedRun:
-    """The run that was recorded to last."""
+    """The run of the last recording, with its prepared metrics."""
 
     def __init__(self, run: ActiveRun) -> None:
         self.run = run
         self.write_text: Callable[..., None] = run.log.write_text
         self.metrics: dict[str, _Metric] = {}
-        # A forked child's averages are discarded: a copy could be in the middle of a change for ever.
+        # A forked child has new averages: a copy may stay in the middle of the parent's change.
         self._averages = run.log.averages if run.pid == os.getpid() else Averages()
 
     def metric(self, name: str) -> _Metric:
         """Return the prepared metric of a name.
 
         Raises:
-            RecordingError: No metric can have that name.
+            RecordingError: The name is not valid.
         """
         if not name or name.startswith(_OUR_PREFIX):
             raise RecordingError(f"expected a metric name that does not start with {_OUR_PREFIX} and is not empty")
@@ -318,10 +318,10 @@ def _step_or_none(step: Any, name: str, recorded: _RecordedRun) -> int | None:
 
 
 def _details(host: Mapping[str, str], labels: Any, metric: str) -> str:
-    """Return host and labels as what follows in the payload, without secrets.
+    """Return host and labels as JSON text to append to the payload, without secrets.
 
-    A label with the name of a field of ours gets another name. `hostname` and `process_index` are such fields even if
-    the entry has none: readers would take the value for another process's.
+    A label with the name of one of our fields is renamed. `hostname` and `process_index` are reserved even if the entry
+    lacks them: readers would attribute the value to another process.
     """
     details: dict[str, Any] = dict(host)
     if labels is not None and not isinstance(labels, Mapping):
@@ -369,7 +369,7 @@ def _timestamp(moment: Moment | None, metric: str) -> str | None:
 
 
 def _give_up(error: Exception, what: Any, recorded: _RecordedRun | None = None) -> None:
-    """Count a value that was not recorded because it is invalid, or because of a bug of ours."""
+    """Count a value that was not recorded because it is invalid, or because of a bug in this library."""
     try:
         if not isinstance(error, RecordingError):
             raise error

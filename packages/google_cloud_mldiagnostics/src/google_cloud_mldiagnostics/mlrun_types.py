@@ -90,7 +90,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _notifying(change: _Function) -> _Function:
-    """Return a method of dict that changes it and then calls the change callback."""
+    """Return a method of dict that also calls the change callback."""
 
     @functools.wraps(change)
     def call(self: ConfigDict, *args: Any, **kwargs: Any) -> Any:
@@ -163,7 +163,7 @@ class MLRun:
         gcs_path: The destination of its profiles: `gs://...` or a folder.
         location: The region that stores the run.
         project: The project that stores it; empty without a cloud.
-        run_phase: Its phase, as far as this process knows.
+        run_phase: The phase that this process knows.
         created_at: The start of its first attempt, as far as this machine knows.
         workload_details: The workload that started it, in the control plane's format.
         orchestrator: The system that started it.
@@ -172,8 +172,8 @@ class MLRun:
         workload_id: The id of the workload, if the caller or RUN_WORKLOAD_ID gives one.
         namespace: The namespace of the workload on GKE.
         ml_run_id: The run's id, as `name`.
-        workload_targets: None; it exists for programs that read it.
-        attempt: The number of its starts, with this one.
+        workload_targets: Always None, for programs that read it.
+        attempt: The number of this attempt; the first is 1.
     """
 
     name: str
@@ -206,15 +206,15 @@ class MLRun:
     attempt: int = 1
 
     def finish(self, status: str | RunPhase = "COMPLETED") -> None:
-        """End the run: recorded entries are sent, within a few seconds, and later ones do not belong to it.
+        """End the run: send its entries, within a few seconds. Later entries do not belong to it.
 
-        Without it the run ends with the process. A run that has ended stays as it is.
+        Without this call, the run ends with the process. A run that has ended does not change.
 
         Args:
             status: COMPLETED or FAILED.
 
         Raises:
-            MLRunConfigurationError: The status is neither.
+            MLRunConfigurationError: `status` has another value.
         """
         text = status.value if isinstance(status, RunPhase) else status if isinstance(status, str) else ""
         phase = text.strip().upper()
@@ -224,20 +224,20 @@ class MLRun:
         self.end(phase, "" if phase == "COMPLETED" else "finish('FAILED')")
 
     def __enter__(self) -> Self:
-        """Return the run, which continues until the block is left."""
+        """Return the run; it ends when the block is left."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the run: FAILED if an exception left the block, which is raised further."""
+        """End the run, as FAILED if an exception left the block; the exception is raised further."""
         reason = failure_of(error) if error is not None else ""
         raised = describe_exception(error) if error is not None and reason else ()
         self.end("FAILED" if reason else "COMPLETED", reason, raised=raised)
 
     def ends_with(self, finish: Callable[..., object]) -> None:
         """Call `finish` with the arguments of `end`."""
-        self.__dict__["_finish"] = finish  # No field of the run's: a copy ends nothing.
+        self.__dict__["_finish"] = finish  # Not a field, so that a copy of the run cannot end it.
 
     def end(
         self,
@@ -250,8 +250,8 @@ class MLRun:
 
         Args:
             phase: COMPLETED or FAILED.
-            reason: Why, for people.
-            wait_seconds: The longest wait until the end is recorded; None for no limit of the caller's.
+            reason: The reason, for users.
+            wait_seconds: The longest wait until the end is recorded; None for the default.
             raised: The exception that ends it, and those that it is linked to.
         """
         finish = self.__dict__.get("_finish")

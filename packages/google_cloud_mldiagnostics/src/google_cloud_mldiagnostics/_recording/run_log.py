@@ -1,4 +1,4 @@
-"""A run's entries, to the journal and to Cloud Logging, and the averages of its metrics."""
+"""Write a run's entries to the journal and to Cloud Logging, and average its metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["FOLD_AT", "Average", "Averages", "RunLog", "RunLogStatistics", "namespace_fields"]
 
 FOLD_AT = 512
-"""The number of values that may wait; the caller that adds the last one folds them in."""
+"""The limit of pending values; the caller that adds the last one folds them in."""
 
 _MOST_NAMES = 10_000
 
@@ -58,7 +58,7 @@ class Average:
     def as_dict(self) -> dict[str, float | int | str]:
         """Return mean, min, max, last, count, and the number of values that were not finite, if any.
 
-        Values that are not finite are counted and may be the last; they spoil neither mean nor extremes.
+        Values that are not finite are counted and may be the last; they do not affect mean and extremes.
         """
         self.fold()
         statistics: dict[str, float | int | str] = {"count": self._count + self._not_finite}
@@ -83,7 +83,7 @@ class Average:
     def _take(self) -> list[float]:
         pending = self.pending
         batch = pending[:FOLD_AT]
-        del pending[: len(batch)]  # What other threads have appended meanwhile is behind these.
+        del pending[: len(batch)]  # Values that other threads appended meanwhile follow these.
         return batch
 
     def _fold_batch(self, batch: list[float]) -> None:
@@ -93,7 +93,7 @@ class Average:
         if not finite:
             return
         count = self._count + len(finite)
-        # Each divided before they are added, so that no sum is too large for a float.
+        # Divide before adding, so that no sum is too large for a float.
         shares = (value / count for value in finite)
         self._mean = math.fsum(itertools.chain((self._mean * (self._count / count),), shares))
         self._count = count
@@ -131,7 +131,7 @@ class RunLogStatistics(NamedTuple):
     Attributes:
         journal: Counts of entries: accepted, written, held in memory, dropped.
         shipper: Counts of sent entries; None if nothing is sent.
-        lost_values: Values that could not be made an entry, by reason.
+        lost_values: Counts of values that could not be recorded, by reason.
     """
 
     journal: JournalStatistics
@@ -150,10 +150,10 @@ class RunLog:
     Attributes:
         run_id: The run's id.
         averages: The averages of the metrics that this process has recorded.
-        lost_values: Counts values that could not be made an entry, by reason.
+        lost_values: Counts of values that could not be recorded, by reason.
         write_text: `write_text(now, text, timestamp=None)`, the hot path: `now` is `clock.now_ns()` as digits;
             `text` is the payload's JSON in one line, and `namespace_fields` behind it; `timestamp` is the entry's time
-            as digits, where that is another. It raises nothing because of the disk.
+            as digits, where that is another. An error of the disk is not raised.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class RunLog:
 
         Args:
             run_id: The run's id, the same on all its hosts.
-            location: The region in which the run is kept.
+            location: The region that stores the run.
             project: The project that the entries belong to; empty for the one that is found.
             labels: The labels of every entry: those of `identity().labels()`, and others that identify the process.
             is_shipped: True to send the entries to Cloud Logging if a cloud is found.
@@ -215,16 +215,16 @@ class RunLog:
 
         Args:
             namespace: The kind of the entry: a metric's name, or one of `entries`.
-            payload: Anything; what JSON does not have is written as text.
+            payload: Any mapping; values that JSON lacks are written as text.
             severity: The severity in Cloud Logging; None is INFO.
-            timestamp_ns: Its time in ns since 1970; None is now.
+            timestamp_ns: The time of the entry in ns since 1970; None is now.
         """
         self._journal.append(
             payload, severity=severity, resource_labels={"namespace": namespace}, timestamp_ns=timestamp_ns
         )
 
     def lose(self, reason: str) -> None:
-        """Count a value that could not be made an entry; the log records the count when it is flushed."""
+        """Count a value that could not be recorded; the next flush writes the count to the log."""
         self.lost_values.add(reason)
         LOSSES.add(f"metrics: {reason}")
 
@@ -271,7 +271,7 @@ class RunLog:
         return self._journal.flush(max(0.0, deadline - time.monotonic())) and is_complete
 
     def _record_losses(self) -> None:
-        """Record in the log what is missing from it."""
+        """Write the counts of lost values to the log."""
         lost = self.lost_values.as_dict()
         new = {reason: count - self._recorded_losses.get(reason, 0) for reason, count in lost.items()}
         new = {reason: count for reason, count in new.items() if count > 0}

@@ -1,4 +1,4 @@
-"""Profiles running jobs from outside: `python -m google_cloud_mldiagnostics.commands.collect_profile --help`.
+"""Profile running jobs from outside: `python -m google_cloud_mldiagnostics.commands.collect_profile --help`.
 
 It calls the ProfilerService of all hosts at once, without JAX or XProf. If a host has no such service, it tries
 `/profiling` over HTTP.

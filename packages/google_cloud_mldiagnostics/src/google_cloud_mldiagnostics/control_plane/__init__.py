@@ -1,4 +1,4 @@
-"""Control planes, which keep runs: a folder on this machine, Google's API, and others. All have one format.
+"""Control planes store runs: a folder on this machine, Google's API, or a self-hosted server. All use one format.
 
 The clients of those over a network are imported when a connection is made, in the thread that makes it.
 """
@@ -45,11 +45,11 @@ class ControlPlane(Protocol):
         ...
 
     def create_run(self, run_id: str, run: Resource) -> Resource:
-        """Create the run, and return it as it is kept; raise RunExistsError."""
+        """Create the run, and return it as it is stored; raise RunExistsError."""
         ...
 
     def update_run(self, run_id: str, change: Change) -> Resource:
-        """Change the current run, and return it as it is kept then; raise RunNotFoundError."""
+        """Change the current run, and return it as it is stored then; raise RunNotFoundError."""
         ...
 
     def list_runs(self, group: str | None = None) -> Iterator[Resource]:
@@ -79,7 +79,7 @@ class DistantControlPlane(ControlPlane, Protocol):
     call_seconds: float
 
     def hurry(self, seconds: float) -> None:
-        """Interrupt the waits of calls in progress, which then fail; let the creation of a run take so long."""
+        """Interrupt the waits of calls in progress, which then fail; let the creation of a run take `seconds`."""
         ...
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class DistantControlPlane(ControlPlane, Protocol):
 
 
 class Connection(NamedTuple):
-    """A control plane beside the folder of this machine.
+    """A control plane in addition to the folder on this machine.
 
     Attributes:
         plane: The control plane.

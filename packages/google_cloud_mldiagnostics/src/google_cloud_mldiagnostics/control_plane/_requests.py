@@ -1,4 +1,4 @@
-"""Requests to control planes: a JSON request with its response, the time of a call, and errors of Google's."""
+"""Requests to control planes: JSON requests and responses, the time limit of a call, and errors of Google's API."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request_json(
     body: Mapping[str, Any] | None = None,
     most_bytes: int = RESPONSE_BYTES,
 ) -> dict[str, Any]:
-    """Make one request, once; arguments as of `Session.send`, with a JSON object as the body.
+    """Make one request, without retries; the arguments are those of `Session.send`, with a JSON object as the body.
 
     Raises:
         RemoteError: The request failed, or the response is not a JSON object.
@@ -109,7 +109,7 @@ class Call:
 
     Args:
         clock: Return monotonic seconds.
-        seconds: The longest that it may take.
+        seconds: The limit of its duration.
         sleep: Wait for a number of seconds; return True if the wait was cut short.
         is_patient: True to continue, with short waits, after a wait was cut short.
     """
@@ -136,7 +136,7 @@ class Call:
         return Retries(backoff, seconds_left=self.seconds_left, most_tries=_MOST_TRIES, sleep=self._wait)
 
     def retries_of_conflicts(self) -> Retries:
-        """Return the retries of one change that others were faster to make."""
+        """Return the retries of one change that conflicts with changes of other processes."""
         return Retries(
             Backoff(0.1, 2.0),
             seconds_left=self.seconds_left,
@@ -178,7 +178,7 @@ class Caller:
 
     @property
     def principal(self) -> str:
-        """The account's name; those of a machine are known after the first request."""
+        """The account's name; the name of a machine's account is known after the first request."""
         return self.known_principal or principal_of(self.credentials) or "the account of these credentials"
 
     def error(

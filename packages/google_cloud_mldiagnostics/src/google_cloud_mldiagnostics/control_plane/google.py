@@ -38,7 +38,7 @@ _HOSTS: Mapping[str, str] = {
     "autopush": "https://autopush-hypercomputecluster.sandbox.googleapis.com",
 }
 _CONSOLE = "https://console.cloud.google.com/cluster-director/diagnostics/details"
-_PAGE_SIZE = "1000"  # The most that the API gives; its own choice is ten.
+_PAGE_SIZE = "1000"  # The API's limit; its default is ten.
 _PLAIN: Mapping[Kind, type[ControlPlaneError]] = {}
 _MISSING: Mapping[Kind, type[ControlPlaneError]] = {Kind.MISSING: RunNotFoundError}
 _MISSING_OR_CHANGED: Mapping[Kind, type[ControlPlaneError]] = {**_MISSING, Kind.CONFLICT: RunChangedError}
@@ -152,7 +152,7 @@ class GoogleControlPlane(Requester):
 
         Raises:
             RunNotFoundError: The run does not exist.
-            RunChangedError: Others kept changing it first.
+            RunChangedError: Another process changed the run before each of the retries.
             ControlPlaneError: A request was refused, or not answered.
         """
         call = self._start_call()
@@ -235,7 +235,7 @@ class GoogleControlPlane(Requester):
         return f"{_CONSOLE}/{quote(self.location)}/{quote(run_id)}?project={quote(self.project)}"
 
     def hurry(self, seconds: float) -> None:
-        """Interrupt the waits of calls in progress: a call that is not done by then fails like a late one.
+        """Interrupt the waits of calls in progress: a call that is not done then fails as after its deadline.
 
         A process that is about to exit has a newer change to send, and no time for an operation, or for a delay that
         the service asked for. A run's creation continues: before it is done, there is no run to change. Later calls
