@@ -29,6 +29,7 @@ from .xprofiler.viewer_vms import add_viewer
 
 NAMES = ("goodput", "mldiagnostics", "tpu-stacks", "xprofiler")
 INTERRUPTED = 130
+_PACKAGES = Path(__file__).parent.parent / "packages"
 _NO_LOGIN = {"NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": "none", "PATH": "", "HOME": "none"}
 
 
@@ -201,6 +202,30 @@ def _waits_in_write(pid: int) -> bool:
         return Path(f"/proc/{pid}/syscall").read_text().split()[1:2] == ["0x1"]
     except OSError:
         return False
+
+
+_INTERRUPTED_IMPORT = """
+import importlib, os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[2]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+main = importlib.import_module(sys.argv[1]).main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("module", ["typing", "argparse", "ml_diagnostics_common.command.program"])
+def test_ctrl_c_during_imports_of_a_command_prints_no_traceback(name: str, module: str) -> None:
+    projects = "".join(path.read_text() for path in _PACKAGES.glob("*/pyproject.toml"))
+    (script,) = re.findall(rf'^{name} = "(.*):main"$', projects, re.MULTILINE)
+    argv = [sys.executable, "-c", _INTERRUPTED_IMPORT, script, module]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "interrupted\n")
 
 
 def test_an_unknown_option_is_reported_with_the_nearest_one(command: Command) -> None:

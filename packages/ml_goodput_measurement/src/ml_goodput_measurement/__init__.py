@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ml_goodput_measurement._lazy_names import imported_on_use
 from ml_goodput_measurement._version import __version__
+
+TYPE_CHECKING = False  # Not imported from typing: that takes 8 ms, in which Ctrl-C in a command prints a traceback.
 
 if TYPE_CHECKING:
     from ml_goodput_measurement import (

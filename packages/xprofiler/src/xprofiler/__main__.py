@@ -1,9 +1,16 @@
-"""Run the command as `python -m xprofiler`, if it is not on the PATH."""
-
-from __future__ import annotations
+"""The entry point of the command `xprofiler`, also as `python -m xprofiler`."""
 
 import sys
 
-from xprofiler.cli import main
+from ml_diagnostics_common.command import run_command
 
-sys.exit(main())
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command with the arguments of this process, and return its exit code."""
+    return run_command("xprofiler.cli")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

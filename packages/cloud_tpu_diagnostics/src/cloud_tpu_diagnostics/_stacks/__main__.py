@@ -1,0 +1,16 @@
+"""The entry point of the command `tpu-stacks`, also as `python -m cloud_tpu_diagnostics._stacks`."""
+
+import sys
+
+from ml_diagnostics_common.command import run_command
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command with the arguments of this process, and return its exit code."""
+    return run_command("cloud_tpu_diagnostics._stacks.cli")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
