@@ -5,6 +5,7 @@ Ours and theirs have the same import name, so theirs never meets ours in one pro
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -36,11 +37,14 @@ def reference_python(pins: str, timeout_seconds: float = 90.0) -> Path:
     pinned = _REPOSITORY / "requirements" / f"{pins}.txt"
     folder = _REPOSITORY / ".nox" / pins
     finished = folder / _FINISHED
-    if not finished.exists() or finished.read_text() != pinned.read_text():
-        shutil.rmtree(folder, ignore_errors=True)
-        python = _create(folder, timeout_seconds)
-        _pip_install(python, ["--require-hashes", "-r", str(pinned)], timeout_seconds, compiled=True)
-        finished.write_text(pinned.read_text())
+    folder.parent.mkdir(exist_ok=True)
+    with folder.with_name(f"{pins}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Workers of one run may need it at the same moment; released with the file.
+        if not finished.exists() or finished.read_text() != pinned.read_text():
+            shutil.rmtree(folder, ignore_errors=True)
+            python = _create(folder, timeout_seconds)
+            _pip_install(python, ["--require-hashes", "-r", str(pinned)], timeout_seconds, compiled=True)
+            finished.write_text(pinned.read_text())
     return _python_of(folder)
 
 
