@@ -174,7 +174,7 @@ FRAGMENT = re.compile(
     r"|As|Between|By|From|Of|Since)\b"
 )
 
-DOCUMENTED = ["benchmarks", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("packages/*/src"))]
+DOCUMENTED = ["benchmarks", "examples", "tests", *(part for part in PARTS if part.startswith("packages/"))]
 _SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):")
 _NAMES = re.compile(r"([*\w]+(?:, [*\w]+)*): ")
 

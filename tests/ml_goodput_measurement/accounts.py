@@ -34,7 +34,7 @@ UNKNOWN = Bucket.UNKNOWN
 
 @dataclass(frozen=True)
 class Account:
-    """Where the time of a job went."""
+    """The account of a job's time."""
 
     report: JobReport
     seconds: dict[Bucket, float]

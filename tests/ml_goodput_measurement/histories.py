@@ -22,7 +22,7 @@ Cursor = tuple["datetime.datetime | None", Any]
 
 
 class History:
-    """What one job recorded, in the order in which it was written; each method adds to it and returns it."""
+    """The records of one job, in the order of their writing; each method adds to them and returns the history."""
 
     def __init__(self, job: str = JOB) -> None:
         self.job = job

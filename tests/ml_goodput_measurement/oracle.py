@@ -35,13 +35,13 @@ class Interval(NamedTuple):
 class Attempt:
     start: int
     has_start: bool
-    """Whether its job start was recorded."""
+    """True if its job start was recorded."""
     steps: list[Step] = field(default_factory=list)
     next_start: int = 0
     cut: float = float("inf")
-    """From this step on, everything is repeated later."""
+    """The first step that is repeated later, as are all after it."""
     decided: bool = False
-    """Whether it is known what became of its last step."""
+    """True if the outcome of its last step is known."""
     last_step: Interval | None = None
     last_event: int = 0
     failed: bool = False
@@ -159,7 +159,7 @@ class Facts:
 
 
 def judge(payloads: Iterable[Payload], now: int) -> Truth | None:
-    """Where the time of a job went, to the nanosecond; None when nothing was recorded."""
+    """Return the account of a job's time, to the nanosecond; None if nothing was recorded."""
     facts = Facts(payloads)
     if not facts.moments:
         return None
@@ -317,7 +317,7 @@ def paint(facts: Facts, attempts: list[Attempt], end: int) -> tuple[dict[str, in
 def base_of(
     facts: Facts, attempt: Attempt, following: Attempt | None
 ) -> tuple[Callable[[int], str], dict[Step, Interval]]:
-    """What a moment of an attempt is when nothing lies over it, and the kept steps of known length."""
+    """Return the bucket of each moment of an attempt without overlays, and the kept steps of known length."""
     known: dict[Step, Interval] = {}
     for step, successor in zip(attempt.steps, attempt.steps[1:], strict=False):
         finished = recorded_end(facts, step, successor.at)

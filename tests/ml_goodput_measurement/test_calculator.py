@@ -1,4 +1,4 @@
-"""What the public calculator promises: both spellings, every key and unit, and clear words for what cannot be."""
+"""The promises of the public calculator: both spellings, every key and unit, and clear messages for errors."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", [*NAMES, "lone \udc80 surrogate"], ids=lambda name: name[:20].encode("unicode_escape"))
 def test_a_job_and_a_log_may_have_any_name(name: str) -> None:
-    """From the recorder through the journal, the saved state and back, beside a job of another name."""
+    """The recorder, the journal and the saved state all keep it, beside a job of another name."""
     for job in (name, name + "x"):
         recorder = goodput.GoodputRecorder(job, name, True)
         recorder.record_job_start_time(BASE)

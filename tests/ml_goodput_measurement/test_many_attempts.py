@@ -75,7 +75,7 @@ def test_a_process_for_each_attempt_costs_little_more_than_one_for_all(
 
 
 def test_writers_at_the_same_time_are_merged_at_a_linear_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """As many processes as there were restarts, all at once, of which one counts."""
+    """All processes run at once, as many as there were restarts, and one of them counts."""
     calls = []
     for writers in (SMALL, LARGE):
         monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / str(writers)))

@@ -1,4 +1,4 @@
-"""What the public package's README has people write works, word for word: only its function bodies are indented."""
+"""The examples in the README of the public package work unchanged: only their function bodies are indented."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_dropped_and_malformed_entries_are_reported() -> None:
 
 
 def test_the_journals_own_report_of_losses_reaches_the_notes() -> None:
-    """What a journal writes once it can write again: one entry of the job, with its losses."""
+    """A journal that can write again writes this: one entry of the job, with its losses."""
     recorders = Recorders(JOB)
     report = {"job_name": JOB, "lost_entries": {"no_folder": 3}, "lost_by": "host-1-2-0.100000000007"}
     recorders.add(Writer(0), [*FIRST.payloads, report])
@@ -240,7 +240,7 @@ def test_which_process_records_may_change_between_attempts() -> None:
 
 
 def test_the_schedulers_count_of_restarts_distinguishes_attempts() -> None:
-    """By their clocks they start together; one of them remained from the previous attempt."""
+    """They start together by their clocks; one of them remained from the previous attempt."""
     for attempt, life in (("0", steady(0, 0, 10)), ("1", steady(20, 0, 10))):
         labels = {"job": JOB, "process_index": "0", "attempt": attempt}
         journal = Journal(LOG, root=Path(os.environ["ML_DIAGNOSTICS_DIR"]), labels=labels)
@@ -281,7 +281,7 @@ def test_a_launcher_that_records_start_and_end_completes_the_program_that_it_sta
 
 
 def test_entries_without_a_writer_are_of_one_writer() -> None:
-    """Those of the public package, from several processes one after the other."""
+    """The public package writes such entries, from several processes one after the other."""
     recorders = Recorders(JOB)
     for start, first in ((0, 0), (300, 5), (600, 8)):
         recorders.add(Writer(), steady(start, first, first + 10).payloads)

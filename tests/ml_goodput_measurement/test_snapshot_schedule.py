@@ -30,7 +30,7 @@ class Clock:
 
 
 class Calculator:
-    """As much of a calculator as a schedule needs; its job has a step a call."""
+    """The part of a calculator that a schedule needs; its job has a step a call."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[bool, bool, tuple[int, ...], float | None]] = []

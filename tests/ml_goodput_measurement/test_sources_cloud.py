@@ -1,4 +1,4 @@
-"""What a query reads from the cloud: what the journal does not have, once, whatever fails."""
+"""The entries that a query reads from the cloud: those that the journal does not have, once, whatever fails."""
 
 from __future__ import annotations
 

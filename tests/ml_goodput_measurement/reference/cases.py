@@ -30,16 +30,16 @@ class Case:
     """Seconds after the histories' base."""
     moves: dict[str, float]
     disruptions: int = 0
-    """How many the reference does not see."""
+    """The number of disruptions that the reference does not see."""
     delivered: list[Payload] = field(default_factory=list)
-    """What ours is given; the history itself goes to the reference."""
+    """The payloads for our library; the reference reads the history itself."""
     has_ideal: bool = True
-    """Whether the reference's ideal step time and deviations are right."""
+    """True if the reference's ideal step time and deviations are right."""
 
 
 @dataclass
 class Attempt:
-    """What a generated attempt did."""
+    """The steps of a generated attempt."""
 
     started: float
     init_seconds: float
@@ -59,7 +59,7 @@ class Attempt:
 
     @property
     def median(self) -> float:
-        """Of the steps that the next number follows; a generated attempt always ends with one."""
+        """The median time of the steps that the next number follows; a generated attempt always has one."""
         return statistics.median(
             self.steps[number + 1] - at for number, at in self.steps.items() if number + 1 in self.steps
         )
