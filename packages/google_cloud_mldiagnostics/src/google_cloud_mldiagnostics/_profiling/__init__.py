@@ -23,12 +23,12 @@ _GRACE_SECONDS: Final = 0.2
 def end_profiles(active: ActiveRun, seconds_left: Callable[[], float]) -> None:
     """End the profile of a run that ends, and wait for uploads, for a time that may become shorter."""
     if "google_cloud_mldiagnostics._profiling.uploads" not in sys.modules:
-        return  # There never was a profile.
+        return  # No profile was taken.
     from google_cloud_mldiagnostics._profiling.captures import end_profiles_of
 
-    # In another thread: the one that a signal has interrupted may have the lock of a profiler, or of deliveries.
+    # In another thread, since the thread that a signal interrupted may hold the lock of a profiler or of deliveries.
     task = start(lambda: end_profiles_of(active, seconds_left), "mldiagnostics-profiles")
-    if task is None:  # The interpreter ends.
+    if task is None:  # The interpreter exits.
         end_profiles_of(active, seconds_left)
     else:
         wait_until(lambda: task.wait(0), lambda: seconds_left() + _GRACE_SECONDS)

@@ -57,7 +57,7 @@ __all__ = [
 logger = job_logger("google_cloud_mldiagnostics.profiling")
 
 EXIT_SECONDS: Final = 30.0
-"""How long the end of the process waits for a profiler to stop, and then for uploads."""
+"""The limit of the wait, at the end of the process, for a profiler to stop, and then for uploads."""
 _LAST_CHECKS_SECONDS: Final = 6.0
 _OTHER_HOSTS_SECONDS: Final = 5.0
 _MOST_REMEMBERED: Final = 1000
@@ -65,7 +65,7 @@ _MOST_REMEMBERED: Final = 1000
 
 @dataclass(frozen=True)
 class Members:
-    """Which processes take a profile.
+    """The processes that take a profile.
 
     Attributes:
         index: The index of this process in the run.
@@ -83,14 +83,14 @@ class Capture:
     """A profile that is being taken.
 
     Attributes:
-        session: Its session.
+        session: The profiler session.
         location: The destination of its files.
         engine: The profiler.
         scratch: The folder that the profiler writes to.
-        started_seconds: When it started, in monotonic seconds.
+        started_seconds: The start, in monotonic seconds.
         trace_json: True if the trace is also kept as JSON.
         ending: Held by the thread that ends it, once.
-        ended: Set when there is no more to do, or it is reported as lost.
+        ended: Set when the profile is complete, or reported as lost.
     """
 
     session: Session
@@ -107,7 +107,7 @@ class Captures:
     """The profiles that one process takes by `xprof`."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()  # Never waited for: a thread that does not get it takes no profile.
+        self._turn = threading.Lock()  # Acquired without waiting: a thread that does not get it takes no profile.
         self._worker = Worker("mldiagnostics-profiler")
         self._current: Capture | None = None
         self._checks: list[HostsCheck] = []
@@ -219,7 +219,7 @@ class Captures:
     def _keep(self, capture: Capture, file: Path) -> None:
         """Check a trace, and move or upload it."""
         session, location = capture.session, capture.location
-        if location.mode is UploadMode.STAGED:  # Perhaps a cloud was found meanwhile.
+        if location.mode is UploadMode.STAGED:  # A cloud may have been found meanwhile.
             location = location_of(session.active)
         problem = _inspect(session, file, has_accelerator=capture.engine.has_accelerator())
         if capture.trace_json:
@@ -286,11 +286,11 @@ class Captures:
     def _end_within(self, capture: Capture, seconds_left: Callable[[], float], ending: str) -> bool:
         """End the profile of a run or process that ends; return False if its profiler does not stop in time."""
         if capture.ended.is_set():
-            return False  # It is reported as lost, and its profiler has not stopped yet.
+            return False  # It was reported as lost: its profiler has not stopped yet.
         session = capture.session
         logger.info("Profile %s runs while %s ends: it is ended, too.", session.session_id, ending)
-        # Its profiler may never return, or wait for the very thread that a signal has interrupted.
-        if not self._worker.put(functools.partial(self.end, capture)):  # There can be no more threads.
+        # Its profiler may never return, or wait for the thread that a signal has interrupted.
+        if not self._worker.put(functools.partial(self.end, capture)):  # No thread can be started any more.
             self.end(capture)
         if wait_until(capture.ended.is_set, seconds_left):
             return True
@@ -317,7 +317,7 @@ _captures = Captures()
 
 
 def captures_of_this_process() -> Captures:
-    """Return those of this process; a forked child has its own."""
+    """Return the captures of this process; a forked child has its own."""
     return _captures
 
 
@@ -331,14 +331,14 @@ at_fork(start_afresh)
 
 
 def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
-    """End the profile that still runs, and wait for uploads: for the end of the process.
+    """End a profile in progress, and wait for uploads; called at the end of the process.
 
     Args:
-        timeout_seconds: How long to wait until the profiler has stopped, and then for uploads.
+        timeout_seconds: The longest to wait for the profiler to stop, and then for uploads.
 
     Returns:
-        True if all are at their destination. A profile that was not uploaded waits on this machine for `mldiagnostics
-        sync`; one with a profiler that has not stopped is lost.
+        True if all profiles are at their destination. `mldiagnostics sync` uploads the rest; a profile is lost if its
+        profiler has not stopped.
     """
     return captures_of_this_process().finish(timeout_seconds)
 
@@ -348,13 +348,13 @@ def end_profiles_of(active: ActiveRun, seconds_left: Callable[[], float]) -> Non
 
     Args:
         active: The run.
-        seconds_left: The time left for all of it. A profile that cannot be ended by then is reported as failed.
+        seconds_left: Return the time that is left. A profile that cannot be ended by then is reported as failed.
     """
     captures_of_this_process().end_with(active, seconds_left)
 
 
 def _inspect(session: Session, file: Path, *, has_accelerator: bool) -> str:
-    """Note the contents of a trace; return its problem, mostly none."""
+    """Store the size and planes of a trace; return its problem, or an empty text."""
     xplane = read_xplane(file)
     session.size_bytes, session.planes = xplane.size_bytes, xplane.planes
     problem = problem_of(xplane, has_accelerator=has_accelerator)

@@ -18,7 +18,7 @@ __all__ = ["Engine", "JaxEngine", "XlaEngine", "engine_for"]
 
 
 class Engine(Protocol):
-    """A framework's profiler. One profile at a time; it raises an exception of any kind for what it cannot do."""
+    """A framework's profiler. It takes one profile at a time, and may raise any exception."""
 
     def start(self, folder: Path) -> None:
         """Start to trace; `folder` is empty and of this profile alone."""
@@ -45,7 +45,7 @@ class Engine(Protocol):
         ...
 
     def stop_server(self) -> None:
-        """End that server."""
+        """End the server."""
         ...
 
 
@@ -79,8 +79,8 @@ class JaxEngine:
     def stop(self, folder: Path, *, trace_json: bool) -> Path:
         """End the trace.
 
-        `stop_trace` also makes a JSON of it, for which the job would wait two to ten times as long. So
-        the trace is taken from JAX's session, where JAX is as we know it.
+        `stop_trace` also converts the trace to JSON, which takes two to ten times as long. So the trace is taken from
+        JAX's session, if this release of JAX has one.
         """
         try:
             return self._stop(folder, trace_json=trace_json)
@@ -113,7 +113,7 @@ class JaxEngine:
             if newer is not None or getattr(state, "profile_session", None) is not None:
                 state.reset()
         except Exception:
-            pass  # Another JAX: it may still work.
+            pass  # An unknown release of JAX: it may still work.
 
     def _path_for_jax(self, folder: Path) -> str:
         """Return a path of a folder that JAX accepts: since 0.12, its C++ code takes Unicode only.
@@ -207,7 +207,7 @@ class XlaEngine:
             if state is not None and state.profile_session is not None:
                 state.reset()
         except Exception:
-            pass  # Another torch_xla: it may still work.
+            pass  # An unknown release of torch_xla: it may still work.
 
     def has_accelerator(self) -> bool:
         """Return True if PJRT_DEVICE names a device other than the CPU; False if it is not set."""
@@ -218,7 +218,7 @@ class XlaEngine:
         return is_imported("torch_xla")
 
     def start_server(self, port: int) -> None:
-        """Start torch_xla's server, on every process: each is one host's."""
+        """Start torch_xla's server on every process, since each profiles only its own host."""
         self._server = _profiler().start_server(port, only_on_master=False)
 
     def stop_server(self) -> None:

@@ -147,10 +147,10 @@ def location_of(active: ActiveRun) -> Location:
 
 
 def scratch_folder(active: ActiveRun) -> Path:
-    """Make an empty folder for one trace, on a disk of this machine; removes those of processes that were killed.
+    """Make an empty folder for one trace on a disk of this machine, and remove the folders of killed processes.
 
     Raises:
-        OSError: There is none.
+        OSError: No folder can be made.
     """
     parent = active.folder / "scratch"
     if is_network_filesystem(parent):
@@ -167,8 +167,8 @@ def scratch_folder(active: ActiveRun) -> Path:
 def xplane_name(active: ActiveRun, process_index: int, process_count: int) -> str:
     """Return the name of this process's file in each session, without `.xplane.pb`.
 
-    It is the host's name. Of several processes on one host, which would overwrite each other, one has it; the others
-    add their index. The first process to call this has the name until it ends.
+    This is the host's name. If a host has several processes, only one uses the plain name; the others add their index,
+    since they would overwrite its file. The first process to call this has the name until it ends.
     """
     if process_count <= 1:
         return active.host

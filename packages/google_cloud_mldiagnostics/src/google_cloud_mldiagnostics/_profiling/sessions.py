@@ -52,8 +52,8 @@ _HURRIED_PAUSE_SECONDS: Final = 0.2
 class SessionIds:
     """Name the profiles of a run, in the order in which this process takes them.
 
-    All processes count alike, as they run the same program. One that takes a profile which the others do not is ahead
-    of them by one; so a session that another process started more than two minutes ago is skipped.
+    All processes count profiles equally, since they run the same program. A process that takes an additional profile is
+    ahead of the others by one, so a session that another process started more than two minutes ago is skipped.
 
     Args:
         run_id: The run.
@@ -69,8 +69,8 @@ class SessionIds:
         """Return the next profile's id; asks the coordinator of `jax.distributed` once, if there is one.
 
         Args:
-            given: The name that the user wants; the second of one name gets a number, so that nothing is overwritten.
-            now: In UTC.
+            given: The name from the user; a second session of that name gets a number, so that no file is overwritten.
+            now: The time, in UTC.
         """
         if given is not None:
             self._given[given] += 1
@@ -111,7 +111,7 @@ def _age_seconds(session_id: str, now: datetime.datetime) -> float:
     try:
         started = datetime.datetime.strptime(session_id, _FORMAT).replace(tzinfo=datetime.timezone.utc)
     except ValueError:
-        return 0.0  # Of another release of ours.
+        return 0.0  # From another release of this library.
     return abs((now - started).total_seconds())
 
 
@@ -133,8 +133,8 @@ class Session:
         name: The name of this process's file.
         process_index: The index of this process.
         expected_hosts: The number of files that the session will have.
-        speaks: True if this process reports to the control plane: one does for all.
-        started: When it started, in UTC.
+        speaks: True if this process reports to the control plane, as one process does for all.
+        started: The start, in UTC.
         duration_seconds: The duration of the profile.
         size_bytes: The size of this process's file.
         planes: The names of its planes.
@@ -177,7 +177,7 @@ class Session:
             registration.put_session(self.session_id, session_resource(self, hosts, phase))
 
     def report_failed(self, problem: str) -> None:
-        """Record and report that there is no profile of this process."""
+        """Record and report that this process has no profile."""
         self.record(FAILED, problem)
         self.report([self.name], FAILED)
 
@@ -244,7 +244,7 @@ class HostsCheck:
         monotonic: The clock.
 
     Attributes:
-        is_over: True once it has reported.
+        is_over: True after the report.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Uploads of profiles, by a thread: nothing else waits for a network."""
+"""Upload profiles in a thread, so that no other thread waits for a network."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["Deliveries", "Job", "Upload", "deliveries_of_this_process", "move", 
 _POLL_SECONDS = 0.005
 
 Job: TypeAlias = Callable[[], "float | None"]
-"""Does some work, and returns in how many seconds to call it again; None when it is done."""
+"""Do some work; return the seconds until the next call, None when it is done."""
 
 
 class Deliveries:
-    """Runs jobs in one thread, each when it is due. The thread ends when there is nothing to do.
+    """Run jobs in one thread, each when it is due. The thread ends when there is nothing to do.
 
     Attributes:
         is_ending: True while the process ends: a job that fails now is given up.
@@ -59,7 +59,7 @@ class Deliveries:
             self._awaited[number] = None
         entry = (time.monotonic() + delay_seconds, number, is_awaited, job)
         if not self._worker.put(lambda: heapq.heappush(self._jobs, entry)):
-            heapq.heappush(self._jobs, entry)  # There are no more threads: `wait` does it.
+            heapq.heappush(self._jobs, entry)  # No thread can be started any more: `wait` runs the job.
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until every awaited job is done; return False if that takes longer, or one was given up."""
@@ -77,7 +77,7 @@ class Deliveries:
         return not self._awaited
 
     def end(self) -> None:
-        """Do what is awaited now, although it is not due, and then no more: the process ends."""
+        """Run the awaited jobs now, before they are due, and no others, since the process ends."""
         self.is_ending = True
         if not self._worker.put(self._hasten):
             self._hasten()
@@ -126,7 +126,7 @@ _deliveries = Deliveries()
 
 
 def deliveries_of_this_process() -> Deliveries:
-    """Return the one of this process; a forked child has its own."""
+    """Return the deliveries of this process; a forked child has its own."""
     return _deliveries
 
 
@@ -195,12 +195,12 @@ def move(source: Path, target: Path) -> None:
     """Move a file on this machine, so that a reader sees none of it or all.
 
     Raises:
-        OSError: It cannot be done; the source is still there.
+        OSError: The file cannot be moved; the source still exists.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         source.replace(target)
-    except OSError:  # Another disk, or what really is wrong.
+    except OSError:  # Another disk, or a failure that copying shows.
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             shutil.copyfile(source, temporary)
@@ -214,7 +214,7 @@ def stage(source: Path, target: Path, staging: Path) -> None:
     """Move a file to the staging folder; of too many files there the oldest is dropped.
 
     Raises:
-        OSError: It cannot be done.
+        OSError: The file cannot be moved.
     """
     move(source, target)
     for file in _waiting(staging)[:-_MOST_WAITING]:

@@ -1,11 +1,10 @@
-"""xprof(): a profile of what the program does between two of its lines.
+"""xprof(): profile a part of the program.
 
     with xprof():
         train_step()
 
-A trace is written to this machine first; from there it is moved, or uploaded by a thread, to where the run keeps its
-profiles, is checked, and is reported as a session of the run: see `captures`. What fails costs a profile, and never the
-job.
+A trace is written to this machine first. It is checked, moved or uploaded to the run's path for profiles, and reported
+as a session of the run: see `captures`. A failure may cost a profile, but never the job.
 """
 
 from __future__ import annotations
@@ -35,14 +34,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Xprof:
-    """Profiles a stretch of the program: `start()` and `stop()`, a context manager, or a decorator.
+    """Profile a part of the program: `start()` and `stop()`, a context manager, or a decorator.
 
-    One profile at a time: a start while any other one runs is a WARNING.
+    Only one profile is taken at a time: starting another one meanwhile logs a WARNING.
 
     Args:
         run: The run to which the profiles belong; None is the current one, looked up when a profile starts.
         process_index_list: The processes that are profiled; None is all. The others do nothing.
-        session_id: The name of the session. None is one that all processes agree upon which start within two minutes.
+        session_id: The name of the session. None selects one on which all processes that start within two minutes
+            agree.
         trace_json: True to keep the trace as `<host>.trace.json.gz`, too, for chrome://tracing and Perfetto. Writing it
             takes several times as long as the profile alone. None reads ML_DIAGNOSTICS_TRACE_JSON.
 
@@ -75,7 +75,7 @@ class Xprof:
         """Start a profile.
 
         Args:
-            session_id: The name of its session; None is that of the constructor.
+            session_id: The name of the session; None for the constructor's.
 
         Raises:
             ProfilingError: There is no run, or it has no path for profiles. Any other failure is a WARNING.
@@ -96,7 +96,7 @@ class Xprof:
         """Check that there is a run with a path for profiles. AXLearn calls it before it profiles.
 
         Raises:
-            ProfilingError: There is none.
+            ProfilingError: There is no run, or it has no path for profiles.
         """
         active = self._active()
         if active is not None:
@@ -115,7 +115,7 @@ class Xprof:
     def __call__(self, function: _Function) -> _Function:
         """Return the function, profiled at each call; a coroutine or generator for as long as it runs."""
 
-        def profile() -> Xprof:  # Of its own: calls may overlap, and the first ends its own.
+        def profile() -> Xprof:  # A profile per call: calls may overlap, and each ends its own.
             return Xprof(self._run, self._indexes, self._session_id, self._trace_json)
 
         wrapper: Callable[..., Any]
@@ -155,7 +155,7 @@ class Xprof:
         return cast(_Function, wrapper)
 
     def _start(self, session_id: str | None) -> bool:
-        """Start a profile; return False if there is nothing that `stop` could end."""
+        """Start a profile; return False if none was started."""
         active = self._active()
         if active is None:
             return False

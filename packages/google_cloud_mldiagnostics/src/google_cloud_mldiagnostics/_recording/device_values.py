@@ -1,4 +1,4 @@
-"""Values that are still on a device: a worker records them when they are ready, the caller never waits.
+"""Record values that are still on a device, in a worker, when they are ready; the caller never waits.
 
 The call only starts the copy to the host, which costs tens of microseconds. At most 1,000 values are pending; further
 ones are refused. A value is lost if it is deleted or donated before it was copied, or if it is computed more than two
@@ -44,13 +44,13 @@ def fetch_of(value: Any) -> Fetch | None:
     """Start to copy a value to the host.
 
     Args:
-        value: Anything.
+        value: A value of any type.
 
     Returns:
         A function that waits for the copy; None for a value that is not on a device.
 
     Raises:
-        RecordingError: It cannot be copied, now or later.
+        RecordingError: The value cannot be copied, now or later.
     """
     if isinstance(value, (list, tuple)) and len(value) <= MOST_VALUES:
         return _fetch_of_list(value)
@@ -66,7 +66,7 @@ def fetch_of(value: Any) -> Fetch | None:
 
 
 def later(deliver: Callable[[], None]) -> None:
-    """Have the worker call a function that waits for a device, after all those that it was given before.
+    """Queue a function that waits for a device; the worker calls queued functions in order.
 
     Raises:
         RecordingError: Too many are pending.
@@ -80,19 +80,19 @@ def later(deliver: Callable[[], None]) -> None:
 
 
 def drain(timeout_seconds: float) -> bool:
-    """Wait until all that is pending now is recorded; return False if that takes longer."""
+    """Wait until all pending values are recorded; return False if that takes longer."""
     return _worker.drain(0.0 if _values_of_this_process.are_given_up else timeout_seconds)
 
 
 def settle(*, may_compute: bool) -> None:
-    """Compute the values of PyTorch/XLA that are left after the last step, in the caller's thread; else lose them.
+    """Compute the pending values of PyTorch/XLA after the last step, in the caller's thread; else count them as lost.
 
-    For the end of a run, in a thread of the user's: without it they would wait for a step that never ends.
+    Called at the end of a run in the user's thread: the values would wait for a step that never ends.
 
     Args:
-        may_compute: False if the job has failed, so that its devices may be the reason. Then, and where there are
-            several processes, which could wait for each other, what is computed already is taken, and the rest lost.
-            If there are several processes, one that has failed takes nothing.
+        may_compute: False if the job has failed, perhaps because of its devices. Then, and if there are several
+            processes, which could wait for each other, only computed values are recorded. A failed process of
+            several records none.
     """
     values = list(_values_of_this_process.of_steps.values())
     if not values or threading.current_thread() is not threading.main_thread():
@@ -120,7 +120,7 @@ def pending_count() -> int:
 
 
 class _Values:
-    """The state of the pending values beside the worker's.
+    """The state of the pending values that the worker does not have.
 
     Attributes:
         are_given_up: True if the process exits and has stopped to wait.
@@ -160,7 +160,7 @@ def _drain_at_exit() -> None:
 
 
 def _stop_at_exit() -> None:
-    """Keep the worker out of the libraries that have the values, at the very end of the process."""
+    """Keep the worker out of the libraries of the values, at the end of the process."""
     _values_of_this_process.are_given_up = True
     _worker.stop()
     _worker.wait(_STOP_SECONDS)
@@ -255,7 +255,7 @@ def _fetch_of_torch(tensor: Any) -> Fetch | None:
         return _fetch_of_cuda(tensor)
     if device == "xla":
         return _fetch_of_xla(tensor)
-    copy = tensor.clone()  # It may be changed in place.
+    copy = tensor.clone()  # The job may change it in place.
     return lambda: copy.tolist()
 
 
@@ -277,7 +277,7 @@ def _fetch_of_cuda(tensor: Any) -> Fetch:
 
 def _fetch_of_xla(tensor: Any) -> Fetch:
     """Wait for the end of the step, when PyTorch/XLA has computed the value: read earlier, it would cut the step."""
-    tensor = tensor.clone()  # It may be changed in place. No memory is copied: both share it until then.
+    tensor = tensor.clone()  # The job may change it in place. No memory is copied: both share it until then.
     xla_model = import_module("torch_xla.core.xla_model")  # It is loaded, or there would be no such tensor.
     value = _StepValue(tensor)
     xla_model.add_step_closure(value.put, args=(tensor,), run_async=True)
@@ -317,12 +317,12 @@ class _StepValue:
             return False
 
     def give_up(self) -> None:
-        """Lose the value, unless it was taken."""
+        """Count the value as lost, unless it was taken."""
         if self._is_awaited():
             self._found.put(RecordingError("a tensor of PyTorch/XLA after which torch_xla.sync() was not called"))
 
     def _is_awaited(self) -> bool:
-        """Return True once: to the caller that may take the value, or lose it."""
+        """Return True to the first caller, which then takes the value or counts it as lost."""
         return self._values.of_steps.pop(id(self), None) is not None
 
     def fetch(self) -> Any:

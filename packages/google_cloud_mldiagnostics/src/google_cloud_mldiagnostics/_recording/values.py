@@ -1,4 +1,4 @@
-"""Conversion of values to the numbers of an entry. Nothing here waits for a device."""
+"""Convert values to the numbers of an entry, without waiting for a device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_VALUES = 10_000
 """The most values of one entry: with more, it would be larger than Cloud Logging accepts."""
 
 LARGEST_STEP = 2**63
-"""Steps are smaller, and larger than its negative."""
+"""The limit of a step's absolute value, not included."""
 
 _LONGEST_STEP = 100  # As text.
 _TOO_LARGE = "expected a step of at most 64 bits, got a larger one"
@@ -49,11 +49,11 @@ def host_numbers(value: Any) -> Numbers:
     """Return the numbers of a value that is in this host's memory.
 
     Args:
-        value: A number of Python, numpy or another library, an array of no dimension, or a list, tuple or array of
-            one with a number a chip.
+        value: A number of Python, numpy or another library, a 0-D array, or a list, tuple or 1-D array with a number
+            per chip.
 
     Raises:
-        RecordingError: It is none of these; the message has its type.
+        RecordingError: The value has another type, which the message names.
     """
     numbers = [_number(item) for item in _items(value)]
     if not numbers:
@@ -65,10 +65,10 @@ def exact_step(step: Any) -> int:
     """Return a step as an integer.
 
     Args:
-        step: Anything that `int` takes without changing it.
+        step: Any value that `int` accepts without changing it.
 
     Raises:
-        RecordingError: It is something else.
+        RecordingError: The step is not a whole number, or too large.
     """
     try:
         # Before `int`, which takes minutes for Decimal("1E+999999").
@@ -112,10 +112,10 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def check_shape(dimensions: int, count: int) -> None:
-    """Raise an error for an array that is not a list of values, one a chip.
+    """Raise an error for an array that is not a list of values, one per chip.
 
     Raises:
-        RecordingError: It has more than one dimension, or too many values.
+        RecordingError: The array has more than one dimension, or too many values.
     """
     if dimensions > 1:
         raise RecordingError(f"expected a scalar or 1-D array, got an array of {dimensions} dimensions")
@@ -126,7 +126,7 @@ def check_shape(dimensions: int, count: int) -> None:
 def _number(value: Any) -> float:
     if type(value) is float:
         return value
-    # A datetime64 is a duration or a moment to float, and an array of one element its element.
+    # float() also accepts a datetime64, and an array with one element.
     is_number = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
     if not is_number or getattr(getattr(value, "dtype", None), "kind", "") in _NOT_NUMBERS or _is_array(value):
         raise RecordingError(f"expected a number, got a {shown_type(value)}")
@@ -139,10 +139,10 @@ def _number(value: Any) -> float:
 
 
 def _refuse_masked(value: Any) -> None:
-    """Refuse a masked value of numpy, which `item` and `float` would make a number of.
+    """Refuse a masked value of numpy, which `item` and `float` would convert to a number.
 
     Raises:
-        RecordingError: It is masked; an array, if one of its elements is.
+        RecordingError: The value, or an element of the array, is masked.
     """
     mask: Any = getattr(value, "mask", None)
     if hasattr(mask, "any") and bool(mask.any()):

@@ -1,4 +1,4 @@
-"""The arguments of `machinelearning_run`, checked, and the run that a control plane is sent for them."""
+"""Check the arguments of `machinelearning_run`, and build the run to send to a control plane."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def checked_gcs_path(path: object) -> str | None:
     """Return a path for profiles without double and trailing slashes; None if it is None.
 
     Raises:
-        MLRunConfigurationError: It is not a path, lacks a bucket, or has a scheme other than gs://.
+        MLRunConfigurationError: The value is not a path, lacks a bucket, or has a scheme other than gs://.
     """
     if path is None:
         return None
@@ -78,7 +78,7 @@ def checked_region(region: object) -> str | None:
     """Return a region, or the region of a zone; None if it is None.
 
     Raises:
-        MLRunConfigurationError: It is not a text that could name a region.
+        MLRunConfigurationError: The value is not a text that could name a region.
     """
     text = _text("region", region)
     if not text:
@@ -100,7 +100,7 @@ def checked_environment(environment: object) -> str:
     """Return prod, staging or autopush; 'env', the default of the documented example, means prod.
 
     Raises:
-        MLRunConfigurationError: It has another value.
+        MLRunConfigurationError: The value is another one.
     """
     if isinstance(environment, str) and environment in _ENVIRONMENTS:
         return environment
@@ -208,7 +208,7 @@ def _argument(check: Callable[[str, Any], Any], *, name: str = "", variable: str
 
 @dataclass(frozen=True)
 class RunArguments:
-    """The arguments of `machinelearning_run`: each with its name, its check and its type once it is checked.
+    """The arguments of `machinelearning_run`: each with its name, its check and its type after the check.
 
     Attributes:
         configs: The user's configs by name.

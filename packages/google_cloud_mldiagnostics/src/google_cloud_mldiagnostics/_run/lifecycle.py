@@ -1,7 +1,7 @@
 """A run's life in this process: its start, a heartbeat, changes of its configs, and its end.
 
-All of it is written by one thread, to the run's log and its folder; it never waits for a network. The caller that
-ends the run, which may be a signal handler, hands the end over by a queue that takes no lock, and waits a bounded time.
+One thread writes all of it to the run's log and its folder, and never waits for a network. The caller that ends the run
+may be a signal handler. It passes the end to the thread by a queue without a lock, and waits a bounded time.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 __all__ = ["COLLECTED", "Lifecycle"]
 
 COLLECTED: Final = ("softwareConfigs", "hardwareConfigs")
-"""The sections of a run's configs that are not the user's."""
+"""The sections of a run's configs that this library collects."""
 
 _HEARTBEAT_SECONDS = 60.0
-_HARDWARE_SECONDS = 5.0  # At first; then ever less often, up to once a minute.
+_HARDWARE_SECONDS = 5.0  # At first; the interval grows to a minute.
 _MOST_HARDWARE_SECONDS = 60.0
 _DEBOUNCE_SECONDS = 1.0
-_END_SECONDS = 5.0  # How long the end of the process waits for the network.
+_END_SECONDS = 5.0  # The limit of the wait for the network at the end of the process.
 _GRACE_SECONDS = 0.2
 _FIRST_ENTRY_SECONDS = 1.0
 _LAST_COLLECT_SECONDS = 1.0
 _SYNC_SECONDS = 0.2
-_PROFILES_SHARE = 0.6  # Of the seconds in which a process ends: for a profile that runs.
+_PROFILES_SHARE = 0.6  # The share of these seconds for a profile in progress.
 
 
 class _End(NamedTuple):
@@ -69,8 +69,8 @@ class Lifecycle:
         member: This process, as the run's folder has it.
         local: The runs of this machine.
         registration: Reports the run to the control plane.
-        collect: Returns sections of configs, as far as they are known by now, and whether that is all; called in a
-            thread of its own, since it may wait for the devices.
+        collect: Returns the sections of configs that are known now, and True if that is all; called in a separate
+            thread, since it may wait for the devices.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Lifecycle:
         self._on_end: list[Callable[[], object]] = []
         self._user_configs: dict[str, str] = {}
         self._have_configs_changed = False
-        # Monotonic seconds at which something is due; None for never.
+        # In monotonic seconds; None for never.
         self._first_entry_at: float | None = None
         self._configs_at: float | None = None
         self._collect_at: float | None = None
@@ -139,7 +139,7 @@ class Lifecycle:
         run.configs.on_change(self._configs_changed)
 
     def complete(self) -> None:
-        """Wait a bounded time for the helper that `start` has launched; then a death by SIGTERM is recorded."""
+        """Wait a bounded time for the helper that `start` has launched; it records a death by SIGTERM."""
         self._termination.complete()
 
     def at_end(self, stop: Callable[[], object]) -> None:
@@ -154,9 +154,9 @@ class Lifecycle:
     def finish(
         self, phase: str, reason: str, wait_seconds: float | None = None, raised: Sequence[RaisedException] = ()
     ) -> None:
-        """End the run while the process continues: see `end`. Profiles that are being uploaded are awaited, too.
+        """End the run while the process continues: see `end`. Also wait for uploads of profiles.
 
-        The process may end meanwhile, or be interrupted: the hooks see that until all is recorded.
+        The process may end or be interrupted meanwhile: the hooks stay installed until all is recorded.
         """
         if os.getpid() != self._pid:
             return
@@ -171,15 +171,16 @@ class Lifecycle:
 
     @guarded_as("end the run")
     def end(self, phase: str, reason: str, seconds: float | None = None) -> None:
-        """End the run with the process, and wait a bounded time until that is recorded.
+        """End the run with the process, and wait a bounded time until the end is recorded.
 
-        The rest may be recorded later. A signal handler may call it, also while the same thread is in here: it takes
-        no lock that the interrupted code may hold, and its wait has a timeout. The first end counts.
+        Recording may continue after that time. A signal handler may call this, also while the interrupted thread
+        executes it: it takes no lock that the interrupted code may hold, and its wait has a timeout. The first end
+        counts.
 
         Args:
             phase: COMPLETED or FAILED.
-            reason: Why.
-            seconds: The longest that it may take; None for the time that the end of a process may take.
+            reason: The reason, for users.
+            seconds: The longest to wait; None for the time that the end of a process may take.
         """
         if os.getpid() != self._pid:
             return
@@ -207,7 +208,7 @@ class Lifecycle:
 
     def _hand_over(self, end: _End) -> None:
         if not self._has_ended and not self._worker.put(lambda: self._do_end(end)) and not self._has_ended:
-            self._do_end(end)  # There can be no more threads.
+            self._do_end(end)  # No thread can be started any more.
 
     def _await_end(self, wait_until: float) -> None:
         if not self._has_ended:
@@ -268,7 +269,7 @@ class Lifecycle:
 
     def _beat(self) -> None:
         self._record_process("ACTIVE")
-        self._send_user_configs()  # A change inside of one of them calls no callback.
+        self._send_user_configs()  # A change inside a config calls no callback.
         self._change(self._with_averages)
 
     def _with_averages(self, kept: Resource) -> Resource:
@@ -296,7 +297,7 @@ class Lifecycle:
             self._send_section("userConfigs", wire)
 
     def _collect_configs(self) -> None:
-        """In a thread of its own."""
+        """Collect configs, in a separate thread."""
         sections, is_all = self._collect()
         self._worker.put(lambda: self._take_collected(sections, is_all=is_all))
 
@@ -308,7 +309,7 @@ class Lifecycle:
         for section, values in sections.items():
             if values and configs.get(section) != values:
                 configs.set_quietly(section, dict(values))
-                if self._active.process_index == 0:  # The others' are like it.
+                if self._active.process_index == 0:  # The other processes have the same.
                     self._send_section(section, dict(values))
         self._registration.configs_are_collected()
         warn_if_started_too_early(self._active.run.name, self._active.process_count)
@@ -348,7 +349,9 @@ class Lifecycle:
                 self._worker.attempt(stop)
             self._worker.attempt(lambda: self._active.log.close(max(0.0, deadline - time.monotonic())))
             self._worker.attempt(lambda: self._active.log.sync(_SYNC_SECONDS))
-            self._worker.attempt(lambda: self._change(self._with_averages))  # With what devices still owed.
+            self._worker.attempt(
+                lambda: self._change(self._with_averages)
+            )  # Includes values that were pending on devices.
             self._registration.wait(max(0.0, deadline - time.monotonic()))
         finally:
             self._has_ended = True
@@ -368,7 +371,7 @@ class Lifecycle:
             self._worker.run_waiting()
 
     def _end_profiles(self, most_seconds: float) -> None:
-        """End the profile that runs, and wait for uploads; not as long if the process is about to end."""
+        """End a profile in progress, and wait for uploads; for a shorter time if the process is about to end."""
         until = time.monotonic() + most_seconds
         end_profiles(self._active, lambda: min(until, self._profiles_until) - time.monotonic())
 
@@ -381,7 +384,7 @@ class Lifecycle:
         ended = attempts.end(self._member, end.phase, end.reason, now=now)
         self._change(lambda kept: ended(self._with_averages(kept)))
 
-    # --- What may fail --------------------------------------------------------------------------------
+    # --- Calls that may fail --------------------------------------------------------------------------------
 
     def _change(self, change: Change) -> None:
         """Change the run's folder; if that fails, the journal has the entries nevertheless."""

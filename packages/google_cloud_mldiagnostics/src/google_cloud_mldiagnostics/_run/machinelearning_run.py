@@ -116,9 +116,9 @@ def machinelearning_run(
     try:
         return RunStart(arguments, backend).start()
     except DiagnosticsError:
-        raise  # A strict run's.
+        raise  # Only a strict run raises.
     except Exception as error:
-        # A bug of ours costs the run, or a part of it, and never the job.
+        # A bug in this library may cost the run, or a part of it, but never the job.
         report_loss("machinelearning_run", error, "start the run")
         started = active_run()
         if started is not None and started.pid == os.getpid():

@@ -1,4 +1,4 @@
-"""The start of a run: its parts are made and started."""
+"""Start a run: make and start its parts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _STRICT_SECONDS: Final = 120.0
 _PROJECT_SECONDS: Final = 0.8
 _INSTANCE_SECONDS: Final = 1.0
 
-# State of the process: how many runs of a name it has started.
+# State of the process: the number of runs that it has started, by name.
 _occasions_of_this_process: dict[str, int] = {}
 
 
@@ -156,7 +156,7 @@ class RunStart:
         return int(last["number"]) if last is not None else number
 
     def _explain(self, attempt: Mapping[str, Any]) -> None:
-        """Record the outcome of an earlier attempt, by what companions wrote. Reads all of their log: in a thread."""
+        """Record the outcome of an earlier attempt, in a thread, since this reads all of the companions' log."""
         import_undisturbed("ml_diagnostics_common.log_source")  # In a thread: the job may fork meanwhile.
         from ml_diagnostics_common.log_source import LogSource
 
@@ -193,7 +193,7 @@ class RunStart:
         if self.arguments.base_url is not None:
             connect = find_self_hosted(
                 self.arguments.base_url,
-                # Without a workload the run's name: the run's own id is another at each start.
+                # Without a workload, use the run's name: the run's id differs at each start.
                 workload_id="-".join(self.workload.id_parts) or readable_id(run.display_name),
                 cluster_id=run.cluster_id or "",
                 joined_run=None if is_owner else run.name,
@@ -212,7 +212,7 @@ class RunStart:
         )
 
     def _found(self, connection: Connection) -> None:
-        """In the registration's thread: the control plane is found."""
+        """Handle that the control plane was found, in the registration's thread."""
         if connection.project:
             self._run.project = connection.project
             self._active.is_local = False
@@ -220,7 +220,7 @@ class RunStart:
                 self._add_instance()
 
     def _add_instance(self) -> None:
-        """In the registration's thread, before it creates the run: this is a VM of Google's, which has an id."""
+        """Add the id of this VM to the run before it is created, in the registration's thread."""
         status, instance_id = metadata_value("instance/id", timeout_seconds=_INSTANCE_SECONDS)
         metadata = instance_metadata()
         if status == 200 and instance_id.isdigit():
@@ -231,14 +231,14 @@ class RunStart:
     # --- The attempt's number, which process 0 publishes to the others------------------------------------
 
     def _attempt_is(self, number: int) -> None:
-        """In the registration's thread of process 0: the number is settled."""
+        """Publish the settled number, in the registration's thread of process 0."""
         self._lifecycle.attempt_is(number)
         publish(self._attempt_key, str(number))
 
     def _is_attempt_settled(self) -> bool:
         """Return True if no other process can correct the attempt's number."""
         if not self.workload.id_parts:
-            return True  # The run's id is of this very start.
+            return True  # The run's id was made at this start.
         return not self._registration.is_searching if self.index == 0 else jax_processes() is None
 
     def _agree_on_attempt(self) -> None:
@@ -332,7 +332,7 @@ def _details(run: MLRun) -> dict[str, Any]:
 
 
 def _outcome_of(attempt: Mapping[str, Any], endings: ProcessEndings) -> tuple[str, str] | None:
-    """Return the phase and the reason of an attempt, by what companions recorded of its processes.
+    """Return the phase and the reason of an attempt, from the companions' records of its processes.
 
     Returns:
         COMPLETED if all of these ended well; None if nothing was recorded.

@@ -1,4 +1,4 @@
-"""SIGTERM: the run's end is recorded, and the process then dies of the signal as it would without this library.
+"""SIGTERM: record the end of the run; the process then dies of the signal as it would without this library.
 
 A Python handler runs when the main thread next executes Python. If the main thread is stuck in native code, no Python
 handler runs, and `NativeTermination` ends the process. Four parts of the system do what Python cannot:
@@ -42,7 +42,7 @@ _POLL_SECONDS: Final = 0.02
 
 
 class HelperError(Exception):
-    """No helper process can watch this process."""
+    """The helper process cannot watch this process."""
 
 
 class NativeTermination:
@@ -66,7 +66,7 @@ class NativeTermination:
         """Start the helper. It is not a child of the job, which may wait for all of its children.
 
         Raises:
-            HelperError: It cannot be started.
+            HelperError: The helper cannot be started.
         """
         self.is_on = True
         try:
@@ -87,7 +87,7 @@ class NativeTermination:
             False if it has not yet done so.
 
         Raises:
-            HelperError: It has ended instead.
+            HelperError: The helper has ended.
         """
         helper, output = self._helper, ""
         deadline = time.monotonic() + timeout_seconds
@@ -123,7 +123,7 @@ class NativeTermination:
     # --- In threads -----------------------------------------------------------------------------------
 
     def _receive(self, signals: bytes) -> None:
-        """In the thread that reads the descriptor."""
+        """React to a signal, in the thread that reads the descriptor."""
         if signal.SIGTERM in signals:
             start(self._end_if_stuck, "mldiagnostics-termination")
 
@@ -160,7 +160,7 @@ def _reset_after_one() -> Callable[[int, int], int | None]:
     """Return the C library's function that sets a handler with SA_RESETHAND; it returns the handler before.
 
     Raises:
-        OSError, AttributeError: It has none: it is not glibc, but musl.
+        OSError, AttributeError: The C library, such as musl, lacks the function.
         ImportError: This Python has no ctypes.
     """
     import ctypes
@@ -275,7 +275,7 @@ class Termination:
         return is_watched
 
     def _complete_later(self) -> None:
-        """In a thread of its own."""
+        """Wait for the helper, in a separate thread."""
         native = self._native
         if native is not None and not self._await_helper(native, _MOST_HELPER_SECONDS):
             failure = HelperError(f"it did not report within {_MOST_HELPER_SECONDS:.0f} s")
@@ -322,10 +322,10 @@ class Termination:
         return self.previous is signal.SIG_DFL and os.getpid() != 1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """No lock is taken here that this very thread may hold: see `Lifecycle.end`."""
+        """Take no lock that this thread may hold: see `Lifecycle.end`."""
         ends_process = self._ends_process()
         if ends_process:
-            signal.signal(number, self._own_handler)  # The end is not to be cut short by a second signal.
+            signal.signal(number, self._own_handler)  # A second signal must not interrupt the recording of the end.
         if self._is_watching():
             try:
                 if ends_process:

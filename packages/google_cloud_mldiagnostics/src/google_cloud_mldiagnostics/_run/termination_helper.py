@@ -1,6 +1,6 @@
 """The process that ends a job by SIGTERM if the job's Python cannot, because native code holds the GIL.
 
-It has the standard library alone until the job has died of the signal. Then it records that in the run's folder.
+It imports only the standard library until the job has died of the signal. Then it records that in the run's folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ml_diagnostics_common.sidecar_parent import Parent, ignore_signals
 __all__ = ["main"]
 
 _GIL_SECONDS: Final = 1.0
-"""For so long a thread of the job may wait for the GIL before the GIL counts as held."""
+"""How long a thread of the job may wait for the GIL before the GIL counts as held."""
 
 _PAUSE_SECONDS: Final = 0.1
 """After each signal: a job with a fast timer must not keep the helper busy."""

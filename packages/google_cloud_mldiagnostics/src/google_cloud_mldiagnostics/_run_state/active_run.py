@@ -1,4 +1,4 @@
-"""The run of this process: what is recorded belongs to it."""
+"""The run of this process, to which all recordings belong."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
     Args:
         member: The process.
         phase: COMPLETED or FAILED.
-        reason: Why.
+        reason: The reason, for users.
         now: RFC 3339.
     """
 
@@ -191,12 +191,12 @@ def has_unseen_exit(run: Resource) -> bool:
 
 
 def explain(number: int, phase: str, reason: str) -> Change:
-    """Return how an unexplained attempt gets an exit reason that became known later.
+    """Return the change that gives an unexplained attempt an exit reason that became known later.
 
     Args:
-        number: The attempt's.
+        number: The number of the attempt.
         phase: COMPLETED or FAILED.
-        reason: Why.
+        reason: The reason, for users.
     """
 
     def change(kept: Resource) -> Resource | None:
@@ -250,7 +250,7 @@ def _belongs(
     ]
     going_on = [process for process in namesakes if process.get("phase") not in ENDED]
     if namesakes:
-        # One that lives was not started again: two have the same index, as a trainer and its evaluator.
+        # A live process was not restarted, so two processes have this index, such as a trainer and its evaluator.
         is_same_life = not token or token == attempt.get("token")
         return any(member.is_in(process) or (is_same_life and is_alive(process)) for process in going_on)
     if token and attempt.get("token"):

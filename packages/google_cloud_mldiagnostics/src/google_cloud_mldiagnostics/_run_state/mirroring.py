@@ -1,4 +1,4 @@
-"""A run of this machine as it is sent to another control plane, and its copy there.
+"""Convert a run of this machine for another control plane, and keep its copy there up to date.
 
 Only fields of the API are sent. FAILED of an attempt stays, whichever process reported it; another attempt makes the
 run ACTIVE again.
@@ -40,7 +40,7 @@ def as_cloud_run(run: Resource) -> Resource:
 def is_sent_to_cloud(session: Resource) -> bool:
     """Return True if a profiler session is sent to a control plane in the cloud: other machines can read its files.
 
-    One on a disk of this machine is kept in the run's folder alone, until `mldiagnostics sync` brings it to a bucket.
+    A session on a disk of this machine stays in the run's folder until `mldiagnostics sync` uploads it to a bucket.
     """
     folder = str(session.get("storageFolderUri") or "")
     return not folder or in_bucket(folder)
@@ -70,7 +70,7 @@ def failed(attempt: int) -> Change:
     """Return the change by which a process other than the first reports its failure.
 
     Args:
-        attempt: The number of the attempt that it is of; a later one is not concerned.
+        attempt: The number of its attempt; a later attempt is not changed.
     """
 
     def change(kept: Resource) -> Resource | None:
@@ -135,7 +135,7 @@ class RunCopy:
         self._on_attempt = on_attempt
 
     def report(self, end_phase: str) -> None:
-        """Bring the copy to the state of the folder; create it, or start another attempt, if that was not done.
+        """Update the copy to the state of the folder; create it or start another attempt first, if necessary.
 
         Args:
             end_phase: COMPLETED or FAILED; empty if the run has not ended.
@@ -173,9 +173,9 @@ class RunCopy:
                 if run.get("runPhase") != "ACTIVE":  # The API creates active runs; this one has ended meanwhile.
                     self._plane.update_run(self._run_id, self._present_state(attempt_of(run)))
                 return
-            except RunExistsError:  # By another process, since we asked.
+            except RunExistsError:  # Another process created it after the check.
                 number = attempt_of(run)
-        # It is counted there: a machine's folder may be as new as the machine.
+        # The control plane counts attempts, since this machine may be new.
         number = max(number, attempt_of(run))
         self._plane.update_run(self._run_id, self._present_state(number))
         self._note_attempt(number)

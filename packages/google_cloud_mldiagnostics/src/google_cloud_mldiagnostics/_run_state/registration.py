@@ -1,8 +1,8 @@
-"""The thread that keeps a run at a control plane as it is in its folder on this machine.
+"""Keep a run at a control plane equal to its folder on this machine, in a thread.
 
-The folder is always first, and nothing waits for the control plane: if it is slow, refuses or cannot be reached, that
-costs one WARNING, and requests are repeated until the run has ended. What is not reported by then is reported by
-`mldiagnostics sync`, or by the next process that registers a run there.
+The folder is written first, and no call waits for the control plane. If that is slow, refuses or cannot be reached, one
+WARNING is logged, and requests are repeated until the run has ended. `mldiagnostics sync`, or the next process that
+registers a run there, reports the rest.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ class _End(NamedTuple):
 
 
 class Registration:
-    """Reports a run to a control plane in the cloud.
+    """Report a run to a control plane in the cloud.
 
     Args:
         run_id: The run's id.
         local: The runs of this machine.
-        connect: Finds the control plane; called in the thread. It raises if there is none. None: report to none.
+        connect: Finds the control plane; called in the thread. It raises if there is none. None to report nothing.
         is_owner: True if this process reports the run, like process 0. Others report profiles and their own failure.
         is_shared: True if another process that continues reports it too, so that this is not another attempt.
         on_found: Called in the thread with the result of `connect`.
         on_attempt: Called in the thread with the number that the control plane gives this attempt.
         on_settled: Called in the thread once it is known if there is a control plane and if it has the run; at the
-            start if it is reported to none.
-        backoff: The waits after failures that pass without a change.
-        access_backoff: The waits after failures that a person has to fix.
+            start if `connect` is None.
+        backoff: The waits after temporary failures.
+        access_backoff: The waits after failures that a user must fix.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Registration:
         self._is_all = False
         self._is_explained = False
         self.error: Exception | None = None
-        """Why the control plane does not have the run in its present state; None if it does, or is not used."""
+        """The reason why the control plane lacks the run's present state; None if it has that, or is not used."""
 
-    # --- For other threads: nothing waits, unless documented --------------------------------------------
+    # --- For other threads: no call waits, unless documented --------------------------------------------
 
     def start(self) -> None:
         """Start the thread."""
@@ -133,17 +133,17 @@ class Registration:
         self._put(lambda: self._note_session(session_id, session))
 
     def end(self, phase: str, deadline: float) -> None:
-        """Report the end of the run, which its folder has already; sessions may follow until `wait`.
+        """Report the end of the run, after it was written to the folder; sessions may follow until `wait`.
 
         Args:
             phase: COMPLETED or FAILED.
-            deadline: When to stop trying, in monotonic seconds.
+            deadline: The time to stop trying, in monotonic seconds.
         """
         end = self._requested_end = _End(phase, deadline)
         self._mark_unreported()
         self._put(lambda: self._note_end(end))
         if self._connection is not None:
-            # What was sent before is not waited for, unless it creates the run.
+            # Do not wait for earlier requests, unless one creates the run.
             self._connection.plane.hurry(deadline - time.monotonic())
 
     def wait_until_settled(self, timeout_seconds: float) -> bool:
@@ -151,7 +151,7 @@ class Registration:
         return self._settled.wait(timeout_seconds)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until the end is reported; nothing may follow.
+        """Wait until the end is reported; the last call of this object.
 
         Returns:
             False if that takes longer, or fails, after one WARNING.
@@ -188,7 +188,7 @@ class Registration:
     # --- The thread -----------------------------------------------------------------------------------
 
     def _put(self, function: Callable[[], object]) -> None:
-        if not self._worker.put(function):  # There can be no more threads.
+        if not self._worker.put(function):  # No thread can be started any more.
             self._worker.attempt(function)
 
     def _do_what_is_due(self) -> float | None:
@@ -196,7 +196,7 @@ class Registration:
             return None
         try:
             seconds = self._connect_or_report()
-        except Exception as error:  # A bug of ours costs the registration, never the job.
+        except Exception as error:  # A bug in this library may cost the registration, but never the job.
             self.error = error
             LOSSES.add(f"registration: {type(error).__name__}")
             self._explain(error)
@@ -206,7 +206,7 @@ class Registration:
         return seconds
 
     def _connect_or_report(self) -> float | None:
-        """Connect, then report what is due; return the seconds until more is due, None if nothing will be."""
+        """Connect, then report what is due; return the seconds until the next report, None for never."""
         if self._connection is None and (self._search_at > time.monotonic() or not self._try_to_connect()):
             is_over = self._is_ending() or self._search_at > self._search_until
             return None if is_over else self._search_at - time.monotonic()
@@ -376,7 +376,7 @@ class Registration:
         return self._connection.plane
 
     def _report_end_in_caller(self) -> bool:
-        """Report the end in the thread that waits for it: ours is in a request without an answer."""
+        """Report the end in the caller's thread, since the worker's is in a request without a response."""
         copy, end = self._copy, self._requested_end
         if copy is None or end is None or (self._is_owner and copy.attempt is None):
             return False

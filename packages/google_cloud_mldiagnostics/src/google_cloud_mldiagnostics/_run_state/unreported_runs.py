@@ -1,4 +1,4 @@
-"""Runs of this machine with an end that the control plane has not confirmed, and the later report of the end.
+"""Report the ends of this machine's runs that the control plane has not confirmed.
 
 A process that ends its run leaves a marker in the run's folder before it reports the end, and removes it once the
 control plane has confirmed it. The marker names the control plane, so that a run is never sent to another one.
@@ -76,7 +76,7 @@ class UnreportedRuns:
             self._marker(run_id).unlink(missing_ok=True)
 
     def start_report(self, plane: ControlPlane, is_over: Callable[[], bool]) -> None:
-        """Call `report` in a thread of its own, once."""
+        """Call `report` in a separate thread, once."""
         if not self._is_report_started:
             self._is_report_started = True
             start(lambda: self.report(plane, is_over), "mldiagnostics-unreported")
@@ -102,7 +102,7 @@ class UnreportedRuns:
             except ControlPlaneError as error:
                 logger.info("The end of run %s could not be reported to the control plane: %s", run_id, error)
                 if error.is_temporary:
-                    return  # The others would fail, too.
+                    return  # Other runs would fail, too.
                 continue
             self.remove(run_id)
             logger.info("Run %s is now %s at the control plane, too", run_id, run["runPhase"])
@@ -171,7 +171,7 @@ def _not_behind(run: Resource, kept: Resource) -> Resource:
 
 
 def warn_folder_failed(run_id: str, error: ControlPlaneError) -> None:
-    """Count, and warn once of each run, that its folder cannot be read or written."""
+    """Count a folder that cannot be read or written, and warn once per run."""
     LOSSES.add(f"run.json: {type(error).__name__}")
     warn_once(
         ("run.json", run_id),
@@ -182,7 +182,7 @@ def warn_folder_failed(run_id: str, error: ControlPlaneError) -> None:
 
 
 def warn_session_not_kept(run_id: str, error: ControlPlaneError) -> None:
-    """Count, and warn once of each run, that a profiler session cannot be written to its folder."""
+    """Count a profiler session that cannot be written to the run's folder, and warn once per run."""
     LOSSES.add("session_not_kept")
     warn_once(
         ("session not kept", run_id),
@@ -194,7 +194,7 @@ def warn_session_not_kept(run_id: str, error: ControlPlaneError) -> None:
 
 
 def warn_not_reported(run_id: str, folder: str, error: Exception) -> None:
-    """Warn once of each kind of failure that a run could not be reported."""
+    """Warn that a run could not be reported, once per kind of failure."""
     known = isinstance(error, ControlPlaneError)
     warn_once(
         ("registration", run_id, type(error), getattr(error, "code", None)),
