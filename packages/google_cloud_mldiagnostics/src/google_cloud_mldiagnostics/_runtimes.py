@@ -8,10 +8,10 @@ __all__ = ["computes_with_pytorch", "is_imported", "jax_is_initialised", "torch_
 
 
 def computes_with_pytorch() -> bool:
-    """Return True if the program computes with PyTorch rather than with JAX, as far as it shows by now.
+    """Return True if the program seems to compute with PyTorch rather than with JAX.
 
-    Devices decide if either has initialised them: programs import torch for its data loaders, and torch_xla imports JAX
-    for a few functions. Else the modules that are imported decide.
+    If either has initialised devices, that decides: programs import torch for its data loaders, and torch_xla imports
+    JAX for a few functions. Otherwise the imported modules decide.
     """
     cuda = sys.modules.get("torch.cuda")
     if torch_xla_is_initialised() or (is_imported("torch.cuda") and bool(getattr(cuda, "is_initialized", bool)())):

@@ -1,7 +1,7 @@
-"""The software and hardware of a run.
+"""Collect the software and hardware of a run.
 
-Nothing here initialises JAX, torch or a device, or asks a network. Packages that are not imported yet are known by
-their metadata on disk. The only program that is started is git, where the job runs in a checkout.
+No function here initialises JAX, torch or a device, or waits for a network. Versions of packages that are not imported
+yet are read from their metadata on disk. The only program that is started is git, if the job runs in a checkout.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _published_by_this_process: tuple[int, int] | None = None
 
 
 def collector(run: MLRun) -> Callable[[], tuple[dict[str, dict[str, str]], bool]]:
-    """Return a function that collects software and hardware, in a thread of its own.
+    """Return a function that collects software and hardware, in a separate thread.
 
-    It returns the sections of a run's configs, and True if the devices are known.
+    The function returns the sections of a run's configs, and True if the devices are known.
     """
     software: dict[bool, dict[str, str]] = {}
     given = run.framework
@@ -71,7 +71,7 @@ def collector(run: MLRun) -> Callable[[], tuple[dict[str, dict[str, str]], bool]
         if is_pytorch not in software:
             import_undisturbed("importlib.metadata", "importlib.metadata._adapters", "email.parser", "subprocess")
             software[is_pytorch] = collect_software(given)
-        if hardware is not None:  # Before, the program may import another framework yet.
+        if hardware is not None:  # Until then, the program may import another framework.
             run.framework = Framework(software[is_pytorch]["framework"])
         known = collect_host() if hardware is None else hardware
         return {"softwareConfigs": dict(software[is_pytorch]), "hardwareConfigs": known}, hardware is not None
@@ -145,7 +145,7 @@ def _program_folders() -> list[Path]:
     folders = [Path(script).absolute().parent] if script else []
     try:
         folders.append(Path.cwd())
-    except OSError:  # It was deleted.
+    except OSError:  # The folder was deleted.
         pass
     return folders
 
@@ -230,7 +230,7 @@ def collect_hardware(environ: Mapping[str, str] = os.environ) -> dict[str, str] 
     Returns:
         device_type, num_slices, devices_per_slice as the public package has them; accelerator_type, num_devices,
         num_processes, num_hosts where each process asks; and what `collect_host` returns. None while the job has not
-        initialised its devices: ask again later.
+        initialised its devices: call it again later.
     """
     _publish_host()
     devices = _jax_devices(environ) or _torch_xla_devices(environ) or _torch_devices(environ)

@@ -1,7 +1,7 @@
-"""The user's configs, of any type, as the texts that a control plane keeps.
+"""Convert the user's configs, of any type, to the texts that a control plane stores.
 
-A control plane keeps a map of text to text. A config's text is its value as JSON; a text stays as it is, unless it
-would be read as something else: `adam` and `"1"`, but `1` for the number. So a reader can restore the values.
+A control plane stores a map of text to text. A config's text is its value as JSON, but a text is stored without quotes
+unless it would be read as another value: `adam` and `"1"`, but `1` for the number. So a reader can restore the values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def as_mapping(configs: object) -> dict[str, Any]:
             `model_dump()` (ml_collections, transformers, pydantic); None for none.
 
     Raises:
-        MLRunConfigurationError: It is something else.
+        MLRunConfigurationError: The configs have another type.
     """
     if configs is None:
         return {}
@@ -64,14 +64,14 @@ def as_mapping(configs: object) -> dict[str, Any]:
 
 
 def to_wire(configs: Mapping[str, Any]) -> dict[str, str]:
-    """Return configs as they are sent: redacted, and no larger than MAX_TOTAL_BYTES.
+    """Return configs as texts to send: redacted, and no larger than MAX_TOTAL_BYTES.
 
     Args:
-        configs: Values by name. They may be anything: nested, recursive, of numpy; arrays on a device are described,
-            not fetched.
+        configs: Values of any type by name: nested, recursive, of numpy; arrays on a device are described, not
+            fetched.
 
     Returns:
-        Their texts, in the same order. CUT_KEY lists what was cut or left out. Never raises.
+        The texts, in the same order. CUT_KEY lists what was cut or left out. Never raises.
     """
     wire: dict[str, str] = {}
     cut: list[str] = []
@@ -106,7 +106,7 @@ def _entry(key: str, value: Any) -> tuple[str, str, bool]:
         text = _text_of(kept)
         if len(text.encode()) <= MAX_CONFIG_BYTES:
             return name, text, TRUNCATED in text
-        # Of many small values the marks between them take more than they do.
+        # The separators of many small values take more bytes than the values.
         most_bytes, most_values = most_bytes // 2, most_values // 2
 
 
@@ -251,7 +251,7 @@ def _elements(value: Any) -> Iterable[Any] | None:
 def _items(fields: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the items of a mapping, which may fail for one key (a dangling reference) and have the others."""
     if isinstance(fields, dict):
-        yield from list(dict.items(fields))  # Of a moment: others may change it meanwhile.
+        yield from list(dict.items(fields))  # A copy, since other threads may change it meanwhile.
         return
     for key in fields:
         try:

@@ -50,10 +50,10 @@ class Summary:
     Attributes:
         count: The number of points.
         not_finite: The number of points without a finite value.
-        mean: The mean of the finite values, as minimum and maximum; None if there are none.
-        minimum: The smallest.
-        maximum: The largest.
-        last: The last one, finite or not.
+        mean: The mean of the finite values; None if there are none, as for minimum and maximum.
+        minimum: The smallest finite value.
+        maximum: The largest finite value.
+        last: The last value, finite or not.
         last_step: The step of the last point.
     """
 

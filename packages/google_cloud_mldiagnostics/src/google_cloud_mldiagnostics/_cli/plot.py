@@ -41,13 +41,13 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 class Curve(NamedTuple):
-    """A line and its band; of many points, each stands for several.
+    """A line and its band; if there are many points, each represents several.
 
     Attributes:
         x: Steps, or seconds.
-        mean: The mean of the finite values there.
-        low: The smallest of them.
-        high: The largest of them.
+        mean: The mean of the finite values at x.
+        low: The smallest finite value at x.
+        high: The largest finite value at x.
     """
 
     x: list[float]
@@ -62,8 +62,8 @@ class Limits(NamedTuple):
     Attributes:
         low: The smallest value inside.
         high: The largest value inside.
-        below: The smallest value below them; None if there is none.
-        above: The largest value above them; None if there is none.
+        below: The smallest value below the limits; None if there is none.
+        above: The largest value above the limits; None if there is none.
     """
 
     low: float
@@ -127,14 +127,14 @@ def curve_of(points: Sequence[tuple[float, Sequence[float]]], bins: int = _BINS)
 def limits_of(values: Sequence[float]) -> Limits | None:
     """Return limits that leave out the one or two values in a hundred that are far from all others.
 
-    The first step of a job compiles and takes a hundred times as long: with it, all others would seem equal.
+    The first step of a job compiles and takes a hundred times as long, and would make all others look equal.
     """
     ordered = sorted(value for value in values if math.isfinite(value))
     if not ordered:
         return None
     few = max(2, len(ordered) // 100) if len(ordered) >= 20 else 0
     core = ordered[few : len(ordered) - few] if few else ordered
-    span = core[-1] - core[0] or math.inf  # Of values that are all the same nothing can be flattened.
+    span = core[-1] - core[0] or math.inf  # Equal values cannot be flattened.
     reach_low, reach_high = core[0] - _CUT_BEYOND * span, core[-1] + _CUT_BEYOND * span
     kept = [value for value in ordered if reach_low <= value <= reach_high]
     return Limits(

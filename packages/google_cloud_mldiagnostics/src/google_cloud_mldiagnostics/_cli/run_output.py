@@ -83,7 +83,7 @@ def format_run(
     Args:
         view: The run.
         metrics: The lines of the table of its metrics.
-        where: Names and paths that belong to it: its folder, its link.
+        where: The run's paths by name: its folder, its link.
         now_ns: The time, in ns since 1970.
         width: The columns of the terminal; None if there is no limit.
     """

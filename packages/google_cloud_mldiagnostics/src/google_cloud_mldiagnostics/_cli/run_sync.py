@@ -64,7 +64,7 @@ class EntriesSent:
     Attributes:
         sent: The number of entries that Cloud Logging accepted.
         refused: The number of entries that it will never accept.
-        why_refused: Its message for the first refused entry.
+        why_refused: The server's message for the first refused entry.
     """
 
     sent: int = 0
@@ -112,7 +112,7 @@ def send_entries(
         run_id: The run.
         transport: The Cloud Logging of the project.
         root: The diagnostics folder.
-        location: The region in which the run is kept.
+        location: The region that stores the run.
         progress: Called with the counts so far, every ten thousand entries.
         sleep: Waits a number of seconds.
 
@@ -190,7 +190,7 @@ def _segments(run_id: str, root: Path) -> Iterator[tuple[Segment, Header]]:
     """Yield the files of the journal that have entries of a run."""
     for segment in list_segments(log_directory(root, LOG_ID)):
         header: Header | None = None
-        with contextlib.suppress(OSError):  # Dropped since it was listed.
+        with contextlib.suppress(OSError):  # The file was dropped after it was listed.
             header = read_header(segment)
         if header is not None and (header.resource.get("labels") or {}).get("node_id") == run_id:
             yield segment, header
@@ -205,7 +205,7 @@ def profile_files(folders: Sequence[Path]) -> dict[str, Path]:
     for folder in folders:
         sessions = folder.joinpath(*SESSIONS)
         for session in sorted(sessions.glob("*")):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # The job has sent it meanwhile.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # The job has uploaded it meanwhile.
                 for path in sorted(session.iterdir()):
                     if path.is_file() and not path.name.startswith(".") and path.name.endswith(_PROFILES):
                         files.setdefault(f"{session.name}/{path.name}", path)
@@ -281,7 +281,7 @@ def send_sessions(
         The ids of the reported sessions.
 
     Raises:
-        ControlPlaneError: It refused, or did not answer.
+        ControlPlaneError: The request was refused, or not answered.
     """
     reported = []
     for session in sessions:

@@ -37,9 +37,9 @@ class Point(NamedTuple):
     """One entry of a metric.
 
     Attributes:
-        timestamp_ns: When it was measured, in ns since 1970.
-        step: Its step; None if none was given.
-        value: The mean of its finite values; the last value if none is finite.
+        timestamp_ns: The time of the measurement, in ns since 1970.
+        step: The step; None if none was given.
+        value: The mean of the finite values; the last value if none is finite.
         values: One value, or one for each chip.
         attempt: The attempt of the run, from 1; empty if it is not known.
         labels: The labels that the user gave.
@@ -72,7 +72,7 @@ class Series:
         self.process_index = process_index
         self.unit = unit
         self.chips = chips
-        # Lists once a number is in them that has more than 64 bits.
+        # Lists, once they contain a number of more than 64 bits.
         self._times: MutableSequence[int] = array("q")
         self._steps: MutableSequence[int] = array("q")
         self._values: MutableSequence[float] = array("d")
@@ -181,7 +181,7 @@ class MetricSeries:
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str, str], Series] = {}
-        # Of each writer, the series of its entries that have nothing but a value and a step, by metric.
+        # By writer and metric: the series of entries that have only a value and a step.
         self._plain: dict[int, tuple[EntryContext, dict[str, tuple[Series, int]]]] = {}
 
     def add(self, entries: Iterable[LogEntry]) -> None:

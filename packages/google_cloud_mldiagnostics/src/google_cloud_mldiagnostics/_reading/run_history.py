@@ -79,7 +79,7 @@ class SessionRecord:
 
 
 class RunHistory:
-    """Takes entries, and keeps the state of processes and profiles.
+    """Determine the state of processes and profiles from entries.
 
     Attributes:
         processes: The state of each process in each attempt.
@@ -151,7 +151,7 @@ class RunHistory:
         """Return the time of the last entry of a process, of any kind; 0 if there is none."""
         record = self.processes.get(key)
         own_ns = record.last_ns if record is not None else 0
-        # Its other entries do not contain the attempt: they are of its last one.
+        # Other entries of the process do not contain the attempt, and belong to its last one.
         is_last = not any(other[:2] == key[:2] and other.attempt > key.attempt for other in self.processes)
         return max(own_ns, self._signs_ns.get(key[:2], 0)) if is_last else own_ns
 

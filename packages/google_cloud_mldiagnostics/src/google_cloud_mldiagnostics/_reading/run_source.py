@@ -43,10 +43,10 @@ _NAMES_SHOWN: Final = 10
 
 
 class RunEntries:
-    """The entries of runs, in batches by time. What cannot be read is reported by `notes`, and nothing is raised.
+    """Read the entries of runs, in batches by time. `notes` reports what cannot be read; no error is raised.
 
-    All of the journal's entries of a run are always yielded. The methods differ in what Cloud Logging sends: that takes
-    a second for each 1000 entries.
+    All of a run's entries in the journal are always yielded. The methods differ in their requests to Cloud Logging,
+    which takes a second per 1000 entries.
 
     Args:
         root: The diagnostics folder.
@@ -161,7 +161,7 @@ class RunSource:
         """Return the run with that id, or with an id that starts so; "last" is the one that started last.
 
         Raises:
-            RunNotFoundError: There is none, or there are several.
+            RunNotFoundError: No run or several runs match.
             ControlPlaneError: The request to the control plane failed.
         """
         try:
@@ -198,7 +198,7 @@ class RunSource:
         return view_run(run, history, sessions, now_ns=time.time_ns(), is_gone=self._is_gone)
 
     def views(self, group: str | None, limit: int) -> list[RunView]:
-        """Return runs, the newest first, with as many of their entries as show which of them still run.
+        """Return runs, the newest first, with enough of their entries to show which of them still run.
 
         Args:
             group: Only runs of this group; None is all.
@@ -217,7 +217,7 @@ class RunSource:
             for run_id, entries in by_run.items():
                 if run_id in histories:
                     histories[run_id].add(entries)
-                elif not run_id:  # Of a companion, which knows of no run.
+                elif not run_id:  # A companion's entry has no run.
                     for history in histories.values():
                         history.add(entries)
         self.report_unread()

@@ -1,8 +1,7 @@
-"""A run as it is shown: from a control plane's resource and the entries of the run's processes. Pure.
+"""Build the view of a run from a control plane's resource and the entries of its processes, by pure functions.
 
-The resource alone does not show the state of a run: a process that is killed can change nothing in it. So the last
-entry of each process counts, too, and the end that the companion of `cloud_tpu_diagnostics` recorded, and the time
-without events.
+The resource alone does not show the state of a run, since a killed process cannot change it. So the last entry of each
+process counts, too, as do the end that the companion of `cloud_tpu_diagnostics` recorded and the time without events.
 """
 
 from __future__ import annotations
@@ -67,17 +66,17 @@ class ProcessView:
 
     Attributes:
         attempt: The attempt of the run, from 1.
-        host: Its host's name.
-        process_index: Its index in the run.
+        host: The host's name.
+        process_index: The index of the process in the run.
         process_count: The number of processes of the run, by its entries.
-        pid: Its process id.
-        state: Its state.
-        reason: Why it ended.
+        pid: The process id.
+        state: The state of the process.
+        reason: The exit reason.
         started_ns: The time of its first event, in ns since 1970.
         last_event_ns: The time of its last event.
-        address: Its address for other hosts; empty if it is not known.
+        address: The host's address for other hosts; empty if it is not known.
         profiler_port: The port of its profiler server; None if there is none.
-        capture_folder: The folder in which it searches for profiles of it that other programs took, a folder each.
+        capture_folder: The folder for profiles of this process that other programs take, each in its own folder.
         capture_name: The name of its file in such a folder.
         step: The last step with a metric; None if it is not known.
         traceback: The exception that ended it, and linked ones.
@@ -109,15 +108,15 @@ class ProcessView:
 
 @dataclass
 class AttemptView:
-    """One life of the run, from a start to the next.
+    """One attempt of the run, from a start to the next.
 
     Attributes:
         number: The number of the attempt, from 1.
-        state: Its state.
-        reason: Why it ended, with the process that recorded this.
-        started_ns: When it started, in ns since 1970; None if it is not known.
-        ended_ns: When it ended; None if it has not, or it is not known.
-        processes: Its processes by index.
+        state: The state of the attempt.
+        reason: The exit reason, with the process that recorded it.
+        started_ns: The start, in ns since 1970; None if it is not known.
+        ended_ns: The end; None if the attempt has not ended, or the end is not known.
+        processes: The processes by index.
     """
 
     number: int
@@ -133,20 +132,20 @@ class RunView:
     """A run as it is shown.
 
     Attributes:
-        run_id: Its id.
+        run_id: The run's id.
         display_name: The name that the user gave.
-        group: The group of runs that it belongs to.
-        state: Its state.
-        reason: Why it ended, or why it is stale.
-        started_ns: When its first attempt started, in ns since 1970.
-        ended_ns: When it ended; None while it runs.
+        group: The run's group.
+        state: The state of the run.
+        reason: The exit reason, or the reason of a stale run.
+        started_ns: The start of the first attempt, in ns since 1970.
+        ended_ns: The end; None while the run is active.
         last_event_ns: The time of the last event of any process.
-        gcs_path: The folder for its profiles, if one was given.
-        orchestrator: The system that started it.
+        gcs_path: The folder for profiles, if one was given.
+        orchestrator: The system that started the run.
         labels: The labels of the resource.
-        configs: Its configs as text, by section (user, software, hardware).
-        attempts: In their order.
-        sessions: Its profiles in the order of time.
+        configs: The configs as text, by section (user, software, hardware).
+        attempts: The attempts in their order.
+        sessions: The profiles in the order of time.
         notes: Sentences for the user.
     """
 
@@ -192,8 +191,8 @@ def view_run(
 
     Args:
         resource: The run in a control plane.
-        history: Its entries.
-        sessions: Its profiler sessions in a control plane.
+        history: The run's entries.
+        sessions: The run's profiler sessions in a control plane.
         now_ns: The time, in ns since 1970.
         is_gone: Return True if a process in `attempts` of the resource is known to be gone.
     """
@@ -262,7 +261,7 @@ class _Judge:
         state, reason = phase_of(fields, "phase"), str(fields.get("reason", ""))
         if not state.has_ended and phase_of(kept, "phase").has_ended:
             state, reason = phase_of(kept, "phase"), str(kept.get("reason", ""))
-        # For a process without a recorded end, the folder has the time at which the next attempt noticed that.
+        # If a process has no recorded end, the folder has the time at which the next attempt detected that.
         ended_ns = None if is_end_missing(kept.get("reason")) else time_ns(kept.get("endTime"))
         view = ProcessView(
             attempt=key.attempt,

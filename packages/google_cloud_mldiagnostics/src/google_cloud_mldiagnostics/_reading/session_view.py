@@ -30,10 +30,10 @@ class HostProfile(NamedTuple):
     """The part of a profile of one process; it may fail on one host and exist on the others.
 
     Attributes:
-        host: Its host's name.
-        process_index: Its index in the run; None if it is not known.
+        host: The host's name.
+        process_index: The index of the process in the run; None if it is not known.
         phase: ACTIVE, SUCCEEDED or FAILED.
-        size_bytes: The size of its xplane.
+        size_bytes: The size of the xplane.
         planes: The names of the xplane's planes.
         problem: The failure.
     """
@@ -51,11 +51,11 @@ class SessionView:
     """One profile, on all hosts.
 
     Attributes:
-        session_id: Its id.
+        session_id: The session's id.
         kind: programmatic or on_demand; empty if it is not known.
         folder: The folder of its files.
         started_ns: The time of the first entry on it, in ns since 1970.
-        duration_seconds: The longest of its hosts.
+        duration_seconds: The longest duration of a host.
         hosts: The part of each host.
     """
 
@@ -80,7 +80,7 @@ def view_sessions(
 
     Args:
         history: The run's entries.
-        resources: Its profiler sessions in a control plane.
+        resources: The run's profiler sessions in a control plane.
         has_ended: Return True if a process, by host and pid, has ended; for None, if all have.
     """
     views = {session_id: _recorded(session_id, record, has_ended) for session_id, record in history.sessions.items()}

@@ -13,15 +13,15 @@ __all__ = ["Collect", "Reading", "payload_of"]
 
 @dataclass(frozen=True)
 class Reading:
-    """One metric at one moment, of a host, a process or an accelerator's chips.
+    """One measurement of a metric of a host, a process or an accelerator's chips.
 
     Attributes:
         name: The name of the metric.
         unit: The unit of the values: %, bytes, bytes/s.
         values: One value, or one for each chip.
-        chips: The name of each chip, such as tpu0; empty if the values are not of chips.
+        chips: The name of each chip, such as tpu0; empty for other values.
         accelerator: The kind of the chips.
-        beside: Further fields of the entry.
+        beside: Additional fields of the entry.
     """
 
     name: str

@@ -29,11 +29,11 @@ def may_have_gpu(devices: Path = Path("/dev")) -> bool:
 
 
 class GpuMeter:
-    """Measures the GPUs that this process may use.
+    """Measure the GPUs that this process may use.
 
     Args:
         is_ours: Return True if this process measures the GPU of a UUID: other processes of the run may see it, too.
-        environ: The environment variables: CUDA_VISIBLE_DEVICES counts.
+        environ: The environment variables, with CUDA_VISIBLE_DEVICES.
     """
 
     def __init__(self, is_ours: Callable[[str], bool], environ: Mapping[str, str] = os.environ) -> None:
@@ -69,8 +69,8 @@ def is_visible(index: int, uuid: str, visible: str | None) -> bool:
     """Return True if CUDA shows a GPU to this process.
 
     Args:
-        index: Its index for NVML.
-        uuid: The id in NVML: GPU-8b2c...
+        index: The GPU's index in NVML.
+        uuid: The GPU's id in NVML: GPU-8b2c...
         visible: CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs, up to the first that is neither; None if unset.
     """
     if visible is None:

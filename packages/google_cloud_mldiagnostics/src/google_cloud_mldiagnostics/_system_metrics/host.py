@@ -21,8 +21,8 @@ class _Counters(NamedTuple):
 
     Attributes:
         moment: Seconds of the monotonic clock.
-        busy_seconds: All cores together.
-        cpu_seconds: All cores together, busy or not.
+        busy_seconds: The busy time of all cores.
+        cpu_seconds: The time of all cores, busy or not.
         disks: Bytes read and written, by disk.
         networks: Bytes received and sent, by interface.
     """
@@ -35,7 +35,7 @@ class _Counters(NamedTuple):
 
 
 class HostMeter:
-    """Measures the host. Rates are over the time since the last time: the first has none.
+    """Measure the host. Rates are averages since the last measurement, so the first has none.
 
     Args:
         monotonic: The clock, in seconds.
@@ -47,7 +47,7 @@ class HostMeter:
 
     def collect(self) -> list[Reading]:
         """Return CPU, memory, disk and network of the host, and memory and CPU of a container that has limits."""
-        import_undisturbed("psutil", "encodings.ascii")  # Not in the job's own thread.
+        import_undisturbed("psutil", "encodings.ascii")  # Imported here, not in the job's thread.
         import psutil
 
         before, now = self._before, _counters(psutil, self._monotonic())
@@ -100,7 +100,7 @@ def _counters(psutil: Any, moment: float) -> _Counters:
 def _cpu(before: _Counters, now: _Counters, cores: int) -> list[Reading]:
     """Return CPU utilisation as `top` has it, with 100 % for one core, and as a share of all cores."""
     total = now.cpu_seconds - before.cpu_seconds
-    if total <= 0:  # Faster than the kernel counts.
+    if total <= 0:  # The interval is shorter than the kernel's tick.
         return []
     share = min(100.0, max(0.0, 100 * (now.busy_seconds - before.busy_seconds) / total))
     return [
@@ -140,7 +140,7 @@ def _throughput(
 
 
 def is_disk(name: str, sys: Path = _SYS) -> bool:
-    """Return True if no other block device has the same bytes: not a partition, a volume upon disks or a loop.
+    """Return True for a disk; False for partitions, loop devices and volumes, whose bytes a disk counts, too.
 
     Args:
         name: The name in the kernel: nvme0n1.

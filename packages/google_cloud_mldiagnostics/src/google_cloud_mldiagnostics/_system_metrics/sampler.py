@@ -26,7 +26,7 @@ __all__ = ["Bounded", "Claims", "SystemMetrics"]
 class Claims:
     """The locks of one process. The kernel releases them when it ends, and the next process that asks continues.
 
-    A child that is forked has them open, too, and may outlive its parent: it closes its copies, which frees nothing.
+    A forked child has them open, too, and may outlive its parent. It closes its copies, which releases no lock.
 
     Args:
         folder: The folder of the lock files: the same for all processes of the run on this host.
@@ -96,15 +96,15 @@ _SHORTEST_LAST_SECONDS: Final = 1.0
 
 
 class SystemMetrics:
-    """Measures the host that this process is on, and its chips, and writes the readings to the run's log.
+    """Measure the host of this process, and its chips, and write the readings to the run's log.
 
-    A source that fails or hangs costs its own metrics, and no other's.
+    If a source fails or hangs, only its own metrics are missing.
 
     Args:
         run: The run; its log receives the readings.
         interval_seconds: The time from one collection to the next, however long they take.
         host: Sources that are read once more at the end; by default of this process and the host.
-        chips: Sources that are read as long as the run lasts; by default of TPU chips and GPUs.
+        chips: Sources that are not read at the end; by default of TPU chips and GPUs.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class SystemMetrics:
             timeout_seconds: The longest wait for it.
 
         Returns:
-            True if it has ended by then. If not, a source hangs, and it ends with that or with the process.
+            True if the thread has ended. If not, a source hangs, and the thread ends after it or with the process.
         """
         if not self._is_started or os.getpid() != self._run.pid:
             return True
@@ -194,9 +194,9 @@ class SystemMetrics:
 
 
 class Bounded:
-    """Calls a collector in a thread, and returns nothing if it does not answer in time.
+    """Call a collector in a thread, and return nothing if that takes too long.
 
-    Until it has answered it is not called again: a driver or a library that hangs costs one thread that waits.
+    The collector is not called again before it returns, so a driver or library that hangs blocks only one thread.
 
     Args:
         source: The name of the source, for the log: libtpu.

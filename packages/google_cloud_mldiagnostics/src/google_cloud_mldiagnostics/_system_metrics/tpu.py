@@ -1,8 +1,8 @@
 """Metrics of this host's TPU chips by `libtpu.sdk.tpumonitoring`.
 
 Without a TPU, libtpu queries the metadata server for one, for minutes. So it is called only if the host has chips or
-TPU_SKIP_MDS_QUERY=1 prevents the query, after the job itself has started its TPU runtime, and in a thread that
-is not waited for without a bound.
+TPU_SKIP_MDS_QUERY=1 prevents the query, after the job itself has started its TPU runtime, and in a thread, for
+which the caller waits a bounded time.
 """
 
 from __future__ import annotations
