@@ -127,7 +127,7 @@ def curve_of(points: Sequence[tuple[float, Sequence[float]]], bins: int = _BINS)
 def limits_of(values: Sequence[float]) -> Limits | None:
     """Return limits that leave out the one or two values in a hundred that are far from all others.
 
-    The first step of a job compiles and takes a hundred times as long, and would make all others look equal.
+    The first step of a job compiles and takes a hundred times as long, and would make all others seem equal.
     """
     ordered = sorted(value for value in values if math.isfinite(value))
     if not ordered:

@@ -140,7 +140,7 @@ def _throughput(
 
 
 def is_disk(name: str, sys: Path = _SYS) -> bool:
-    """Return True for a disk; False for partitions, loop devices and volumes, whose bytes a disk counts, too.
+    """Return True for a disk; False for partitions, loop devices and volumes, since a disk counts their bytes.
 
     Args:
         name: The name in the kernel: nvme0n1.
