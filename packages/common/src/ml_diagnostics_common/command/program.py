@@ -115,9 +115,7 @@ class Program:
 
     def make_parser(self) -> argparse.ArgumentParser:
         """Return the parser. Its results have the subcommand as `command`, and the subcommand's parser as `parser`."""
-        parser = argparse.ArgumentParser(
-            prog=self._name, description=self._description, epilog=EXIT_CODES, allow_abbrev=False
-        )
+        parser = _Parser(prog=self._name, description=self._description, epilog=EXIT_CODES, allow_abbrev=False)
         parser.add_argument("--version", action="version", version=f"%(prog)s {self._version}")
         parser.add_argument(
             "--print-completion", action=_PrintCompletion, metavar="SHELL", choices=_SHELLS, program=self,
@@ -200,6 +198,14 @@ def nearest_flag(option: str, flags: Iterable[str]) -> str | None:
     near = [(edits(name, flag), flag) for flag in flags if flag.startswith("--")]
     distance, flag = min(near, default=(_MOST_EDITS + 1, ""))
     return flag if distance <= _MOST_EDITS else None
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help and errors may lack a reader, as every parser's from Python 3.11 on."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        with contextlib.suppress(OSError):  # Raised here only if the stream has no buffer.
+            super()._print_message(message, file)
 
 
 class _PrintCompletion(argparse.Action):
