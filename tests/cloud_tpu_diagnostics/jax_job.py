@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy
@@ -17,6 +18,12 @@ from cloud_tpu_diagnostics.configuration import (
     hang_configuration,
     stack_trace_configuration,
 )
+
+shard_map: Callable[..., Any]
+try:
+    shard_map = jax.shard_map
+except AttributeError:  # JAX 0.6.0.
+    from jax.experimental.shard_map import shard_map
 
 RANKS = 4
 ODD_RANK = 2
@@ -34,7 +41,7 @@ def main(port: str, rank: int) -> None:
     mesh = jax.sharding.Mesh(numpy.array(jax.devices()), ("ranks",))
     ranks = jax.sharding.PartitionSpec("ranks")  # type: ignore[no-untyped-call]
     add_up = jax.jit(
-        jax.shard_map(
+        shard_map(
             lambda part: jax.lax.psum(part, "ranks"),  # type: ignore[no-untyped-call]
             mesh=mesh,
             in_specs=ranks,

@@ -69,8 +69,10 @@ def run(
     body: str, root: Path, server: CloudLoggingServer, first: int = 0, count: int = 100, **arguments: Any
 ) -> subprocess.Popen[bytes]:
     environ = {**os.environ, **server.environment()}
-    # From Python 3.12 on a fork beside threads warns; these programs fork on purpose.
-    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", PROGRAM + body]
+    # From Python 3.12 on a fork beside threads warns, and these programs fork on purpose. On the oldest Python
+    # google.api_core warns that it will drop support for it.
+    ignored = ["-W", "ignore:This process:DeprecationWarning", "-W", "ignore:You are using a:FutureWarning"]
+    command = [sys.executable, *ignored, "-c", PROGRAM + body]
     command += [str(root), str(first), str(count)]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **arguments)
 

@@ -24,7 +24,11 @@ pytest.importorskip("jax")
 
 PROFILER = '''
 """start_trace(log_dir), stop_trace() and start_server(port, only_on_master=True), as torch_xla has them."""
-from jax._src.lib import _profiler
+try:
+    from jax._src.lib import _profiler
+except ImportError:  # JAX 0.6.0.
+    from jax._src.lib import xla_client
+    _profiler = xla_client.profiler
 
 session, folder, servers = None, None, []
 

@@ -21,8 +21,10 @@ class Ended(NamedTuple):
 
 def typed(*arguments: str, columns: int | None = None, timeout_seconds: float = 60) -> Ended:
     """Run `xprofiler` with these arguments to its end; `columns` is the width of its terminal."""
-    # On the oldest Python, Google's clients warn at each start that they will drop support for it.
-    environ = {**os.environ, "PYTHONWARNINGS": "error,ignore::FutureWarning"}
+    # On the oldest Python, Google's clients warn at each start that they will drop support for it. The oldest
+    # matplotlib calls pyparsing by old names.
+    old_names = [f"ignore::DeprecationWarning:matplotlib.{name}" for name in ("_fontconfig_pattern", "_mathtext")]
+    environ = {**os.environ, "PYTHONWARNINGS": ",".join(["error", "ignore::FutureWarning", *old_names])}
     environ.pop("COLUMNS", None)
     if columns is not None:
         environ["COLUMNS"] = str(columns)
