@@ -107,10 +107,10 @@ class Child:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def end(self) -> tuple[int, str, str]:
+    def end(self, timeout_seconds: float = LONG_SECONDS) -> tuple[int, str, str]:
         """Wait for its end; return its exit code, the rest of what it printed, and its standard error."""
         try:
-            out, err = self.process.communicate(timeout=LONG_SECONDS)
+            out, err = self.process.communicate(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

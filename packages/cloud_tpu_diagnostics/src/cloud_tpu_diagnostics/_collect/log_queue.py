@@ -9,6 +9,7 @@ drop them.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -64,10 +65,11 @@ def flush() -> None:
     """Log what is queued: in this thread, which holds no lock of ours; in the background while it would wait.
 
     Return after what the background has taken from the queue is logged too, or after a second: the process may end
-    next, and with it the thread there.
+    next, and with it the thread there. While the interpreter shuts down nothing is logged: its threads have ended, and
+    nothing can be imported.
     """
-    if not _queue and not _worker.pending_count():
-        return  # Without an import: the interpreter may be shutting down.
+    if sys.is_finalizing() or not (_queue or _worker.pending_count()):
+        return
     if not can_log(_logger):
         flush_in_background()
         return
