@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ml_diagnostics_common import guard
+from ml_diagnostics_common.credentials import instance_metadata
 from ml_diagnostics_testing.certificates import CertificateAuthority
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     monkeypatch.setenv("ML_DIAGNOSTICS_RAISE", "1")
     guard.LOSSES._counts.clear()
     guard._logged_in_this_process.clear()
+    instance_metadata._probes_of_this_process.clear()  # By port, and two servers may have the same one in turns.
 
 
 @pytest.fixture(scope="session")

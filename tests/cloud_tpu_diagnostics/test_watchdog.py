@@ -263,6 +263,7 @@ with diagnostic.diagnose(config(0.01, cloud=True)):
     assert file.read_text().count("Timeout (") > 20
 
 
+@pytest.mark.timing
 def test_leaving_amid_a_dump_does_not_wait_for_its_end(tmp_path: Path) -> None:
     code, out, _ = run(
         """
