@@ -65,6 +65,7 @@ output("done")
     assert (code, out) == (0, "done\n"), err
 
 
+@pytest.mark.timing  # Python 3.10 may crash if a thread starts just as the interpreter exits.
 @pytest.mark.parametrize("queued", ["", "log_queue.warn_once('late', 'late')"])
 def test_a_generator_that_is_never_finished_does_not_disturb_the_end_of_the_interpreter(
     tmp_path: Path, queued: str
