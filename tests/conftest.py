@@ -18,6 +18,8 @@ from ml_diagnostics_common import guard
 from ml_diagnostics_common.credentials import instance_metadata
 from ml_diagnostics_testing.certificates import CertificateAuthority
 
+from .waiting import end_children
+
 if TYPE_CHECKING:
     from .loopback.compute import ComputeServer
     from .loopback.control_plane import ControlPlaneServer
@@ -70,6 +72,13 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     guard.LOSSES._counts.clear()
     guard._logged_in_this_process.clear()
     instance_metadata._probes_of_this_process.clear()  # By port, and two servers may have the same one in turns.
+
+
+@pytest.fixture(autouse=True)
+def _no_child_is_left() -> Iterator[None]:
+    """A failed test costs no other: what it leaves behind would be an error of the test that collects the garbage."""
+    yield
+    end_children()
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,18 @@ def run_program(
     return done.stdout
 
 
+_children: list[Child] = []
+
+
+def end_children() -> None:
+    """Kill the `Child`ren that a test left running because it failed, and close their pipes."""
+    while _children:
+        process = _children.pop().process
+        process.kill()
+        with contextlib.suppress(OSError), process:
+            pass
+
+
 class Child:
     """A program that talks to the test by lines: it prints them, and `go_on` answers its `input()`."""
 
@@ -93,6 +105,7 @@ class Child:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen
         )
+        _children.append(self)
 
     def line(self) -> str:
         """Wait for the next line that it prints."""

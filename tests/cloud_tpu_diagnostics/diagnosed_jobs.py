@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..waiting import Child
+from ..waiting import Child, wait_until
 
 HEADER = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every"
 
 WITHOUT_FORK_WARNING = ("-W", "ignore:This process:DeprecationWarning")
 """Python 3.12 and later warn of a fork beside threads, as a block has them."""
+
+_WAIT_FOR_A_MUTEX = "0x80"
+"""FUTEX_WAIT | FUTEX_PRIVATE_FLAG of linux/futex.h; a wait for the GIL has a timeout, which is another operation."""
 
 _HEAD = """
 import ctypes, faulthandler, logging, os, pathlib, signal, sys, threading, time
@@ -56,6 +60,16 @@ class Job(Child):
         self.folder = folder
         command = [*prefix, sys.executable, *WITHOUT_FORK_WARNING, "-c", _HEAD + program, str(folder), *arguments]
         super().__init__(command, **popen)
+
+    def wait_until_stuck(self) -> None:
+        """Wait until the main thread of a program that calls `lock_twice` waits in C, which it never leaves.
+
+        A signal of the moment before is answered by Python, or read by a thread that then waits for the GIL for ever.
+        """
+        assert self.line() == "stuck"
+        call = Path(f"/proc/{self.process.pid}/syscall")  # Its number, then arguments: the address, and the operation.
+        with contextlib.suppress(PermissionError):  # A hardened kernel hides it: then the moment is left to luck.
+            wait_until(lambda: call.read_text().split()[2:3] == [_WAIT_FOR_A_MUTEX], running=self.process)
 
     def files(self) -> list[Path]:
         """Return its trace files."""

@@ -42,7 +42,7 @@ def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, 
             for target in _PLACES
         }
         for job in jobs.values():
-            assert job.line() == "stuck"
+            job.wait_until_stuck()
         time.sleep(_INTERVALS)
         stderr = {key: job.kill() for key, job in jobs.items()}
         yield {key: stderr[key] if key[1] == "console" else job.trace() for key, job in jobs.items()}
@@ -82,7 +82,7 @@ with diagnostic.diagnose(config(2)):
         tmp_path / "d",
         str(before_hang_seconds),
     )
-    assert job.line() == "stuck"
+    job.wait_until_stuck()
     time.sleep(2 * 1.3)
     assert _STUCK_FRAME in job.kill()
 
@@ -115,7 +115,7 @@ with diagnostic.diagnose(config()):
         tmp_path / "d",
         library,
     )
-    assert job.line() == "stuck"
+    job.wait_until_stuck()
     assert job.process.stderr is not None
     for _ in range(2):
         job.process.send_signal(signal.SIGUSR1)
@@ -131,7 +131,7 @@ def test_a_signal_from_outside_dumps_a_hang_to_the_file(tmp_path: Path, library:
         tmp_path / "d",
         library,
     )
-    assert job.line() == "stuck"
+    job.wait_until_stuck()
     for number in (1, 2):
         job.process.send_signal(signal.SIGUSR1)
         wait_until(lambda number=number: job.trace().count(_STUCK_FRAME) == number)  # type: ignore[misc]
@@ -151,7 +151,7 @@ with diagnostic.diagnose(config(1, cloud=True)):
 """,
         tmp_path / "d",
     )
-    assert job.line() == "stuck"
+    job.wait_until_stuck()
     wait_until(lambda: any(_STUCK_FRAME in file.read_text() for file in job.files()), running=job.process)
     job.kill()
     dump = job.trace().partition("Timeout (")[2]
