@@ -3,11 +3,17 @@
 Needs the package cryptography.
 """
 
+from __future__ import annotations
+
 import datetime
 import ipaddress
 import json
 import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 
 class CertificateAuthority:
@@ -76,18 +82,41 @@ class CertificateAuthority:
         )
         return certificate_path, key_path
 
+    # Python 3.13 and later verify strictly by RFC 5280: identifiers of keys, and the use of the authority's key.
     def _sign(self, subject: object, public_key: object, *, is_authority: bool = False) -> bytes:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
 
         now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
         hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        signing_key = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         certificate = (
             x509.CertificateBuilder(self._name, subject, public_key, x509.random_serial_number())  # type: ignore[arg-type]
             .not_valid_before(now - day)
             .not_valid_after(now + day)
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-            .sign(self._key, hashes.SHA256())
         )
-        return certificate.public_bytes(serialization.Encoding.PEM)
+        if is_authority:
+            certificate = certificate.add_extension(_may_sign_certificates(), critical=True)
+            certificate = certificate.add_extension(signing_key, critical=False)
+        else:
+            issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signing_key)
+            certificate = certificate.add_extension(issuer, critical=False)
+        return certificate.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _may_sign_certificates() -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
