@@ -10,7 +10,7 @@ import threading
 from ml_diagnostics_common.thread_frames import current_frames
 
 _JOB = """
-import gc, sys, threading, time
+import gc, os, sys, threading, time
 from ml_diagnostics_common.thread_frames import current_frames
 
 def wait():
@@ -31,6 +31,7 @@ gc.set_threshold(1)
 for _ in range(200):
     current_frames()
 print(gc.isenabled(), flush=True)
+os._exit(0)  # While threads are started, Python cannot end without errors.
 """
 
 

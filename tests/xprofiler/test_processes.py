@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -127,6 +128,26 @@ def test_an_interrupt_ends_running_programs(tmp_path: Path) -> None:
     wait_until((tmp_path / "child").exists)
     process.send_signal(2)
     process.wait(20)
+    _assert_ended(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_a_program_starts_ends_it(tmp_path: Path, number: int) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import signal, subprocess, sys\n"
+        "from ml_diagnostics_common.command.console import Console\nfrom xprofiler.gcloud.processes import Programs\n"
+        f"signal.signal({number}, signal.default_int_handler)\n"
+        "class Interrupted(subprocess.Popen):\n"
+        "    def __init__(self, *arguments, **options):\n"
+        "        super().__init__(*arguments, **options)\n"
+        f"        while not __import__('os').path.exists({str(tmp_path / 'child')!r}): pass\n"
+        f"        signal.raise_signal({number})\n"
+        "subprocess.Popen = Interrupted\n"
+        f"with Programs(Console()) as programs: programs.run({_with_child(tmp_path)!r})\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert "KeyboardInterrupt" in ended.stderr
     _assert_ended(tmp_path)
 
 
