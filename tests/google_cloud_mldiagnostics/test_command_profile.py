@@ -97,10 +97,10 @@ def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_pr
         assert all(read_xplane(file).is_whole for file in files)
         # One process by its address, with text output; an unknown host is refused.
         address = answer["hosts"][1]["address"]
-        code, out, _ = run_command(
+        code, out, err = run_command(
             capsys, "profile", run_id, "--duration", "100", "--hosts", address, "--session", "s2"
         )
-        assert code == 0
+        assert code == 0, (out, err)
         assert out.startswith("profile s2: 1 of 1 captured\n")
         assert f"xprof --logdir {folder.partition('/plugins/')[0]} --port 8791" in out
         assert run_command(capsys, "profile", run_id, "--hosts", "nowhere")[0] == 3

@@ -294,7 +294,8 @@ class Uploaders:
         return True
 
     def _send(self, process: HelperProcess, *, flush: bool, flush_seconds: float = 0.0) -> int:
-        wanted = {upload.value: windows for upload, windows in self._wanted.items()}
+        # A copy: a signal handler may stop an upload at each step of this loop.
+        wanted = {upload.value: windows for upload, windows in dict(self._wanted).items()}
         return process.send(wanted, flush=flush, flush_seconds=flush_seconds if flush else 0.0)
 
     def _launch(self) -> None:
