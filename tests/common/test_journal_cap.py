@@ -12,6 +12,7 @@ from ml_diagnostics_common.journal import JournalCap, Segment, list_segments, lo
 from ml_diagnostics_common.journal._layout import shipped_offset_path
 from ml_diagnostics_common.reader import JournalReader
 
+from ..waiting import wait_until
 from .journals import LOG, Clock, new_journal, numbers, read_all, reported_losses
 
 
@@ -186,6 +187,11 @@ def test_a_child_forked_in_the_middle_of_a_check_records_and_checks(tmp_path: Pa
     cap = JournalCap(tmp_path)
     journal = new_journal(tmp_path, cap=cap)
     cap.exceeded = True
+
+    def is_exceeded() -> bool:
+        cap.check()  # It does nothing while the journal's own check is running.
+        return cap.exceeded
+
     with cap._checking:  # As a thread that does not exist in the child.
         child = os.fork()
         if child == 0:
@@ -193,9 +199,9 @@ def test_a_child_forked_in_the_middle_of_a_check_records_and_checks(tmp_path: Pa
             try:
                 journal.append({"n": 1})
                 mark_shipped(tmp_path, segments[-1])
-                cap.limit_bytes = 0
-                cap.check()
-                status = 0 if journal.statistics().written == 1 and cap.exceeded else 2
+                cap.limit_bytes, cap.exceeded = 0, False
+                wait_until(is_exceeded)
+                status = 0 if journal.statistics().written == 1 else 2
             finally:
                 os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
