@@ -323,7 +323,7 @@ def test_a_value_that_is_ready_is_taken_without_a_pause(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_at_whatever_moment_of_its_end_a_value_is_computed_the_job_does_not_abort(tmp_path: Path) -> None:
+def test_a_value_that_is_computed_at_any_moment_of_the_jobs_end_does_not_abort_it(tmp_path: Path) -> None:
     for number in range(30):
         end_before_the_device(tmp_path / str(number), number / 15)
 

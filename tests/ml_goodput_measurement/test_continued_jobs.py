@@ -91,7 +91,7 @@ def test_a_restart_after_an_exception_is_silent_though_a_finally_recorded_the_en
 ) -> None:
     subprocess.run([sys.executable, "-c", FINALLY, ending], check=True, timeout=60)
     assert ("continuing job" in attempt("run-7", "recorded")) is is_reported
-    for _ in range(2):  # The second one goes on from the saved state of the first.
+    for _ in range(2):  # The second one continues from the saved state of the first.
         calculator = GoodputCalculator("run-7", "goodput_run-7")
         report = calculator.report()
         assert [one.exception for one in report.attempts] == ["" if is_reported else "ValueError", ""]

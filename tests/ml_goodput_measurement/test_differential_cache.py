@@ -1,4 +1,4 @@
-"""The files of a GoodputCache are the same whoever wrote them, and either library goes on from the other's."""
+"""The files of a GoodputCache are the same from either library, and each continues from the other's."""
 
 from __future__ import annotations
 

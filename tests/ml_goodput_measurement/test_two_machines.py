@@ -1,4 +1,4 @@
-"""Two machines that share nothing but `gcs_path`: each goes on from what the other knows."""
+"""Two machines that share nothing but `gcs_path`: each continues from the other's state."""
 
 from __future__ import annotations
 

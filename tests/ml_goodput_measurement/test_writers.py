@@ -108,7 +108,7 @@ def test_the_writers_that_count_follow_the_rules(life: tuple[list[Process], floa
 @thorough
 @given(several_writers(), st.data())
 def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Process], float], data: st.DataObject) -> None:
-    """Nor do queries on the way, or a saved state that another process goes on from."""
+    """Nor do queries on the way, or a saved state from which another process continues."""
     processes, now = life
     entries = [(process, entry) for process in processes for entry in process.payloads]
     again = data.draw(st.lists(st.sampled_from(entries), max_size=10)) if entries else []

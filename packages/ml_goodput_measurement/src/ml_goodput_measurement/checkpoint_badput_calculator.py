@@ -127,7 +127,7 @@ class RestoreCheckpointManagerVerticalStepStats:
 
 @dataclass
 class SaveProcessedStep:
-    """Sum one step's saves to one kind of storage over the `occurrence` hosts that reported one.
+    """The sums of one step's saves to one kind of storage over the `occurrence` hosts that reported one.
 
     A name of the public package that programs import; nothing here uses it.
     """
@@ -142,7 +142,7 @@ class SaveProcessedStep:
 
 @dataclass
 class RestoreProcessedStep:
-    """Sum one step's restores from one kind of storage over the `occurrence` hosts that reported one.
+    """The sums of one step's restores from one kind of storage over the `occurrence` hosts that reported one.
 
     `broadcast_occurrence` of them also broadcast it to other slices. A name of the public package that programs
     import; nothing here uses it.

@@ -31,7 +31,7 @@ def enable_stack_trace_dumping(stack_trace_config: StackTraceConfig) -> None:
     """Have faults and SIGUSR1 dump stacks, as in a block of `diagnose`; not periodically: see `send_user_signal`.
 
     Args:
-        stack_trace_config: The destination of the stacks; they are collected whatever its `collect_stack_trace` is.
+        stack_trace_config: The destination of the stacks. Its `collect_stack_trace` has no effect here.
 
     Raises:
         ConfigurationError: It cannot be used.

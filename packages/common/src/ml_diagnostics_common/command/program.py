@@ -201,7 +201,7 @@ def nearest_flag(option: str, flags: Iterable[str]) -> str | None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose help and errors may lack a reader, as every parser's from Python 3.11 on."""
+    """A parser that ignores a closed pipe when it prints its help or an error, as all parsers do from Python 3.11 on."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         with contextlib.suppress(OSError):  # Raised here only if the stream has no buffer.

@@ -71,7 +71,7 @@ class SegmentReader:
         return (size > self.offset and size != self._size_at_end) or (size < self.offset and size != self._size_not_cut)
 
     def read(self, limit_bytes: int) -> list[LogEntry]:
-        """Return the next entries, from about `limit_bytes` bytes; empty if there is no whole one.
+        """Return the next entries, from about `limit_bytes` bytes; empty until a whole entry is written.
 
         Raises:
             OSError: the file cannot be read; `offset` stands where it stood.
