@@ -201,7 +201,7 @@ def nearest_flag(option: str, flags: Iterable[str]) -> str | None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that ignores a closed pipe when it prints its help or an error, as all parsers do from Python 3.11 on."""
+    """A parser that ignores a closed pipe when it prints help or an error, as every parser does from Python 3.11 on."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         with contextlib.suppress(OSError):  # Raised here only if the stream has no buffer.
