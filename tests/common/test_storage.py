@@ -26,7 +26,6 @@ from ml_diagnostics_common.exceptions import (
     StorageError,
 )
 from ml_diagnostics_common.failures import Kind, classify
-from ml_diagnostics_common.storage import _local
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Drip, Hang, Reset, Status, Truncate
 
@@ -388,16 +387,13 @@ def test_a_conditional_write_is_refused_where_there_are_no_locks(
         storage.LocalStorage().write(str(tmp_path / "x"), b"2", if_generation=1)
 
 
-def test_a_lock_that_is_never_released_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_is_never_released_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     fcntl = pytest.importorskip("fcntl")
-    monkeypatch.setattr(_local, "_LOCK_TIMEOUT_SECONDS", 0.02)
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         with pytest.raises(StorageError, match="another process holds the lock"):
-            storage.LocalStorage().write(str(tmp_path / "x"), b"1")
+            storage.LocalStorage(lock_timeout_seconds=0.02).write(str(tmp_path / "x"), b"1")
     finally:
         os.close(descriptor)
 

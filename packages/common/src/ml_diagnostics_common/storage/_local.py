@@ -27,13 +27,16 @@ from ml_diagnostics_common.files import native_path, wait_for_lock
 __all__ = ["LocalStorage"]
 
 _TEMPORARY = re.compile(r"\.ml-diagnostics-[0-9a-f]{16}\.tmp")
-_LOCK_TIMEOUT_SECONDS = 10.0
 # Filesystems keep times to the nanosecond, the microsecond, the second or, at worst, two seconds.
 _CLOCK_STEPS_NS = (1, 1_000, 1_000_000_000, 2_000_000_000)
 
 
 class LocalStorage:
     """Files of this machine. Relative paths start at the working directory; `..` is resolved."""
+
+    def __init__(self, *, lock_timeout_seconds: float = 10.0) -> None:
+        """Create a storage that fails a write if another process holds the folder's lock for that long."""
+        self._lock_timeout_seconds = lock_timeout_seconds
 
     def read(self, path: str) -> bytes:
         """Return the whole content."""
@@ -61,7 +64,7 @@ class LocalStorage:
         with _explained("write", path):
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _temporary_file(target.parent, data) as temporary:
-                with _lock(target.parent, required=if_generation is not None):
+                with _lock(target.parent, self._lock_timeout_seconds, required=if_generation is not None):
                     generation = _generation(target)
                     if if_generation is not None and if_generation != generation:
                         raise PreconditionFailedError(
@@ -80,7 +83,7 @@ class LocalStorage:
     def delete(self, path: str) -> None:
         """Delete the file."""
         target = _absolute(path)
-        with _explained("delete", path), _lock(target.parent, required=False):
+        with _explained("delete", path), _lock(target.parent, self._lock_timeout_seconds, required=False):
             target.unlink()
 
     def list_prefix(self, path: str) -> list[str]:
@@ -154,7 +157,7 @@ def _advance(temporary: Path, target: Path, generation: int) -> int:
 
 
 @contextlib.contextmanager
-def _lock(folder: Path, *, required: bool) -> Iterator[None]:
+def _lock(folder: Path, timeout_seconds: float, *, required: bool) -> Iterator[None]:
     """Exclude other writers from a folder, in all processes.
 
     Raises:
@@ -169,7 +172,7 @@ def _lock(folder: Path, *, required: bool) -> Iterator[None]:
         return
     try:
         try:
-            wait_for_lock(descriptor, _LOCK_TIMEOUT_SECONDS)
+            wait_for_lock(descriptor, timeout_seconds)
         except OSError as error:
             if error.errno == errno.ETIMEDOUT:
                 raise
