@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ml_diagnostics_common.cloud_logging import _queries as queries
 from ml_diagnostics_common.entry import LogEntry, ProcessEndings, encode_cloud
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.journal import Journal
@@ -154,38 +153,33 @@ def test_queries_that_overlap_yield_each_entry_once_and_in_order(server: CloudLo
 
 
 def test_the_newest_pages_of_a_query_are_in_order_and_the_cut_is_reported(
-    server: CloudLoggingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: CloudLoggingServer, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(queries, "PAGE_SIZE", 3)
-    write(tmp_path, 0, 20)
+    write(tmp_path, 0, 2_500)  # Three pages.
     ship(server, read_all(tmp_path))
-    for pages, expected, notes in ((2, range(14, 20), ["only some"]), (7, range(20), [])):
+    for pages, expected, notes in ((2, range(500, 2_500), ["only some"]), (3, range(2_500), [])):
         newest = [Query("jsonPayload.n>=0", newest_pages=pages, note_if_cut="only some")]
         source = LogSource(LOG, root=tmp_path / "elsewhere", cloud=Cloud(), queries=newest)
         assert (read(source), notes_of([source])) == (list(expected), notes)
 
 
-def test_the_newest_pages_before_a_failure_are_yielded(
-    server: CloudLoggingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queries, "PAGE_SIZE", 3)
-    write(tmp_path, 0, 20)
+def test_the_newest_pages_before_a_failure_are_yielded(server: CloudLoggingServer, tmp_path: Path) -> None:
+    write(tmp_path, 0, 2_500)  # Three pages.
     ship(server, read_all(tmp_path))
     server.faults.script([None, None, Status(403)], on="list")
     cloud = Cloud()
     newest = [Query("jsonPayload.n>=0", newest_pages=4, note_if_cut="only some")]
     source = LogSource(LOG, root=tmp_path / "elsewhere", cloud=cloud, queries=newest)
-    assert read(source) == list(range(14, 20))
+    assert read(source) == list(range(500, 2_500))
     assert notes_of([source]) == [f"Cloud Logging could not be read to the end: {cloud.failure}"]
 
 
-def test_a_cut_costs_no_request(server: CloudLoggingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "PAGE_SIZE", 3)
-    write(tmp_path, 0, 20)
+def test_a_cut_costs_no_request(server: CloudLoggingServer, tmp_path: Path) -> None:
+    write(tmp_path, 0, 2_500)
     ship(server, read_all(tmp_path))
     newest = [Query("jsonPayload.n>=0", newest_pages=2, note_if_cut="only some")]
     source = LogSource(LOG, root=tmp_path / "elsewhere", cloud=Cloud(), queries=newest)
-    assert read(source) == list(range(14, 20))
+    assert read(source) == list(range(500, 2_500))
     assert (notes_of([source]), lists(server)) == (["only some"], 2)
 
 
