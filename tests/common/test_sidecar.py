@@ -337,14 +337,13 @@ class _StandInJob:
     """A process that a `Parent` in this process takes for its job."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
-        monkeypatch.setattr("ml_diagnostics_common.sidecar_parent._POLL_SECONDS", 0.01)
         self.ours, theirs = socket.socketpair()
         monkeypatch.setattr(Parent, "descriptor", theirs.fileno())
         monkeypatch.setattr(sys, "stdout", sys.stdout)
         monkeypatch.setattr(sys, "stderr", sys.stderr)
         self._theirs = theirs
         self.ours.sendall(b'{"settings": {}, "descriptors": {}, "pid": %d}\n{"kind": "first"}\n{"kind"' % pid)
-        self.parent = Parent()
+        self.parent = Parent(poll_seconds=0.01)
         assert self.parent.next_message(None) == {"kind": "first"}
 
     def close(self) -> None:

@@ -26,8 +26,6 @@ ERROR: Final = 40
 """The levels of `logging`, which sidecars load only if they need it."""
 
 _LONGEST_START_SECONDS = 60.0
-_POLL_SECONDS = 1.0
-"""The interval of checks that the job lives, if the system has no process descriptors."""
 _READ_BYTES = 2**16
 _MOST_READ_BYTES = 2**23
 _MESSAGE_CHARACTERS = 900
@@ -40,12 +38,16 @@ class Parent:
     """The process that started this one. Sending never blocks: what the job does not read is dropped.
 
     Waits for the settings, and exits the process if none arrive.
+
+    Args:
+        poll_seconds: The interval of checks that the job lives, if the system has no process descriptors.
     """
 
     descriptor: Final = 0
     """Readable while there are messages to receive, or once there will be no more."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, poll_seconds: float = 1.0) -> None:
+        self._poll_seconds = poll_seconds
         os.set_blocking(self.descriptor, False)
         self.is_open = True
         """False once the job has ended or sends nothing more."""
@@ -89,7 +91,7 @@ class Parent:
             if waits and waits[0] <= 0:
                 return None
             if self.job is None:
-                waits.append(_POLL_SECONDS)
+                waits.append(self._poll_seconds)
             if self.descriptor in wait_readable([self.descriptor, self.job], min(waits, default=None)):
                 self._read()
             elif self.is_dead():  # What it sent last was read.
