@@ -46,9 +46,9 @@ def drain(
         yield from (entry.payload["step_count"] for entry in batch.entries)
 
 
-def numbers(root: Path, **arguments: bool | int) -> list[int]:
-    """Return the numbers of the entries in the order in which consecutive processes would send them."""
-    return list(drain(Outbox(root, LOG, WRITER, Counters()), root, **{"ended": True, **arguments}))  # type: ignore[arg-type]
+def numbers(root: Path, outbox: Outbox | None = None, **limits: int) -> list[int]:
+    """Return the numbers of the entries in the order in which the next process would send them."""
+    return list(drain(outbox or Outbox(root, LOG, WRITER, Counters()), root, ended=True, **limits))
 
 
 damage = st.binary(max_size=40).filter(lambda junk: b'"t"' not in junk).map(lambda junk: b"\n" + junk)
@@ -66,8 +66,7 @@ def test_every_whole_line_is_returned_once_between_any_damage(
     segments: list[list[bytes | None]], most_entries: int, most_bytes: int, chunk_bytes: int
 ) -> None:
     count = 0
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CHUNK_BYTES", chunk_bytes)
+    with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for number, pieces in enumerate(segments):
             content = b""
@@ -75,8 +74,9 @@ def test_every_whole_line_is_returned_once_between_any_damage(
                 content += line(count) if piece is None else piece
                 count += piece is None
             path = write(root, number, content)
-        assert numbers(root, most_entries=most_entries, most_bytes=most_bytes) == list(range(count))
-        assert numbers(root) == []
+        for expected in (list(range(count)), []):
+            outbox = Outbox(root, LOG, WRITER, Counters(), chunk_bytes=chunk_bytes)
+            assert numbers(root, outbox, most_entries=most_entries, most_bytes=most_bytes) == expected
         assert Outbox(root, LOG, WRITER, Counters()).position == (number, path.stat().st_size)
 
 
@@ -160,13 +160,10 @@ def test_a_segment_of_a_later_schema_is_counted_and_stops_nothing(tmp_path: Path
     assert counters.as_dict() == {"unreadable_segment": 1}
 
 
-def test_a_line_longer_than_any_is_passed_over_within_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 64)
-    monkeypatch.setattr(module, "_LONGEST", 4096)
+def test_a_line_longer_than_any_is_passed_over_within_bounded_memory(tmp_path: Path) -> None:
     write(tmp_path, 0, line(0) + b'\n{"t":1,"s":1,"p":{"text":"' + b"x" * 20_000 + b'"}}' + line(1))
-    assert numbers(tmp_path) == [0, 1]
+    outbox = Outbox(tmp_path, LOG, WRITER, Counters(), chunk_bytes=64, longest_line_bytes=4096)
+    assert numbers(tmp_path, outbox) == [0, 1]
 
 
 def test_a_disk_that_takes_no_note_stops_nothing(

@@ -32,8 +32,6 @@ from ml_diagnostics_common.processes import process_started_ns
 
 __all__ = ["Batch", "Outbox", "OutboxLock", "Owner", "WriterName", "owner"]
 
-_CHUNK_BYTES = 256 * 1024
-_LONGEST = 16 * 2**20
 _SETTLING_SECONDS = 1.0
 _NOTHING_CAN_BE_MADE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _decode_line = msgspec.json.Decoder(LogEntry).decode
@@ -106,6 +104,8 @@ class Outbox:
         writer: The writer.
         skipped: Counts lines that are not entries, by reason.
         clock: Monotonic seconds.
+        chunk_bytes: How much is read at first; more if that is less than one line.
+        longest_line_bytes: A line that is longer is skipped, so that a read needs a bounded amount of memory.
     """
 
     def __init__(
@@ -115,12 +115,16 @@ class Outbox:
         writer: str,
         skipped: Counters,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        chunk_bytes: int = 256 * 1024,
+        longest_line_bytes: int = 16 * 2**20,
     ) -> None:
         self.writer = writer
         self.settling = False
         """True if there is more, in a segment that is too new to be read: see `next_batch`."""
         self._skipped = skipped
         self._clock = clock
+        self._chunk_bytes, self._longest_line_bytes = chunk_bytes, longest_line_bytes
         self._state_path = shipped_offset_path(root, log_id, writer)
         self._position = shipped_position(root, log_id, writer)
         self._header: tuple[int, Header] | None = None
@@ -247,7 +251,8 @@ class Outbox:
         complete: bool,
     ) -> Batch:
         """Return whole lines, if there are any. Each has its newline in front; the last is whole if it parses."""
-        data, at_end = _read_chunk(descriptor, start.offset)
+        data, at_end = self._read_chunk(descriptor, start.offset)
+        may_be_cut = not (complete and at_end) and len(data) < self._longest_line_bytes
         entries: list[LogEntry] = []
         lengths: list[int] = []
         lines = data.split(b"\n")
@@ -255,7 +260,7 @@ class Outbox:
         total = 0
         for index, line in enumerate(lines):
             entry = _entry(line)
-            if entry is None and index == len(lines) - 1 and not (complete and at_end) and len(data) < _LONGEST:
+            if entry is None and index == len(lines) - 1 and may_be_cut:
                 break  # The rest of it is not written yet, or is in the next chunk.
             if entry is not None:
                 # Each entry is sent with the fields of the header.
@@ -271,6 +276,17 @@ class Outbox:
             position = end + 1
         return Batch(entries, lengths, JournalPosition(start.segment, end), header)
 
+    def _read_chunk(self, descriptor: int, offset: int) -> tuple[bytes, bool]:
+        """Return at least one whole line from `offset`, if there is one; and True if that is the end of the file."""
+        size = self._chunk_bytes
+        while True:
+            data = os.pread(descriptor, size, offset)
+            if len(data) < size:
+                return data, True
+            if b"\n" in data[1:] or size >= self._longest_line_bytes:
+                return data, False
+            size *= 4
+
 
 _NO_HEADER = Header(log_id="", writer="", ship=False)
 
@@ -280,18 +296,6 @@ def _entry(line: bytes) -> LogEntry | None:
         return _decode_line(line) if line else None
     except (msgspec.DecodeError, RecursionError):
         return None
-
-
-def _read_chunk(descriptor: int, offset: int) -> tuple[bytes, bool]:
-    """Return at least one whole line from `offset`, if there is one; and True if that is the end of the file."""
-    size = _CHUNK_BYTES
-    while True:
-        data = os.pread(descriptor, size, offset)
-        if len(data) < size:
-            return data, True
-        if b"\n" in data[1:] or size >= _LONGEST:
-            return data, False
-        size *= 4
 
 
 _SLACK_NS = 2_000_000_000
