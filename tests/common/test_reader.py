@@ -91,17 +91,14 @@ def test_a_damaged_position_is_the_beginning(tmp_path: Path, position: dict[str,
     assert numbers(flat(JournalReader(LOG, root=tmp_path, position=position).read_new())) == [0]
 
 
-def test_all_writers_are_merged_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "_CHUNK_BYTES", 2_000)
-    monkeypatch.setattr(reader_module, "_ALL_CHUNKS_BYTES", 0)
-    monkeypatch.setattr(reader_module, "_SMALLEST_CHUNK_BYTES", 2_000)
+def test_all_writers_are_merged_by_time(tmp_path: Path) -> None:
     clock = Clock()
     journals = [new_journal(tmp_path, clock_ns=clock, segment_bytes=5_000) for _ in range(3)]
     choose = random.Random(1)
     for n in range(1_000):
         choose.choice(journals).append({"n": n})
         clock.now_ns += choose.randrange(2)
-    entries = read_all(tmp_path)
+    entries = flat(JournalReader(LOG, root=tmp_path, chunk_bytes=2_000).read_new())
     assert [(entry.timestamp_ns, entry.insert_id) for entry in entries] == sorted(
         (entry.timestamp_ns, entry.insert_id) for entry in entries
     )

@@ -57,6 +57,7 @@ class JournalReader:
         root: Path,
         position: Mapping[str, Any] | None = None,
         resource_labels: Mapping[str, Set[str]] | None = None,
+        chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
         """Create a reader that has read nothing.
 
@@ -66,12 +67,14 @@ class JournalReader:
             position: The position of an earlier reader; None for the start.
             resource_labels: Reads only writers with one of the values of each of these labels in their monitored
                 resource; of the others only the header is read.
+            chunk_bytes: How much of a writer's journal is read at once, at most; less if there are many writers.
         """
         self._log_id = log_id
         self._root = root
         self._folder = log_directory(root, log_id)
         self._skipped: Counter[str] = Counter()
         self._resource_labels = resource_labels
+        self._chunk_bytes = chunk_bytes
         self._writers: dict[str, _WriterStream] = {}
         for writer, offsets in _writers_of(position).items():
             self._writers[writer] = _WriterStream(log_id, writer, self._skipped, offsets, resource_labels)
@@ -90,7 +93,7 @@ class JournalReader:
         streams = [stream for stream in self._writers.values() if stream.has_more()]
         streams.sort(key=lambda stream: stream.writer + ".")  # As insertIds sort, which start with it.
         for stream in streams:
-            stream.chunk_bytes = min(_CHUNK_BYTES, max(_SMALLEST_CHUNK_BYTES, _ALL_CHUNKS_BYTES // len(streams)))
+            stream.chunk_bytes = min(self._chunk_bytes, max(_SMALLEST_CHUNK_BYTES, _ALL_CHUNKS_BYTES // len(streams)))
         yield from _merge(streams)
 
     def position(self) -> dict[str, Any]:
