@@ -257,12 +257,9 @@ def test_the_orchestrator_is_known_by_its_variables(environ: Any, expected: Any)
 @pytest.mark.parametrize(
     ("product", "expected"), [("Google Compute Engine\n", Orchestrator.GCE), ("Laptop\n", Orchestrator.NONE)]
 )
-def test_a_bare_google_vm_is_known_by_its_firmware(
-    product: Any, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bare_google_vm_is_known_by_its_firmware(product: Any, expected: Any, tmp_path: Path) -> None:
     (tmp_path / "product_name").write_text(product)
-    monkeypatch.setattr("ml_diagnostics_common.environment._PRODUCT_NAME_FILE", str(tmp_path / "product_name"))
-    assert orchestrator({}) is expected
+    assert orchestrator({}, product_name_file=str(tmp_path / "product_name")) is expected
 
 
 def test_a_log_handler_that_raises_does_not_cost_the_folder(tmp_path: Path) -> None:

@@ -310,11 +310,14 @@ class Orchestrator(str, enum.Enum):
     NONE = "none"
 
 
-def orchestrator(environ: Mapping[str, str] = os.environ) -> Orchestrator:
+def orchestrator(
+    environ: Mapping[str, str] = os.environ, *, product_name_file: str = _PRODUCT_NAME_FILE
+) -> Orchestrator:
     """Return the system that started this process, from the environment and the firmware's product name.
 
     Args:
         environ: The environment variables.
+        product_name_file: The system's file with the firmware's product name.
 
     Returns:
         GKE for any Kubernetes pod, SLURM inside a Slurm job, GCE on a bare Google VM, else NONE.
@@ -323,13 +326,13 @@ def orchestrator(environ: Mapping[str, str] = os.environ) -> Orchestrator:
         return Orchestrator.GKE
     if environ.get("SLURM_JOB_ID"):
         return Orchestrator.SLURM
-    return Orchestrator.GCE if on_google_hardware() else Orchestrator.NONE
+    return Orchestrator.GCE if on_google_hardware(product_name_file) else Orchestrator.NONE
 
 
-def on_google_hardware() -> bool:
-    """Return True if this machine is Google's, according to its firmware."""
+def on_google_hardware(product_name_file: str = _PRODUCT_NAME_FILE) -> bool:
+    """Return True if this machine is Google's, according to the firmware's product name in that file of the system."""
     try:
-        with open(_PRODUCT_NAME_FILE, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        with open(product_name_file, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return file.read(64).startswith("Google")
     except OSError:
         return False
