@@ -7,8 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics._companion import endings
-from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of
+from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of, exit_status
 from cloud_tpu_diagnostics.entries import DUMP
 
 from .accompanied_jobs import Job, ending, of_kind
@@ -165,17 +164,15 @@ def test_kills_for_want_of_memory_are_read_from_both_versions_of_control_groups(
     assert not kills.is_recent(63.0)
 
 
-def test_older_kernels_show_the_status_of_a_process_that_waits_to_be_reaped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(endings, "_LONGEST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(endings, "_GET_INFO", 0)
+def test_older_kernels_show_the_status_of_a_process_that_waits_to_be_reaped() -> None:
     child = os.fork()
     if not child:
         os._exit(9)
-    descriptor = os.pidfd_open(child)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert endings.exit_status(child, descriptor) == 9 << 8
+    # The process descriptor of an older kernel has no status, and does not show that the process was reaped.
+    without_status, other_end = os.pipe()
+    assert exit_status(child, without_status) == 9 << 8
     os.waitpid(child, 0)
-    assert endings.exit_status(child, descriptor) is None
-    os.close(descriptor)
+    assert exit_status(child, without_status, reaping_seconds=0.01) is None
+    os.close(without_status)
+    os.close(other_end)

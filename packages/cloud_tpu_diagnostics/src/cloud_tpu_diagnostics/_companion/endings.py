@@ -34,8 +34,6 @@ OUT_OF_MEMORY_SECONDS = 60.0
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
 _GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _INFO_EXIT = 1 << 3
-_LONGEST_WAIT_SECONDS = 1.0
-"""The wait for the parent to reap it: shells and launchers do so within milliseconds."""
 _CONTROL_GROUPS = "/sys/fs/cgroup"
 # Indexes into `stat_fields`.
 _STATE, _EXIT_STATUS = 0, 49
@@ -172,19 +170,20 @@ _SIGNALS = {
 """The names of signals by faulthandler's names of them."""
 
 
-def exit_status(pid: int, descriptor: int | None) -> int | None:
+def exit_status(pid: int, descriptor: int | None, *, reaping_seconds: float = 1.0) -> int | None:
     """Return the wait status of a process that has just ended, as `os.waitpid` would; None if the kernel hides it.
 
     Args:
         pid: The process.
         descriptor: Its process descriptor, opened while it lived; None where the system has none.
+        reaping_seconds: How long to wait for the parent to reap it: shells and launchers do so within milliseconds.
     """
     if descriptor is None:
         return None
     status = _status_of_zombie(pid)
     if status is not None:
         return status
-    deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
+    deadline = time.monotonic() + reaping_seconds
     poller = select.poll()
     poller.register(descriptor, 0)
     while not poller.poll(0) and time.monotonic() < deadline:  # POLLHUP is set once it is reaped.
