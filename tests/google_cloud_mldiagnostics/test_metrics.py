@@ -492,13 +492,12 @@ def test_a_full_disk_is_counted_and_reported_afterwards(tmp_path: Path, monkeypa
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(journal_module, "_HELD_BYTES", 10_000)
     with active(tmp_path) as run:
         record("loss", 1.0)
         with monkeypatch.context() as patch:
             patch.setattr(journal_module, "_write", full)
             for _ in range(1000):
-                record("loss", 2.0)
+                record("loss", 2.0, labels={"text": "x" * 10_000})  # 10 MB: more than the journal holds.
         run.log.flush(5)
         record("loss", 3.0)
         accepted, written, held, dropped = run.log.statistics().journal
