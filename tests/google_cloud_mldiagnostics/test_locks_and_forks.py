@@ -81,9 +81,8 @@ def test_a_child_that_is_forked_while_a_file_is_named_does_not_keep_the_lock(
         copies.append(os.dup(descriptor))
 
     monkeypatch.setattr(locations, "wait_for_lock", wait_for_lock)
-    monkeypatch.setattr(locations, "_LOCK_SECONDS", 0.1)
     active = cast("ActiveRun", types.SimpleNamespace(folder=tmp_path, host="host-a"))
-    assert [xplane_name(active, 1, 2) for _ in range(2)] == ["host-a", "host-a"]
+    assert [xplane_name(active, 1, 2, lock_seconds=0.1) for _ in range(2)] == ["host-a", "host-a"]
     for copy in copies:
         os.close(copy)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from google_cloud_mldiagnostics._cli import plot
 from google_cloud_mldiagnostics._cli.metric_output import in_order
 from google_cloud_mldiagnostics._cli.plot import curve_of, limits_of, plot_metrics
 from google_cloud_mldiagnostics._reading.metric_series import MetricSeries, Series
@@ -99,9 +98,9 @@ def test_the_suffix_selects_the_image_format(name: str, start: bytes, tmp_path: 
 
 
 def test_metrics_beyond_the_limit_are_left_out_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plot, "_MOST_PANELS", 2)
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # Text as text.
-    plot.plot_metrics("run-1", series_of(*(metric(f"m{number}", 0, 1.0) for number in range(100))), tmp_path / "a.svg")
+    series = series_of(*(metric(f"m{number}", 0, 1.0) for number in range(100)))
+    plot_metrics("run-1", series, tmp_path / "a.svg", most_panels=2)
     picture = (tmp_path / "a.svg").read_text()
     assert "98 more metrics are not drawn" in picture
     assert [name in picture for name in (">m0<", ">m1<", ">m2<")] == [True, True, False]

@@ -72,18 +72,21 @@ class Limits(NamedTuple):
     above: float | None
 
 
-def plot_metrics(run_id: str, by_metric: Mapping[str, Sequence[Series]], path: str | Path) -> None:
+def plot_metrics(
+    run_id: str, by_metric: Mapping[str, Sequence[Series]], path: str | Path, *, most_panels: int = _MOST_PANELS
+) -> None:
     """Draw metrics, a panel for each.
 
     Args:
         run_id: The run, for the title.
         by_metric: Series by metric, in the order of the panels.
         path: The picture to write; its suffix selects the format (.png, .svg, .pdf).
+        most_panels: The most metrics to draw; a note has the number of the others.
 
     Raises:
         OSError: The file cannot be written.
     """
-    shown = list(by_metric.items())[:_MOST_PANELS]
+    shown = list(by_metric.items())[:most_panels]
     across = min(3 if len(shown) > 4 else 2, max(1, len(shown)))
     down = max(1, -(-len(shown) // across))
     width, height = _PANEL_WIDTH * across, _TITLE_HEIGHT + _PANEL_HEIGHT * down

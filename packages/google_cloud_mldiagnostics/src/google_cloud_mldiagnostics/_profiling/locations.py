@@ -80,7 +80,7 @@ def captured_file(folder: Path) -> Path:
     return found[-1]
 
 
-_LOCK_SECONDS = 2.0
+_LOCK_SECONDS: Final = 2.0
 
 
 class UploadMode(enum.Enum):
@@ -164,27 +164,35 @@ def scratch_folder(active: ActiveRun) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{active.host}.{pid}.{processes.start_mark(os.getpid())}.", dir=parent))
 
 
-def xplane_name(active: ActiveRun, process_index: int, process_count: int) -> str:
+def xplane_name(
+    active: ActiveRun, process_index: int, process_count: int, *, lock_seconds: float = _LOCK_SECONDS
+) -> str:
     """Return the name of this process's file in each session, without `.xplane.pb`.
 
     This is the host's name. If a host has several processes, only one uses the plain name; the others add their index,
     since they would overwrite its file. The first process to call this has the name until it ends.
+
+    Args:
+        active: The run.
+        process_index: The index of this process.
+        process_count: The number of the run's processes.
+        lock_seconds: The longest to wait for another process that claims the name.
     """
     if process_count <= 1:
         return active.host
     try:
-        is_first = _claim(active.folder / "hosts" / active.host)
+        is_first = _claim(active.folder / "hosts" / active.host, lock_seconds)
     except OSError:  # No locks on this file system.
         is_first = False
     return active.host if is_first else f"{active.host}-{process_index}"
 
 
-def _claim(path: Path) -> bool:
+def _claim(path: Path, lock_seconds: float) -> bool:
     """Return True if this process owns a file, or takes it over from a process that has ended."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = open_lock_file(path)
     try:
-        wait_for_lock(descriptor, _LOCK_SECONDS)
+        wait_for_lock(descriptor, lock_seconds)
         holder, _, started = os.read(descriptor, 100).decode().partition(" ")
         if holder.isdigit() and int(holder) != os.getpid() and _lives(int(holder), started):
             return False
