@@ -31,11 +31,17 @@ pytest.importorskip("google.cloud.storage")
 NAME = "folder/run-1/plugins/profile/one/host-a.xplane.pb"
 
 
+def retry_after(pause_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process's deliveries, none of which has started, wait for another time after a first failure."""
+    deliveries = uploads.Deliveries(first_pause_seconds=pause_seconds)
+    monkeypatch.setattr(uploads, "_deliveries", deliveries)
+
+
 @pytest.fixture
 def bucket(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch) -> CloudStorageServer:
     for name, value in cloud_storage_server.environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 0.1)
+    retry_after(0.1, monkeypatch)
     cloud_storage_server.create_bucket("bucket")
     return cloud_storage_server
 
@@ -99,7 +105,7 @@ def test_a_profile_that_sync_has_uploaded_meanwhile_counts_as_delivered(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.faults.script([Status(403)], on="upload")
-    monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 1.0)
+    retry_after(1.0, monkeypatch)
     profile_once()
     (staged,) = (run.folder / "staged").rglob("*.xplane.pb")
     wait_until(lambda: LOSSES.get("profile upload: StorageError"))
@@ -122,16 +128,14 @@ def test_without_a_cloud_a_profile_is_staged_for_sync(caplog: pytest.LogCaptureF
         assert reported_sessions("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
 
 
-def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(uploads, "_MOST_WAITING", 3)
+def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(tmp_path: Path) -> None:
+    staging = tmp_path / "staged"
     for number in range(5):
         source = tmp_path / "source"
         source.write_bytes(b"x")
         os.utime(source, ns=(number, number))
-        uploads.stage(source, tmp_path / "staged" / str(number) / "host.xplane.pb", tmp_path / "staged")
-    assert xplanes(tmp_path / "staged") == [f"{number}/host.xplane.pb" for number in (2, 3, 4)]
+        uploads.stage(source, staging / str(number) / "host.xplane.pb", staging, most_waiting=3)
+    assert xplanes(staging) == [f"{number}/host.xplane.pb" for number in (2, 3, 4)]
     assert LOSSES["profile_dropped"] == 2
 
 
@@ -149,7 +153,7 @@ def test_a_file_that_is_uploaded_while_another_is_staged_costs_neither(tmp_path:
 def test_a_refusing_bucket_is_tried_once_more_at_the_end_and_then_not_waited_for(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 60.0)
+    retry_after(60.0, monkeypatch)
     bucket.faults.always(Status(403), on="upload")
     profile_once()
     wait_until(lambda: LOSSES.get("profile upload: StorageError"))

@@ -25,6 +25,10 @@ from google_cloud_mldiagnostics._profiling.locations import SUFFIX
 __all__ = ["Deliveries", "Job", "Upload", "deliveries_of_this_process", "move", "stage", "start_afresh"]
 
 _POLL_SECONDS = 0.005
+_FIRST_PAUSE_SECONDS: Final = 5.0
+_LONGEST_PAUSE_SECONDS: Final = 600.0
+_REQUEST_DEADLINE_SECONDS: Final = 120.0
+_MOST_WAITING: Final = 100
 
 Job: TypeAlias = Callable[[], "float | None"]
 """Do some work; return the seconds until the next call, None when it is done."""
@@ -34,10 +38,12 @@ class Deliveries:
     """Run jobs in one thread, each when it is due. The thread ends when there is nothing to do.
 
     Attributes:
+        first_pause_seconds: The longest wait after the first failure of an upload.
         is_ending: True while the process ends: a job that fails now is given up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, first_pause_seconds: float = _FIRST_PAUSE_SECONDS) -> None:
+        self.first_pause_seconds = first_pause_seconds
         self._worker = Worker("mldiagnostics-profiles", self._do_next, idle_seconds=0.0)
         self._jobs: list[tuple[float, int, bool, Job]] = []  # A heap, of the thread that works.
         self._awaited: dict[int, None] = {}
@@ -139,12 +145,6 @@ def start_afresh() -> None:
 at_fork(start_afresh)
 
 
-_REQUEST_DEADLINE_SECONDS: Final = 120.0
-_FIRST_PAUSE_SECONDS = 5.0
-_LONGEST_PAUSE_SECONDS: Final = 600.0
-_MOST_WAITING = 100
-
-
 class Upload:
     """Upload a staged file, and retry while the destination cannot be reached; the file stays until then.
 
@@ -158,7 +158,7 @@ class Upload:
         self._file = file
         self._target = target
         self._when_done = when_done
-        self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        self._backoff = Backoff(deliveries_of_this_process().first_pause_seconds, _LONGEST_PAUSE_SECONDS)
 
     def __call__(self) -> float | None:
         """Try once."""
@@ -210,21 +210,21 @@ def move(source: Path, target: Path) -> None:
         source.unlink(missing_ok=True)
 
 
-def stage(source: Path, target: Path, staging: Path) -> None:
-    """Move a file to the staging folder; of too many files there the oldest is dropped.
+def stage(source: Path, target: Path, staging: Path, *, most_waiting: int = _MOST_WAITING) -> None:
+    """Move a file to the staging folder; of more than `most_waiting` files there the oldest is dropped.
 
     Raises:
         OSError: The file cannot be moved.
     """
     move(source, target)
-    for file in _waiting(staging)[:-_MOST_WAITING]:
+    for file in _waiting(staging)[:-most_waiting]:
         file.unlink(missing_ok=True)
         LOSSES.add("profile_dropped")
         warn_once(
             ("profile dropped", staging),
             "More than %d profiles wait in %s to be uploaded: the oldest are dropped. Further ones are counted, not "
             "logged.",
-            _MOST_WAITING,
+            most_waiting,
             staging,
         )
 
