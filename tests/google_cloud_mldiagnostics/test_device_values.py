@@ -236,7 +236,7 @@ repeated(x, 1).block_until_ready()
 started_at = time.perf_counter()
 repeated(x, 100).block_until_ready()
 each = (time.perf_counter() - started_at) / 100
-device_values._EXIT_SECONDS = 0.1
+device_values._values_of_this_process = device_values._Values(exit_seconds=0.1)
 record("loss", repeated(x, int(float(sys.argv[2]) / each)), 1)
 """
 
@@ -255,15 +255,14 @@ def test_a_value_that_is_computed_while_the_interpreter_is_finalized_does_not_ab
 
 @pytest.fixture
 def own_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a worker and a state that a test may end."""
+    """Use a worker and a state that a test may end; the end waits 10 ms for devices."""
     monkeypatch.setattr(device_values, "_worker", Worker("test"))
-    monkeypatch.setattr(device_values, "_values_of_this_process", device_values._Values())
+    monkeypatch.setattr(device_values, "_values_of_this_process", device_values._Values(exit_seconds=0.01))
 
 
 def test_a_value_not_computed_before_the_process_ends_is_counted_as_dropped_and_delays_it_once(
-    own_worker: None, monkeypatch: pytest.MonkeyPatch
+    own_worker: None,
 ) -> None:
-    monkeypatch.setattr(device_values, "_EXIT_SECONDS", 0.01)
     lost: list[str] = []
 
     def deliver() -> None:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ml_diagnostics_common.process_hooks import ExitOrder, at_exit, at_exit_from_now, at_fork
 from ml_diagnostics_common.worker import Worker
@@ -30,7 +30,7 @@ from google_cloud_mldiagnostics.exceptions import RecordingError
 __all__ = ["MOST_PENDING", "Fetch", "drain", "fetch_of", "later", "pending_count", "settle"]
 
 MOST_PENDING = 1_000
-_EXIT_SECONDS = 2.0
+_EXIT_SECONDS: Final = 2.0
 _FIRST_PAUSE_SECONDS = 0.004
 _LONGEST_PAUSE_SECONDS = 0.05
 _STOP_SECONDS = 1.0
@@ -123,11 +123,13 @@ class _Values:
     """The state of the pending values that the worker does not have.
 
     Attributes:
+        exit_seconds: The longest that the end of the process waits for devices.
         are_given_up: True if the process exits and has stopped to wait.
         of_steps: Values of PyTorch/XLA in a step that is not computed yet, by identity.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, exit_seconds: float = _EXIT_SECONDS) -> None:
+        self.exit_seconds = exit_seconds
         self.are_given_up = False
         self.of_steps: dict[int, _StepValue] = {}
 
@@ -154,7 +156,7 @@ def _await_ready(is_ready: Callable[[], bool]) -> None:
 def _drain_at_exit() -> None:
     """Wait once, so that no later call waits again."""
     settle(may_compute=getattr(sys, "last_value", None) is None)
-    if not drain(_EXIT_SECONDS):
+    if not drain(_values_of_this_process.exit_seconds):
         _values_of_this_process.are_given_up = True
         _worker.drain(4 * _LONGEST_PAUSE_SECONDS)  # The worker counts the rest as lost.
 
