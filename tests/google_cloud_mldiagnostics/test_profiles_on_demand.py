@@ -29,10 +29,14 @@ pytest.importorskip("grpc")
 
 
 @pytest.fixture(autouse=True)
-def _prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def _devices() -> None:
+    """Initialise the devices: the server can start at once."""
     jax.devices()
-    monkeypatch.setattr(on_demand, "_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(on_demand, "_READY_SECONDS", 0.02)
+
+
+def start_polling() -> None:
+    """Start the server like `start_on_demand_xprof(0)`, and poll often for profiles that others took."""
+    on_demand._start(0, poll_seconds=0.05)
 
 
 def served(run_id: str) -> dict[str, Any]:
@@ -54,7 +58,7 @@ def is_listening(port: int) -> bool:
 
 def test_a_profile_taken_from_outside_is_a_session_of_the_run() -> None:
     with profiled_run("run-1") as active:
-        start_on_demand_xprof(0)
+        start_polling()
         process = served("run-1")
         assert active.profiler_port == process["profiler_port"]
         capture(process, "asked", host=process["address"])
@@ -75,7 +79,7 @@ def test_a_profile_for_a_bucket_is_staged_on_this_machine(
         monkeypatch.setenv(name, value)
     cloud_storage_server.create_bucket("bucket")
     with profiled_run("run-1", gcs_path="gs://bucket", is_local=False) as active:
-        start_on_demand_xprof(0)
+        start_polling()
         capture(served("run-1"), "asked")
         wait_until(lambda: sessions_put(active))
         name = "run-1/plugins/profile/asked/host-a.xplane.pb"
@@ -86,7 +90,7 @@ def test_a_profile_for_a_bucket_is_staged_on_this_machine(
 
 def test_the_programs_own_profiles_are_not_taken_for_others() -> None:
     with profiled_run("run-1") as active:
-        start_on_demand_xprof(0)
+        start_polling()
         process = served("run-1")
         with Xprof(session_id="own"):
             pass
@@ -101,7 +105,7 @@ def test_profiles_of_earlier_attempts_are_not_reported_again() -> None:
         earlier = active.folder / "profiles/plugins/profile/earlier"
         earlier.mkdir(parents=True)
         (earlier / "host-a.xplane.pb").write_bytes(b"")
-        start_on_demand_xprof(0)
+        start_polling()
         capture(served("run-1"), "asked")
         wait_until(lambda: reported_sessions("run-1"))
         assert reported_sessions("run-1") == [("asked", "SUCCEEDED")]

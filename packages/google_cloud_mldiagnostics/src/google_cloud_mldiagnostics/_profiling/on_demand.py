@@ -57,12 +57,12 @@ def start_on_demand_xprof(port: int = DEFAULT_PORT) -> None:
 
 
 @guarded_as("start the server for profiles on demand")
-def _start(port: int) -> None:
+def _start(port: int, *, poll_seconds: float = _POLL_SECONDS) -> None:
     global _server_of_this_process
     if _server_of_this_process is not None and _server_of_this_process.pid == os.getpid():
         logger.warning("The server for profiles on demand runs already; nothing is done.")
         return
-    _server_of_this_process = _Server(active_run(), port)
+    _server_of_this_process = _Server(active_run(), port, poll_seconds)
     at_exit_from_now(stop_on_demand_xprof)
     deliveries_of_this_process().add(_server_of_this_process.start_when_ready, is_awaited=False)
 
@@ -79,10 +79,11 @@ def stop_on_demand_xprof() -> None:
 class _Server:
     """The server of this process, and its registration with the run."""
 
-    def __init__(self, active: ActiveRun | None, port: int) -> None:
+    def __init__(self, active: ActiveRun | None, port: int, poll_seconds: float) -> None:
         self.pid = os.getpid()
         self._active = active
         self._port = port
+        self._poll_seconds = poll_seconds
         self._engine: Engine = engine_for(active.run.framework if active else Framework.JAX)
         self._is_serving = False
         self._is_stopped = False
@@ -136,8 +137,8 @@ class _Server:
         index, count = jax_processes() or (active.process_index, active.process_count)
         name = xplane_name(active, index, count)
         if location is not None:
-            watch = CaptureWatch(active, location, name, index, lambda: self._is_stopped)
-            deliveries_of_this_process().add(watch, is_awaited=False, delay_seconds=_POLL_SECONDS)
+            watch = CaptureWatch(active, location, name, index, lambda: self._is_stopped, self._poll_seconds)
+            deliveries_of_this_process().add(watch, is_awaited=False, delay_seconds=self._poll_seconds)
         active.profiler_port = self._port
         payload = entries.process_entry(
             "ACTIVE",
@@ -174,6 +175,7 @@ class CaptureWatch:
         name: The name of this process's file.
         process_index: The index of this process.
         is_stopped: Returns True before the last poll.
+        poll_seconds: The time between two polls.
     """
 
     active: ActiveRun
@@ -181,6 +183,7 @@ class CaptureWatch:
     name: str
     process_index: int
     is_stopped: Callable[[], bool]
+    poll_seconds: float = _POLL_SECONDS
     _known: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -191,7 +194,7 @@ class CaptureWatch:
         was_stopped = self.is_stopped()
         for session in self._unknown_sessions():
             self._inspect(session)
-        return None if was_stopped else _POLL_SECONDS
+        return None if was_stopped else self.poll_seconds
 
     def _unknown_sessions(self) -> list[Path]:
         folder = self.location.captures
