@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -149,7 +150,8 @@ def test_quiet_silences_the_number_of_entries_read(
     run = recorded()
     run.finish()
     shown(capsys, "sync", run.name)
-    monkeypatch.setattr(run_source, "_PROGRESS_SECONDS", 0.0)
+    eager = functools.partial(run_source.CloudSource, progress_seconds=0.0)
+    monkeypatch.setattr(run_source, "CloudSource", eager)
     assert main(["show", run.name, *PROJECT]) == 0
     assert " entries read\n" in capsys.readouterr().err
     assert main(["show", run.name, *PROJECT, "--quiet"]) == 0

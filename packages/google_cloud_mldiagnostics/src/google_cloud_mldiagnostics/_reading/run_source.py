@@ -52,10 +52,19 @@ class RunEntries:
         root: The diagnostics folder.
         cloud: Cloud Logging of the project that keeps the runs; None reads the journal alone.
         report_progress: Prints how many entries were read from Cloud Logging so far.
+        progress_seconds: The time between two such notes.
     """
 
-    def __init__(self, root: Path, cloud: Cloud | None, report_progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        cloud: Cloud | None,
+        report_progress: Callable[[str], None],
+        *,
+        progress_seconds: float = _PROGRESS_SECONDS,
+    ) -> None:
         self._root, self._cloud, self._report_progress = root, cloud, report_progress
+        self._progress_seconds = progress_seconds
         self._sources: list[LogSource] = []
 
     def everything(self, run: Resource) -> Batches:
@@ -113,7 +122,7 @@ class RunEntries:
         count, reported_at = 0, time.monotonic()
         for batch in source.read_new():
             count += len(batch)
-            if self._cloud is not None and time.monotonic() - reported_at > _PROGRESS_SECONDS:
+            if self._cloud is not None and time.monotonic() - reported_at > self._progress_seconds:
                 reported_at = time.monotonic()
                 self._report_progress(f"{count:,} entries read")
             yield batch
@@ -267,6 +276,7 @@ class CloudSource(RunSource):
         region: The region of its runs; None for the usual one.
         report: Prints a note for the user.
         report_progress: Prints how many entries were read so far.
+        progress_seconds: The time between two such notes.
 
     Attributes:
         region: The region.
@@ -284,6 +294,8 @@ class CloudSource(RunSource):
         region: str | None,
         report: Callable[[str], None],
         report_progress: Callable[[str], None],
+        *,
+        progress_seconds: float = _PROGRESS_SECONDS,
     ) -> None:
         from ml_diagnostics_common.credentials import find_cloud
 
@@ -298,4 +310,4 @@ class CloudSource(RunSource):
         )
         cloud = Cloud(environment, patience_seconds=_PATIENCE_SECONDS, logs_failures=False)
         self.transport = cloud.connect()
-        self.entries = RunEntries(diagnostics_directory(), cloud, report_progress)
+        self.entries = RunEntries(diagnostics_directory(), cloud, report_progress, progress_seconds=progress_seconds)
