@@ -142,13 +142,12 @@ def test_jax_is_never_initialised_and_known_once_the_job_has() -> None:
 
 JOB = """
     import json, sys, jax
-    from google_cloud_mldiagnostics import _system_configs as system_configs
-    system_configs._HOSTS_SECONDS = 60
+    from google_cloud_mldiagnostics._system_configs import collect_hardware
     rank = int(sys.argv[2])
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, rank)
-    before = system_configs.collect_hardware()
+    before = collect_hardware(hosts_seconds=60)
     jax.devices()
-    print(json.dumps([before, system_configs.collect_hardware() if rank == 0 else None]))
+    print(json.dumps([before, collect_hardware(hosts_seconds=60) if rank == 0 else None]))
 """
 
 
@@ -176,10 +175,9 @@ def test_hosts_are_unknown_until_each_process_has_published_its_own(
     monkeypatch: pytest.MonkeyPatch, names: list[str], hosts: str | None
 ) -> None:
     _job_on(monkeypatch, [types.SimpleNamespace(platform="cpu", device_kind="cpu")] * 4, processes=4)
-    monkeypatch.setattr(system_configs, "_HOSTS_SECONDS", 0.2)
     monkeypatch.setattr(agreement, "jax_processes", lambda: (0, 4))
     monkeypatch.setattr(agreement, "published", lambda folder: names)
-    configs = collect_hardware({})
+    configs = collect_hardware({}, hosts_seconds=0.2)
     assert configs is not None
     assert configs.get("num_hosts") == hosts
 

@@ -218,14 +218,17 @@ def collect_host(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return configs
 
 
-def collect_hardware(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+def collect_hardware(
+    environ: Mapping[str, str] = os.environ, *, hosts_seconds: float = _HOSTS_SECONDS
+) -> dict[str, str] | None:
     """Return the hardware of the job, once the job itself has initialised its devices.
 
     Call it in a thread: while another thread initialises JAX, this waits for it. If no launcher sets the number of
-    hosts, it waits up to 5 s until each process has published its host: so all processes should call it.
+    hosts, it waits until each process has published its host: so all processes should call it.
 
     Args:
         environ: The environment variables.
+        hosts_seconds: The longest to wait for other processes to publish their hosts.
 
     Returns:
         device_type, num_slices, devices_per_slice as the public package has them; accelerator_type, num_devices,
@@ -233,11 +236,15 @@ def collect_hardware(environ: Mapping[str, str] = os.environ) -> dict[str, str] 
         initialised its devices: call it again later.
     """
     _publish_host()
-    devices = _jax_devices(environ) or _torch_xla_devices(environ) or _torch_devices(environ)
+    devices = (
+        _jax_devices(environ, hosts_seconds)
+        or _torch_xla_devices(environ, hosts_seconds)
+        or _torch_devices(environ, hosts_seconds)
+    )
     return None if devices is None else devices | collect_host(environ)
 
 
-def _jax_devices(environ: Mapping[str, str]) -> dict[str, str] | None:
+def _jax_devices(environ: Mapping[str, str], hosts_seconds: float) -> dict[str, str] | None:
     if not jax_is_initialised():
         return None
     jax: Any = sys.modules.get("jax")
@@ -254,6 +261,7 @@ def _jax_devices(environ: Mapping[str, str]) -> dict[str, str] | None:
         slices=slices,
         processes=processes,
         environ=environ,
+        hosts_seconds=hosts_seconds,
     )
 
 
@@ -261,7 +269,7 @@ def _slice_index(device: Any) -> int:
     return int(getattr(device, "slice_index", None) or getattr(device, "partition_index", None) or 0)
 
 
-def _torch_xla_devices(environ: Mapping[str, str]) -> dict[str, str] | None:
+def _torch_xla_devices(environ: Mapping[str, str], hosts_seconds: float) -> dict[str, str] | None:
     runtime: Any = sys.modules.get("torch_xla.runtime")
     if runtime is None or not torch_xla_is_initialised():
         return None
@@ -273,10 +281,11 @@ def _torch_xla_devices(environ: Mapping[str, str]) -> dict[str, str] | None:
         slices=_number(environ, "MEGASCALE_NUM_SLICES") or 1,
         processes=int(runtime.process_count()),
         environ=environ,
+        hosts_seconds=hosts_seconds,
     )
 
 
-def _torch_devices(environ: Mapping[str, str]) -> dict[str, str] | None:
+def _torch_devices(environ: Mapping[str, str], hosts_seconds: float) -> dict[str, str] | None:
     cuda: Any = sys.modules.get("torch.cuda")
     if cuda is None or not cuda.is_initialized():
         return None
@@ -290,11 +299,19 @@ def _torch_devices(environ: Mapping[str, str]) -> dict[str, str] | None:
         slices=1,
         processes=processes,
         environ=environ,
+        hosts_seconds=hosts_seconds,
     )
 
 
 def _described(
-    *, kind: str, accelerator: str, devices: int, slices: int, processes: int, environ: Mapping[str, str]
+    *,
+    kind: str,
+    accelerator: str,
+    devices: int,
+    slices: int,
+    processes: int,
+    environ: Mapping[str, str],
+    hosts_seconds: float,
 ) -> dict[str, str]:
     configs = {
         "device_type": kind,
@@ -304,11 +321,11 @@ def _described(
         "num_devices": str(devices),
         "num_processes": str(processes),
     }
-    hosts = _hosts(accelerator, processes, environ)
+    hosts = _hosts(accelerator, processes, environ, hosts_seconds)
     return configs if hosts is None else configs | {"num_hosts": str(hosts)}
 
 
-def _hosts(accelerator: str, processes: int, environ: Mapping[str, str]) -> int | None:
+def _hosts(accelerator: str, processes: int, environ: Mapping[str, str], wait_seconds: float) -> int | None:
     """Return the number of hosts: by the launcher's variables, else as published; on TPU, a process for each host."""
     if processes == 1:
         return 1
@@ -321,7 +338,7 @@ def _hosts(accelerator: str, processes: int, environ: Mapping[str, str]) -> int 
             return -(-processes // on_this_host)
     if accelerator == "tpu" and not environ.get("TPU_PROCESS_BOUNDS"):
         return processes
-    return _published_hosts(processes)
+    return _published_hosts(processes, wait_seconds)
 
 
 def _publish_host() -> None:
@@ -333,11 +350,11 @@ def _publish_host() -> None:
         agreement.publish(f"{_HOSTS_KEY}/{known[0]}", platform.node())
 
 
-def _published_hosts(processes: int) -> int | None:
+def _published_hosts(processes: int, wait_seconds: float) -> int | None:
     """Return the number of hosts that the processes of `jax.distributed` published; None if one is late."""
     if agreement.jax_processes() is None:
         return None
-    deadline = time.monotonic() + _HOSTS_SECONDS
+    deadline = time.monotonic() + wait_seconds
     while len(hosts := agreement.published(_HOSTS_KEY)) < processes:
         if time.monotonic() > deadline:
             return None
