@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -12,20 +13,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from google_cloud_mldiagnostics import machinelearning_run
 from google_cloud_mldiagnostics._entries import PROCESS
-from ml_diagnostics_common.environment import diagnostics_directory
+from google_cloud_mldiagnostics._run.arguments import RunArguments
+from google_cloud_mldiagnostics._run.lifecycle import Pauses
+from google_cloud_mldiagnostics._run.start import RunStart
+from google_cloud_mldiagnostics.mlrun_types import MLRun
+from ml_diagnostics_common.environment import configured_backend, diagnostics_directory
 
 from .kept_entries import kept_entries
 
-PREAMBLE = """
-import atexit, os, signal, sys, threading, time
+
+def start_run(name: str = "train", *, pauses: Pauses | None = None, **arguments: Any) -> MLRun:
+    """Start a run like `machinelearning_run`, with other waits if some are given; programs have this function too."""
+    arguments = {"name": name, "log_system_metrics": False, **arguments}
+    if pauses is None:
+        return machinelearning_run(**arguments)
+    call = inspect.signature(machinelearning_run).bind(**arguments)
+    call.apply_defaults()
+    return RunStart(RunArguments.checked(**call.arguments), configured_backend(), pauses=pauses).start()
+
+
+PREAMBLE = f"""
+from __future__ import annotations
+
+import atexit, inspect, os, signal, sys, threading, time
 from google_cloud_mldiagnostics import machinelearning_run, metrics
+from google_cloud_mldiagnostics._run.arguments import RunArguments
+from google_cloud_mldiagnostics._run.lifecycle import Pauses
+from google_cloud_mldiagnostics._run.start import RunStart
+from ml_diagnostics_common.environment import configured_backend
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell has its background jobs ignore it.
 
-def start_run(name="train", **arguments):
-    return machinelearning_run(name, log_system_metrics=False, **arguments)
-
+{inspect.getsource(start_run)}
 def ready():
     print("ready", flush=True)
 

@@ -38,6 +38,7 @@ profile = xprof(session_id="open")
 profile.start()
 train()
 """
+HASTY_OPEN = OPEN.replace("start_run()", "start_run(pauses=Pauses(end_seconds=1.0))")
 
 
 def the_session() -> dict[str, Any]:
@@ -127,12 +128,10 @@ def test_a_profile_that_ends_with_its_run_is_reported_to_the_control_plane(
 def test_a_profiler_that_does_not_end_in_time_costs_the_profile_and_not_the_end() -> None:
     ended = programs.run_until_ready(
         """
-from google_cloud_mldiagnostics._run import lifecycle
 from google_cloud_mldiagnostics._profiling.engines import JaxEngine
-lifecycle._END_SECONDS = 1.0
 JaxEngine.stop = lambda self, folder, trace_json: time.sleep(60)
 """
-        + OPEN,
+        + HASTY_OPEN,
         programs.SIGTERM,
     )
     assert ended.code == -signal.SIGTERM
@@ -203,15 +202,13 @@ run.finish()
 def test_a_program_exits_although_its_profiler_never_stops() -> None:
     ended = programs.run(
         """
-from google_cloud_mldiagnostics._run import lifecycle
 from google_cloud_mldiagnostics._profiling import captures
 from google_cloud_mldiagnostics._profiling.engines import JaxEngine
-lifecycle._END_SECONDS = 1.0
 finish_profiles = captures.finish_profiles
 captures.finish_profiles = lambda: finish_profiles(0.1)
 JaxEngine.stop = lambda self, folder, trace_json: time.sleep(600)
 """
-        + OPEN
+        + HASTY_OPEN
     )
     assert ended.code == 0, ended.errors
     assert "Profile open is lost: the process ended before its profiler had" in ended.errors
@@ -222,15 +219,13 @@ JaxEngine.stop = lambda self, folder, trace_json: time.sleep(600)
 def test_sigterm_while_the_profiler_is_being_stopped_does_not_deadlock() -> None:
     ended = programs.run(
         """
-from google_cloud_mldiagnostics._run import lifecycle
 from google_cloud_mldiagnostics._profiling.engines import JaxEngine
-lifecycle._END_SECONDS = 1.0
 def stop(self, folder, trace_json):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 JaxEngine.stop = stop
 """
-        + OPEN
+        + HASTY_OPEN
         + "profile.stop()"
     )
     assert ended.code == -signal.SIGTERM

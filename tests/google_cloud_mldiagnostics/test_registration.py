@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics import __version__, machinelearning_run
-from google_cloud_mldiagnostics.control_plane import Resource
+from google_cloud_mldiagnostics import __version__
+from google_cloud_mldiagnostics._run.lifecycle import Pauses
+from google_cloud_mldiagnostics._run_state.registration import Registration
+from google_cloud_mldiagnostics.control_plane import Resource, find_google
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.core.global_manager import active_run
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
-from google_cloud_mldiagnostics.mlrun_types import MLRun
+from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
@@ -24,6 +25,7 @@ from ..loopback.control_plane import ControlPlaneServer, SelfHostedServer
 from ..waiting import wait_until
 from . import run_programs as programs
 from .kept_entries import kept_entries
+from .run_programs import start_run
 
 RUN = "train-w"
 
@@ -31,10 +33,6 @@ RUN = "train-w"
 @pytest.fixture(autouse=True)
 def server(cloud_of_a_run: ControlPlaneServer) -> ControlPlaneServer:
     return cloud_of_a_run
-
-
-def start_run(**arguments: Any) -> MLRun:
-    return machinelearning_run("train", log_system_metrics=False, **arguments)
 
 
 def kept_here() -> Resource:
@@ -275,13 +273,10 @@ def test_a_fault_that_passes_is_not_seen(server: ControlPlaneServer, fault: Faul
 
 
 @pytest.mark.timing
-def test_nothing_waits_for_a_control_plane_that_never_answers(
-    server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 1.0)
+def test_nothing_waits_for_a_control_plane_that_never_answers(server: ControlPlaneServer) -> None:
     server.faults.always(Hang())
     started = time.monotonic()
-    run = start_run()
+    run = start_run(pauses=Pauses(end_seconds=1.0))
     created = time.monotonic()
     active_run().registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
     run.configs.update(lr=0.1)
@@ -296,9 +291,7 @@ def test_nothing_waits_for_a_control_plane_that_never_answers(
 def test_a_process_leaves_in_time_however_long_the_control_plane_is_silent(server: ControlPlaneServer) -> None:
     server.faults.always(Hang())
     ended = programs.run("""
-        from google_cloud_mldiagnostics._run import lifecycle
-        lifecycle._END_SECONDS = 1.0
-        start_run()
+        start_run(pauses=Pauses(end_seconds=1.0))
         sys.exit(3)
     """)
     assert ended.code == 3
@@ -323,11 +316,7 @@ def test_a_worker_that_is_forked_while_clients_are_loaded_can_load_them_too(serv
 def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silent(server: ControlPlaneServer) -> None:
     server.faults.always(Hang())
     ended = programs.run_until_ready(
-        """
-        from google_cloud_mldiagnostics._run import lifecycle
-        lifecycle._END_SECONDS = 1.0
-        start_run()
-        """,
+        "start_run(pauses=Pauses(end_seconds=1.0))",
         programs.SIGTERM,
     )
     assert ended.code == -programs.SIGTERM
@@ -337,12 +326,23 @@ def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silen
 def test_a_registration_that_failed_is_repeated_later(
     server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics._run_state.registration._FIRST_ACCESS_SECONDS", 0.1)
-    server.is_permitted = False
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
     start_run(configs={"lr": 0.1})
+    server.is_permitted = False
+    registration = Registration(
+        RUN,
+        LocalControlPlane(diagnostics_directory()),
+        find_google(None, "us-central1", "prod"),
+        is_owner=True,
+        access_backoff=Backoff(0.1),
+    )
+    registration.start()
     wait_until(lambda: len(server.requests) >= 1)
     server.is_permitted = True
     wait_until(lambda: server.run(RUN)["configs"]["userConfigs"] == {"lr": "0.1"})
+    deadline = time.monotonic() + 5.0
+    registration.end("COMPLETED", deadline)
+    assert registration.wait(deadline - time.monotonic())
 
 
 def test_a_deleted_run_is_created_again(server: ControlPlaneServer) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run, metrics
 from google_cloud_mldiagnostics._run.arguments import checked_region
+from google_cloud_mldiagnostics._run.lifecycle import Pauses
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.core.global_manager import active_run
@@ -34,6 +35,7 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from ..waiting import free_port, wait_until
 from . import run_programs as programs
 from .kept_entries import kept_entries
+from .run_programs import start_run
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +44,6 @@ def no_run_is_left() -> Iterator[None]:
     active = active_run()
     if active is not None:
         active.run.finish()
-
-
-def start_run(name: str = "train", **arguments: Any) -> MLRun:
-    return machinelearning_run(name, log_system_metrics=False, **arguments)
 
 
 def kept(run: MLRun) -> Resource:
@@ -298,9 +296,8 @@ def test_finish_accepts_only_completed_and_failed() -> None:
     assert kept(run)["runPhase"] == "FAILED"
 
 
-def test_a_heartbeat_records_that_the_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._HEARTBEAT_SECONDS", 0.05)
-    start_run()
+def test_a_heartbeat_records_that_the_process_is_alive() -> None:
+    start_run(pauses=Pauses(heartbeat_seconds=0.05))
     wait_until(lambda: programs.phases().count("ACTIVE") >= 4)
 
 
@@ -384,9 +381,7 @@ def test_jax_is_not_initialised_before_the_job_does_and_its_devices_are_known_th
         """
         import jax
         from jax._src import xla_bridge
-        from google_cloud_mldiagnostics._run import lifecycle
-        lifecycle._HARDWARE_SECONDS = 0.05
-        run = start_run()
+        run = start_run(pauses=Pauses(hardware_seconds=0.05))
         time.sleep(0.2)
         assert not xla_bridge.backends_are_initialized()
         jax.devices()
@@ -415,12 +410,10 @@ def test_a_run_starts_and_ends_before_an_unanswered_request_times_out() -> None:
         ended = programs.run(
             """
             import inspect
-            from google_cloud_mldiagnostics._run import lifecycle
             from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
-            lifecycle._END_SECONDS = 1.0
             patience = inspect.signature(GoogleControlPlane).parameters["request_seconds"].default
             started = time.monotonic()
-            run = start_run()
+            run = start_run(pauses=Pauses(end_seconds=1.0))
             created_at = time.monotonic()
             metrics.record("loss", 1.0)
             run.finish()
@@ -466,10 +459,8 @@ def test_a_run_that_started_before_its_processes_could_agree_warns() -> None:
     ended = programs.run(
         """
         import types
-        from google_cloud_mldiagnostics._run import lifecycle
-        lifecycle._HARDWARE_SECONDS = 0.05
         from ml_diagnostics_common import guard
-        start_run()
+        start_run(pauses=Pauses(hardware_seconds=0.05))
         import jax._src.distributed as distributed
         state = distributed.global_state
         state.client, state.process_id, state.num_processes = object(), 1, 2

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from google_cloud_mldiagnostics import machinelearning_run
+from google_cloud_mldiagnostics._run.lifecycle import Pauses
 from google_cloud_mldiagnostics.cli import main
-from google_cloud_mldiagnostics.mlrun_types import MLRun
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 from ml_diagnostics_testing.faults import Hang, Status
 
 from ..loopback.control_plane import ControlPlaneServer, SelfHostedServer
 from ..waiting import wait_until
 from . import run_programs as programs
+from .run_programs import start_run
 
 RUN = "train-w"
 
@@ -33,10 +33,6 @@ def unfinished_profile():
 @pytest.fixture
 def server(cloud_of_a_run: ControlPlaneServer) -> ControlPlaneServer:
     return cloud_of_a_run
-
-
-def start_run(**arguments: object) -> MLRun:
-    return machinelearning_run("train", log_system_metrics=False, **arguments)  # type: ignore[arg-type]
 
 
 # --- The process ends, or is interrupted, while `finish` waits ----------------------------------------
@@ -81,10 +77,9 @@ except KeyboardInterrupt:
 
 
 def test_a_slow_operation_does_not_stop_the_end_from_being_sent(
-    server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: ControlPlaneServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 2.0)
-    run = start_run(strict=True)
+    run = start_run(strict=True, pauses=Pauses(end_seconds=2.0))
     server.operations.seconds = 3600
     run.configs.update(lr=0.1)
     wait_until(lambda: "update" in [request.operation for request in server.requests])
@@ -104,10 +99,9 @@ def test_an_unanswered_request_does_not_stop_the_end_from_being_sent(server: Con
 
 
 def test_an_end_that_could_not_be_sent_is_one_warning(
-    server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: ControlPlaneServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("google_cloud_mldiagnostics._run.lifecycle._END_SECONDS", 1.0)
-    run = start_run(strict=True)
+    run = start_run(strict=True, pauses=Pauses(end_seconds=1.0))
     server.faults.always(Hang())
     run.finish()
     (warning,) = [record for record in caplog.records if RUN in record.getMessage() and record.levelname == "WARNING"]

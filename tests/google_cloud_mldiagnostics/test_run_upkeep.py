@@ -23,13 +23,11 @@ from . import run_programs as programs
 def test_software_is_collected_once_and_devices_are_polled_with_growing_delays() -> None:
     ended = programs.run("""
         from google_cloud_mldiagnostics import _system_configs as system_configs
-        from google_cloud_mldiagnostics._run import lifecycle
-        lifecycle._HARDWARE_SECONDS = 0.02
         asked = {"software": [], "hardware": []}
         software, hardware = system_configs.collect_software, system_configs.collect_hardware
         system_configs.collect_software = lambda *a: asked["software"].append(time.monotonic()) or software(*a)
         system_configs.collect_hardware = lambda: asked["hardware"].append(time.monotonic()) or hardware()
-        start_run()
+        start_run(pauses=Pauses(hardware_seconds=0.02))
         while len(asked["hardware"]) < 7:
             time.sleep(0.01)
         pauses = [later - earlier for earlier, later in zip(asked["hardware"], asked["hardware"][1:])]

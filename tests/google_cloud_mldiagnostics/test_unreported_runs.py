@@ -18,10 +18,7 @@ from ..waiting import wait_until
 from . import run_programs as programs
 from .asked_control_planes import Time, connected
 
-HASTE = """
-from google_cloud_mldiagnostics._run import lifecycle
-lifecycle._END_SECONDS = 1.0
-"""
+HASTE = "pauses=Pauses(end_seconds=1.0)"
 UNTIL_INPUT = """
 ready()
 sys.stdin.readline()
@@ -36,9 +33,7 @@ def server(cloud_of_a_run: ControlPlaneServer) -> ControlPlaneServer:
 def end_unreported(server: ControlPlaneServer, ending: str = "", **arguments: str) -> programs.Ended:
     """Let the run one-w end in a process of its own while the control plane answers 503; then clear the fault."""
     given = "".join(f", {name}={text!r}" for name, text in arguments.items())
-    process = programs.start(
-        f"{HASTE}\nmachinelearning_run('one', log_system_metrics=False, strict=True{given})\n{UNTIL_INPUT}\n{ending}"
-    )
+    process = programs.start(f"start_run('one', {HASTE}, strict=True{given})\n{UNTIL_INPUT}\n{ending}")
     programs.await_line(process, "ready")
     server.faults.always(Status(503))
     ended = programs.end(process, 30.0, "\n")
@@ -82,8 +77,8 @@ def test_the_next_process_reports_an_end_that_the_control_plane_did_not_take(
 
 def test_a_run_that_the_control_plane_never_took_is_created(server: ControlPlaneServer) -> None:
     server.faults.always(Status(503))
-    programs.run(f"""{HASTE}
-machinelearning_run('one', log_system_metrics=False)
+    programs.run(f"""
+start_run('one', {HASTE})
 from google_cloud_mldiagnostics.core.global_manager import active_run
 while active_run().registration.error is None:
     time.sleep(0.01)

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ml_diagnostics_common.entry import format_timestamp
@@ -36,21 +37,36 @@ if TYPE_CHECKING:
     from google_cloud_mldiagnostics.control_plane import Change, Resource
     from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 
-__all__ = ["COLLECTED", "Lifecycle"]
+__all__ = ["COLLECTED", "USUAL_PAUSES", "Lifecycle", "Pauses"]
 
 COLLECTED: Final = ("softwareConfigs", "hardwareConfigs")
 """The sections of a run's configs that this library collects."""
 
-_HEARTBEAT_SECONDS = 60.0
-_HARDWARE_SECONDS = 5.0  # At first; the interval grows to a minute.
 _MOST_HARDWARE_SECONDS = 60.0
 _DEBOUNCE_SECONDS = 1.0
-_END_SECONDS = 5.0  # The limit of the wait for the network at the end of the process.
 _GRACE_SECONDS = 0.2
 _FIRST_ENTRY_SECONDS = 1.0
 _LAST_COLLECT_SECONDS = 1.0
 _SYNC_SECONDS = 0.2
-_PROFILES_SHARE = 0.6  # The share of these seconds for a profile in progress.
+_PROFILES_SHARE = 0.6  # The share of the seconds at the end for a profile in progress.
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """The waits of a run's life.
+
+    Attributes:
+        heartbeat_seconds: The time between two heartbeats.
+        hardware_seconds: The time between the first two collections of configs; it then grows to a minute.
+        end_seconds: The limit of the wait for the network at the end of the run.
+    """
+
+    heartbeat_seconds: float = 60.0
+    hardware_seconds: float = 5.0
+    end_seconds: float = 5.0
+
+
+USUAL_PAUSES: Final = Pauses()
 
 
 class _End(NamedTuple):
@@ -71,6 +87,7 @@ class Lifecycle:
         registration: Reports the run to the control plane.
         collect: Returns the sections of configs that are known now, and True if that is all; called in a separate
             thread, since it may wait for the devices.
+        pauses: The waits.
     """
 
     def __init__(
@@ -81,12 +98,14 @@ class Lifecycle:
         registration: Registration,
         *,
         collect: Callable[[], tuple[Mapping[str, Mapping[str, str]], bool]],
+        pauses: Pauses = USUAL_PAUSES,
     ) -> None:
         self._active = active
         self._member = member
         self._local = local
         self._registration = registration
         self._collect = collect
+        self._pauses = pauses
         self._pid = os.getpid()
         self._worker = Worker("mldiagnostics-run", self._do_what_is_due)
         self._hooks = ExitHooks(self._end_at_exit)
@@ -108,7 +127,7 @@ class Lifecycle:
         self._collect_at: float | None = None
         self._collecting: Task | None = None
         self._is_collected = False
-        self._collect_pause = _HARDWARE_SECONDS
+        self._collect_pause = pauses.hardware_seconds
         self._beat_at = 0.0
 
     def start(self, user_configs: Mapping[str, str], *, is_settled: bool) -> None:
@@ -124,7 +143,7 @@ class Lifecycle:
             self._record_start()
         else:
             self._first_entry_at = now + _FIRST_ENTRY_SECONDS
-        self._beat_at = now + _HEARTBEAT_SECONDS
+        self._beat_at = now + self._pauses.heartbeat_seconds
         self._collect_at = now
         self._worker.start()
         self._hooks.install()
@@ -161,11 +180,11 @@ class Lifecycle:
         if os.getpid() != self._pid:
             return
         device_values.settle(may_compute=phase == "COMPLETED")
-        now = time.monotonic()
-        self._hand_over(_End(phase, reason, now + _END_SECONDS, wait_seconds is None, raised))
+        now, end_seconds = time.monotonic(), self._pauses.end_seconds
+        self._hand_over(_End(phase, reason, now + end_seconds, wait_seconds is None, raised))
         if active_run() is self._active:
             set_active_run(None)
-        self._await_end(now + (2 * _END_SECONDS + _GRACE_SECONDS if wait_seconds is None else wait_seconds))
+        self._await_end(now + (2 * end_seconds + _GRACE_SECONDS if wait_seconds is None else wait_seconds))
         self._hooks.uninstall()
         self._termination.uninstall()
 
@@ -185,7 +204,7 @@ class Lifecycle:
         if os.getpid() != self._pid:
             return
         now = time.monotonic()
-        deadline = exit_deadline(_END_SECONDS) if seconds is None else now + seconds
+        deadline = exit_deadline(self._pauses.end_seconds) if seconds is None else now + seconds
         seconds = deadline - now
         self._profiles_until = min(self._profiles_until, now + _PROFILES_SHARE * seconds)
         self._hand_over(_End(phase, reason, deadline, awaits_profiles=False))
@@ -230,7 +249,7 @@ class Lifecycle:
         if self._configs_at is not None and self._configs_at <= now:
             self._worker.attempt(self._send_user_configs)
         if self._beat_at <= now:
-            self._beat_at = now + _HEARTBEAT_SECONDS
+            self._beat_at = now + self._pauses.heartbeat_seconds
             self._worker.attempt(self._beat)
         return self._seconds_until_due()
 
@@ -337,13 +356,13 @@ class Lifecycle:
                 self._worker.attempt(self._record_start)
             self._worker.attempt(lambda: self._record_end(end))
             self._worker.attempt(self._send_user_configs)
-            deadline = end.deadline
+            deadline, end_seconds = end.deadline, self._pauses.end_seconds
             if end.awaits_profiles:  # Their sessions are reported while the run is active.
-                self._worker.attempt(lambda: self._end_profiles(_END_SECONDS))
-                deadline = time.monotonic() + _END_SECONDS
+                self._worker.attempt(lambda: self._end_profiles(end_seconds))
+                deadline = time.monotonic() + end_seconds
             self._registration.end(end.phase, deadline)
             if not end.awaits_profiles:
-                self._worker.attempt(lambda: self._end_profiles(_PROFILES_SHARE * _END_SECONDS))
+                self._worker.attempt(lambda: self._end_profiles(_PROFILES_SHARE * end_seconds))
             self._worker.attempt(self._collect_at_the_end)
             for stop in self._on_end:
                 self._worker.attempt(stop)

@@ -31,7 +31,7 @@ from google_cloud_mldiagnostics._identity import (
 )
 from google_cloud_mldiagnostics._recording.run_log import RunLog
 from google_cloud_mldiagnostics._run.arguments import DEFAULT_REGION, RunArguments, resource_of
-from google_cloud_mldiagnostics._run.lifecycle import Lifecycle
+from google_cloud_mldiagnostics._run.lifecycle import USUAL_PAUSES, Lifecycle, Pauses
 from google_cloud_mldiagnostics._run_state import attempts
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics._run_state.process_life import is_alive, own_mark
@@ -67,11 +67,13 @@ class RunStart:
     Args:
         arguments: The arguments of `machinelearning_run`.
         backend: The destination of entries besides the journal.
+        pauses: The waits of the run's life.
     """
 
-    def __init__(self, arguments: RunArguments, backend: Backend) -> None:
+    def __init__(self, arguments: RunArguments, backend: Backend, *, pauses: Pauses = USUAL_PAUSES) -> None:
         self.arguments = arguments
         self.backend = backend
+        self.pauses = pauses
         self.workload = workload_of(arguments.run_workload_id)
         self.index, self.count = process_position()
         self.identity = _identity(arguments, self.workload)
@@ -90,7 +92,9 @@ class RunStart:
         run.attempt = self._join_attempt(member, _attempt_number(process.attempt))
         self._active = active = self._new_active_run(member)
         active.registration = self._registration = self._new_registration()
-        self._lifecycle = lifecycle = Lifecycle(active, member, self.local, active.registration, collect=collector(run))
+        self._lifecycle = lifecycle = Lifecycle(
+            active, member, self.local, active.registration, collect=collector(run), pauses=self.pauses
+        )
         set_active_run(active)
         announce_run(run.name, run.display_name)
         lifecycle.start(self.user_configs, is_settled=self._is_attempt_settled())
