@@ -26,11 +26,11 @@ FENCE = re.compile(r"(?P<indent> *)```(?P<language>\w*)")
 NOT_RUN = re.compile(r"<!-- not run: .{5,} -->")
 
 
-def program_of(page: str) -> str:
+def program_of(page: Path) -> str:
     """The page as Python, each line where it stands in the page, so that a traceback points into the page."""
     program = []
     language, indent, above = None, "", ""
-    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
+    for line in page.read_text(encoding="utf-8").splitlines():
         fence = FENCE.match(line)
         code = ""
         if fence and language is None:
@@ -47,7 +47,7 @@ def program_of(page: str) -> str:
     return "\n".join(program)
 
 
-def run_page(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     script = folder / "page.py"
     script.write_text(program_of(page), encoding="utf-8")
     environ = {
@@ -66,24 +66,22 @@ def run_page(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if program_of(page).strip()])
+@pytest.mark.parametrize("page", [page for page in PAGES if program_of(ROOT / page).strip()])
 def test_the_examples_of_a_page_run(page: str, tmp_path: Path) -> None:
-    done = run_page(page, tmp_path)
+    done = run_page(ROOT / page, tmp_path)
     assert done.returncode == 0, textwrap.indent(done.stdout[-2000:] + done.stderr[-4000:], "    ")
 
 
-def test_a_broken_example_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "page.md").write_text("Text\n\n```python\nx = 1\n```\n\n```console\n$ test 1 = 2\nshown\n```\n")
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    assert program_of("page.md").splitlines()[3] == "x = 1"
-    assert run_page("page.md", tmp_path).returncode != 0
+def test_a_broken_example_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Text\n\n```python\nx = 1\n```\n\n```console\n$ test 1 = 2\nshown\n```\n")
+    assert program_of(page).splitlines()[3] == "x = 1"
+    assert run_page(page, tmp_path).returncode != 0
 
 
-def test_a_block_is_left_out_only_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    (tmp_path / "page.md").write_text(
-        "<!-- not run: needs a cluster -->\n```python\n1 / 0\n```\n```python\nx = 1\n```\n"
-    )
-    assert program_of("page.md").split() == ["x", "=", "1"]
-    (tmp_path / "page.md").write_text("<!-- not run: -->\n```python\n1 / 0\n```\n")
-    assert program_of("page.md").split() == ["1", "/", "0"]
+def test_a_block_is_left_out_only_with_a_reason(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- not run: needs a cluster -->\n```python\n1 / 0\n```\n```python\nx = 1\n```\n")
+    assert program_of(page).split() == ["x", "=", "1"]
+    page.write_text("<!-- not run: -->\n```python\n1 / 0\n```\n")
+    assert program_of(page).split() == ["1", "/", "0"]
