@@ -11,6 +11,7 @@ import importlib
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import compare, measurements, results
@@ -40,11 +41,11 @@ TABLES = [
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
-def main() -> int:
-    if sys.argv[1:2] == ["compare"]:
-        return compare.main(sys.argv[2:])
+def main(argv: Sequence[str], tables: Sequence[str] = TABLES) -> int:
+    if argv[:1] == ["compare"]:
+        return compare.main(argv[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"some of: {', '.join(TABLES)}; all by default")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"some of: {', '.join(tables)}; all by default")
     parser.add_argument("--quick", action="store_true", help="small sizes, in under two minutes")
     parser.add_argument(
         "--output",
@@ -58,32 +59,32 @@ def main() -> int:
         default=compare.RUNS,
         help="folder that keeps the JSON of each run (default: out/benchmarks)",
     )
-    arguments = parser.parse_args()
-    unknown = set(arguments.tables) - set(TABLES)
+    arguments = parser.parse_args(argv)
+    unknown = set(arguments.tables) - set(tables)
     if unknown:
-        parser.error(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
-    names = arguments.tables or TABLES
-    output = arguments.output or (RESULTS if names == TABLES and not arguments.quick else None)
+        parser.error(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(tables)}")
+    names = arguments.tables or list(tables)
+    output = arguments.output or (RESULTS if names == list(tables) and not arguments.quick else None)
     kept = arguments.runs / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
-    tables: list[Table] = []
+    measured: list[Table] = []
     failed = []
     for name in names:
         started = time.perf_counter()
         print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
         try:
-            tables += importlib.import_module(f"benchmarks.{name}").measure(quick=arguments.quick)
+            measured += importlib.import_module(f"benchmarks.{name}").measure(quick=arguments.quick)
         except Exception as error:
             traceback.print_exc()
             failed.append(name)
-            tables.append(_failure(name, error))
+            measured.append(_failure(name, error))
         print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
-        measurements.write(kept, tables, quick=arguments.quick)  # after each, for interrupted runs
+        measurements.write(kept, measured, quick=arguments.quick)  # after each, for interrupted runs
         if output is not None:
-            output.write_text(results.page(tables, quick=arguments.quick), encoding="utf-8")
-            measurements.write(output.with_suffix(".json"), tables, quick=arguments.quick)
+            output.write_text(results.page(measured, quick=arguments.quick), encoding="utf-8")
+            measurements.write(output.with_suffix(".json"), measured, quick=arguments.quick)
     if output is None:
-        print(results.page(tables, quick=arguments.quick))
-    missed = [f"{table.title}: {row.work}" for table in tables for row in table.rows if row.met is False]
+        print(results.page(measured, quick=arguments.quick))
+    missed = [f"{table.title}: {row.work}" for table in measured for row in table.rows if row.met is False]
     for work in missed:
         print(f"missed: {work}", file=sys.stderr)
     for name in failed:
@@ -98,4 +99,4 @@ def _failure(name: str, error: Exception) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -30,11 +30,8 @@ def titles_in(run: Path) -> list[str]:
     return [table["title"] for table in json.loads(run.read_text())["tables"]]
 
 
-def run_all(monkeypatch: pytest.MonkeyPatch, output: Path, *names: str) -> int:
-    monkeypatch.setattr(runner, "TABLES", list(names))
-    runs = str(output.with_name("runs"))
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", "--output", str(output), "--runs", runs])
-    return runner.main()
+def run_all(output: Path, *names: str) -> int:
+    return runner.main(["--quick", "--output", str(output), "--runs", str(output.with_name("runs"))], names)
 
 
 def test_a_failed_benchmark_costs_no_result_of_the_others(
@@ -43,7 +40,7 @@ def test_a_failed_benchmark_costs_no_result_of_the_others(
     add_benchmark(monkeypatch, "one")
     add_benchmark(monkeypatch, "two", RuntimeError("the run is still ACTIVE"))
     add_benchmark(monkeypatch, "three")
-    assert run_all(monkeypatch, tmp_path / "page.md", "one", "two", "three") == 1
+    assert run_all(tmp_path / "page.md", "one", "two", "three") == 1
     page = (tmp_path / "page.md").read_text()
     assert "## Title of one" in page
     assert "## Title of three" in page
@@ -56,7 +53,7 @@ def test_an_interrupted_run_keeps_its_results(monkeypatch: pytest.MonkeyPatch, t
     add_benchmark(monkeypatch, "one")
     add_benchmark(monkeypatch, "two", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        run_all(monkeypatch, tmp_path / "page.md", "one", "two")
+        run_all(tmp_path / "page.md", "one", "two")
     assert "## Title of one" in (tmp_path / "page.md").read_text()
     assert titles_in(tmp_path / "page.json") == ["Title of one"]
 
@@ -64,9 +61,7 @@ def test_an_interrupted_run_keeps_its_results(monkeypatch: pytest.MonkeyPatch, t
 def test_a_run_of_some_benchmarks_leaves_its_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     add_benchmark(monkeypatch, "one")
     add_benchmark(monkeypatch, "two")
-    monkeypatch.setattr(runner, "TABLES", ["one", "two"])
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "two", "--quick", "--runs", str(tmp_path / "runs")])
-    assert runner.main() == 0
+    assert runner.main(["two", "--quick", "--runs", str(tmp_path / "runs")], ["one", "two"]) == 0
     (run,) = (tmp_path / "runs").iterdir()
     assert titles_in(run) == ["Title of two"]
     assert json.loads(run.read_text())["quick"] is True
