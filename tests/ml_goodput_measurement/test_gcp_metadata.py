@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from ml_diagnostics_testing.faults import Hang, Reset, Status
+from ml_diagnostics_testing.http_server import Request, Response
 from ml_diagnostics_testing.metadata import MetadataServer
 from ml_goodput_measurement import goodput_utils
 from ml_goodput_measurement._export import gcp_metadata
@@ -148,12 +150,26 @@ def test_no_server_is_queried_where_that_is_forbidden(server: MetadataServer, mo
     assert not server.requests
 
 
-def test_a_portal_that_answers_everything_is_not_believed(
-    server: MetadataServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ml_diagnostics_testing.metadata._FLAVOR", {})
-    monkeypatch.setattr("ml_diagnostics_testing.metadata._text", dict)
-    assert get_gcp_metadata("instance", "hostname", retries=1) is None
+class Portal(MetadataServer):
+    """A metadata server until `answers_all`: then every request gets its value without a metadata server's header."""
+
+    answers_all = False
+
+    def handle(self, request: Request) -> Response:
+        response = super().handle(request)
+        return replace(response, headers={}) if self.answers_all else response
+
+
+@pytest.mark.parametrize("is_probed", [True, False])
+def test_a_portal_that_answers_everything_is_not_believed(is_probed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Portal() as portal:
+        monkeypatch.setenv("GCE_METADATA_HOST", portal.host)
+        if is_probed:
+            assert get_gcp_metadata("instance", "hostname", retries=1) is not None
+        portal.answers_all = True
+        portal.requests.clear()
+        assert get_gcp_metadata("instance", "hostname", retries=1) is None
+        assert portal.requests
 
 
 def test_goodput_utils_has_the_same_functions() -> None:
