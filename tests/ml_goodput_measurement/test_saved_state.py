@@ -68,15 +68,13 @@ def test_another_process_reads_only_what_is_new() -> None:
     assert from_scratch == resumed
 
 
-def test_much_that_is_new_is_saved_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ml_goodput_measurement._query import job_reader as module
-
-    monkeypatch.setattr(module, "_SAVE_AFTER_EVENTS", 30)
-    record(LIFE.payloads[:29])
+def test_much_that_is_new_is_saved_without_being_asked() -> None:
+    payloads = History().start(0).steps(range(19_999), at=1, each=0.1).payloads
+    record(payloads[:-1])
     subject = calculator()
     subject.get_job_goodput()
     assert not (root() / "state" / "goodput").exists()
-    record(LIFE.payloads[29:30])
+    record(payloads[-1:])
     subject.get_job_goodput()
     assert saved_file().stat().st_size > 0
 
