@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_goodput_measurement import goodput, goodput_utils
-from ml_goodput_measurement._ledger import step_times
 from ml_goodput_measurement.exceptions import ConfigurationError, NoGoodputError
 
 from .accounts import calculator_of
@@ -67,21 +66,21 @@ def test_repeated_steps_count_with_their_last_time(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0.001, 1e5), min_size=1, max_size=60), st.integers(1, 40))
-def test_a_growing_job_has_the_ideal_of_the_plain_formula(lengths: list[float], part: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_times, "_BLOCK", 4)
-        log = MemoryLog()
-        calculator = calculator_of(log, 1e9, Path("unused"))
-        payloads = job(lengths).payloads
-        for offset in range(0, len(payloads), part):
-            log.payloads += payloads[offset : offset + part]
-            calculator.get_job_goodput()
-        times = [calculator.get_step_deviation(1e-9)[step] for step in range(len(lengths))]
-        assert times == pytest.approx(lengths, abs=2e-6)
+@given(st.lists(st.floats(0.001, 1e5), min_size=1, max_size=60), st.sampled_from([1, 100]), st.integers(1, 40))
+def test_a_growing_job_has_the_ideal_of_the_plain_formula(lengths: list[float], repetitions: int, part: int) -> None:
+    lengths = [length * (1 + turn / 1000) for turn in range(repetitions) for length in lengths]
+    log = MemoryLog()
+    calculator = calculator_of(log, 1e9, Path("unused"))
+    payloads = job(lengths).payloads
+    for offset in range(0, len(payloads), part * repetitions):
+        log.payloads += payloads[offset : offset + part * repetitions]
         calculator.get_job_goodput()
-        ideal = calculator.get_job_goodput_details()["ideal_step_time"]
-        assert ideal == pytest.approx(goodput_utils.compute_ideal_step_time(times), abs=1e-6)
+    deviations = calculator.get_step_deviation(1e-9)
+    times = [deviations[step] for step in range(len(lengths))]
+    assert times == pytest.approx(lengths, abs=2e-6)
+    calculator.get_job_goodput()
+    ideal = calculator.get_job_goodput_details()["ideal_step_time"]
+    assert ideal == pytest.approx(goodput_utils.compute_ideal_step_time(times), abs=1e-6)
 
 
 @settings(max_examples=20, deadline=None)
