@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement._ledger import step_times
 from ml_goodput_measurement._ledger.step_times import StepTimes, median_of
 
 SECOND = 1_000_000_000
@@ -38,27 +37,25 @@ def check(made: StepTimes, values: list[int]) -> None:
     assert made.ideal_ns() == pytest.approx(ideal_of(values), rel=1e-12)
 
 
-@pytest.fixture(autouse=True, params=[4, 1000], ids=["tiny blocks", "real blocks"])
-def _block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of four show to hypothesis, in a few values, what a thousand show in a long job."""
-    monkeypatch.setattr(step_times, "_BLOCK", request.param)
-
-
+# In a few values, blocks of four show to hypothesis what blocks of a thousand show in a long job.
+block_sizes = pytest.mark.parametrize("block_size", [4, 1000], ids=["tiny blocks", "real blocks"])
 same_settings = settings(max_examples=200, deadline=None)
 
 
+@block_sizes
 @same_settings
 @given(st.lists(durations, max_size=60))
-def test_the_results_of_a_set_are_those_of_statistics(values: list[int]) -> None:
-    check(StepTimes([values]), values)
+def test_the_results_of_a_set_are_those_of_statistics(block_size: int, values: list[int]) -> None:
+    check(StepTimes([values], block_size=block_size), values)
 
 
+@block_sizes
 @same_settings
 @given(st.lists(durations, max_size=30), st.lists(st.tuples(st.booleans(), durations), max_size=60), st.data())
 def test_adding_and_removing_keep_the_results_exact(
-    first: list[int], changes: list[tuple[bool, int]], data: st.DataObject
+    block_size: int, first: list[int], changes: list[tuple[bool, int]], data: st.DataObject
 ) -> None:
-    made, values = StepTimes([first]), list(first)
+    made, values = StepTimes([first], block_size=block_size), list(first)
     for adds, value in changes:
         if adds or not values:
             made.add(value)
@@ -69,11 +66,12 @@ def test_adding_and_removing_keep_the_results_exact(
     check(made, values)
 
 
+@block_sizes
 @same_settings
 @given(st.lists(durations, max_size=40), st.lists(durations, max_size=20))
-def test_a_set_goes_on_after_it_was_saved_and_restored(before: list[int], after: list[int]) -> None:
-    parts, blocks = StepTimes([before]).to_parts()
-    restored = StepTimes.of_column(array("d", b"".join(parts)), blocks)
+def test_a_set_goes_on_after_it_was_saved_and_restored(block_size: int, before: list[int], after: list[int]) -> None:
+    parts, blocks = StepTimes([before], block_size=block_size).to_parts()
+    restored = StepTimes.of_column(array("d", b"".join(parts)), blocks, block_size=block_size)
     check(restored, before)
     for value in after:
         restored.add(value)
@@ -83,11 +81,12 @@ def test_a_set_goes_on_after_it_was_saved_and_restored(before: list[int], after:
     check(restored, after)
 
 
+@block_sizes
 @pytest.mark.parametrize("count", [999, 1000, 1001, 2001, 5000])
-def test_the_results_are_exact_on_both_sides_of_a_block(count: int) -> None:
+def test_the_results_are_exact_on_both_sides_of_a_block(block_size: int, count: int) -> None:
     draw = random.Random(count)
     values = [int(draw.lognormvariate(0, 0.4) * SECOND) for _ in range(count)]
-    made = StepTimes()
+    made = StepTimes(block_size=block_size)
     for value in values[: count // 2]:
         made.add(value)
     check(made, values[: count // 2])
@@ -103,14 +102,17 @@ def test_the_results_are_exact_on_both_sides_of_a_block(count: int) -> None:
     check(made, [SECOND])
 
 
-def test_one_slow_step_does_not_change_the_ideal_step_time() -> None:
-    assert StepTimes([[SECOND, SECOND, SECOND + 2], [SECOND - 2, 100 * SECOND]]).ideal_ns() == SECOND
+@block_sizes
+def test_one_slow_step_does_not_change_the_ideal_step_time(block_size: int) -> None:
+    parts = [[SECOND, SECOND, SECOND + 2], [SECOND - 2, 100 * SECOND]]
+    assert StepTimes(parts, block_size=block_size).ideal_ns() == SECOND
 
 
+@block_sizes
 @same_settings
 @given(st.lists(durations, min_size=1, max_size=80))
-def test_the_median_of_a_few_is_rounded_down(values: list[int]) -> None:
-    assert median_of(values) == int(statistics.median(values))
+def test_the_median_of_a_few_is_rounded_down(block_size: int, values: list[int]) -> None:
+    assert median_of(values, sample_size=block_size) == int(statistics.median(values))
 
 
 SHAPES: dict[str, Callable[[random.Random], int]] = {
@@ -121,16 +123,18 @@ SHAPES: dict[str, Callable[[random.Random], int]] = {
 }
 
 
+@block_sizes
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("count", [10_000, 10_001, 10_002, 25_000])
-def test_the_median_of_many_is_exact_without_sorting_all(shape: str, count: int) -> None:
+def test_the_median_of_many_is_exact_without_sorting_all(block_size: int, shape: str, count: int) -> None:
     draw = random.Random(count)
     values = [SHAPES[shape](draw) for _ in range(count)]
-    assert median_of(values) == int(statistics.median(values))
-    assert median_of(sorted(values)) == int(statistics.median(values))
+    assert median_of(values, sample_size=block_size) == int(statistics.median(values))
+    assert median_of(sorted(values), sample_size=block_size) == int(statistics.median(values))
 
 
-def test_the_median_of_many_is_exact_where_a_sample_misleads() -> None:
+@block_sizes
+def test_the_median_of_many_is_exact_where_a_sample_misleads(block_size: int) -> None:
     """Every 25th of 25,000 values is taken as a sample: here all of them are the smallest."""
     values = [0 if index % 25 == 0 else 10**9 + index for index in range(25_000)]
-    assert median_of(values) == int(statistics.median(values))
+    assert median_of(values, sample_size=block_size) == int(statistics.median(values))

@@ -25,9 +25,15 @@ class StepTimes:
     They are whole numbers as float64, which sort twice as fast: also their sums are exact, up to 104 days a block.
     """
 
-    def __init__(self, parts: Iterable[Sequence[int]] = ()) -> None:
-        """Take the first values, in parts."""
-        self._blocks: list[array[float] | memoryview[float]] = [*_sorted_blocks(parts)]
+    def __init__(self, parts: Iterable[Sequence[int]] = (), *, block_size: int = _BLOCK) -> None:
+        """Take the first values, in parts.
+
+        Args:
+            parts: The values.
+            block_size: Number of values of a new block; one is split when it has more than twice as many.
+        """
+        self._block_size = block_size
+        self._blocks: list[array[float] | memoryview[float]] = [*_sorted_blocks(parts, block_size)]
         self._maxima = [block[-1] for block in self._blocks]
         self._sums = [sum(block) for block in self._blocks]
         self._count = sum(map(len, self._blocks))
@@ -38,9 +44,11 @@ class StepTimes:
         return [*self._blocks], [(len(block), total) for block, total in zip(self._blocks, self._sums, strict=True)]
 
     @classmethod
-    def of_column(cls, column: array[float], blocks: Iterable[tuple[int, float]]) -> StepTimes:
+    def of_column(
+        cls, column: array[float], blocks: Iterable[tuple[int, float]], *, block_size: int = _BLOCK
+    ) -> StepTimes:
         """Return the set of parts from `to_parts`; blocks stay parts of one column until they change."""
-        step_times, lower = cls(), 0
+        step_times, lower = cls(block_size=block_size), 0
         whole: memoryview[float] = memoryview(column)
         for length, total in blocks:
             step_times._blocks.append(whole[lower : lower + length])
@@ -66,8 +74,8 @@ class StepTimes:
         self._maxima[index] = block[-1]
         self._count += 1
         self._offsets = None
-        if len(block) > 2 * _BLOCK:
-            self._replace(index, [block[:_BLOCK], block[_BLOCK:]])
+        if len(block) > 2 * self._block_size:
+            self._replace(index, [block[: self._block_size], block[self._block_size :]])
 
     def remove(self, value_ns: int) -> None:
         """Remove a duration that was added."""
@@ -164,14 +172,14 @@ class StepTimes:
         return self._offset(index) + bisect_right(self._blocks[index], value)
 
 
-def _sorted_blocks(parts: Iterable[Sequence[int]]) -> list[array[float]]:
+def _sorted_blocks(parts: Iterable[Sequence[int]], block_size: int) -> list[array[float]]:
     # Sorted by quarters, which are separated by the first values: a list of floats takes five times the memory of an
     # array, and there are only as many at a time as a quarter has.
     bounds: list[int] = []
     quarters = [array("d") for _ in range(4)]
     for part in parts:
         if part and not bounds:
-            sample = sorted(part[:: 1 + len(part) // _BLOCK])
+            sample = sorted(part[:: 1 + len(part) // block_size])
             bounds = [sample[len(sample) * quarter // 4] for quarter in (1, 2, 3)]
         rest = part
         for quarter, bound in zip(quarters, bounds, strict=False):
@@ -181,20 +189,21 @@ def _sorted_blocks(parts: Iterable[Sequence[int]]) -> list[array[float]]:
     blocks = []
     while quarters:
         ordered = sorted(quarters.pop(0))
-        blocks += [array("d", ordered[lower : lower + _BLOCK]) for lower in range(0, len(ordered), _BLOCK)]
+        blocks += [array("d", ordered[lower : lower + block_size]) for lower in range(0, len(ordered), block_size)]
     return blocks
 
 
-def median_of(values: Sequence[int]) -> int:
+def median_of(values: Sequence[int], *, sample_size: int = _BLOCK) -> int:
     """Return the median of some values, rounded down; sorts only the values near it.
 
     Args:
         values: At least one.
+        sample_size: Number of values by which those near it are found, among more than ten times as many.
     """
     lower, upper = (len(values) - 1) // 2, len(values) // 2
     below, middle = 0, values
-    if len(values) > 10 * _BLOCK:
-        sample = sorted(values[:: len(values) // _BLOCK])
+    if len(values) > 10 * sample_size:
+        sample = sorted(values[:: len(values) // sample_size])
         low, high = sample[len(sample) * 9 // 20], sample[len(sample) * 11 // 20]
         near = [value for value in values if low <= value <= high]
         smaller = sum(map(low.__gt__, values))
