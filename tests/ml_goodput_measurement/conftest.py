@@ -12,6 +12,7 @@ from ..reference_environment import GOODPUT, ReferenceUnavailableError, referenc
 from .reference.process import Reference
 
 if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger.facts import Sizes
     from ml_goodput_measurement._monitor.uploaders import Uploaders
 
 
@@ -27,17 +28,13 @@ def reference() -> Iterator[Reference]:
 
 
 @pytest.fixture(scope="module", params=["as they are", "as small as can be"])
-def ledger_sizes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Make the ledger's sizes small, too: generated lives are short, and so reach code that only long ones would."""
-    from ml_goodput_measurement._ledger import accounting, books, intervals, step_times
+def sizes(request: pytest.FixtureRequest) -> Sizes:
+    """The ledger's sizes, and small ones: with them, short generated lives reach code that only long ones would."""
+    from ml_goodput_measurement._ledger.facts import Sizes
 
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "as small as can be":
-            patch.setattr(books, "_UNSETTLED_STEPS", 1)
-            patch.setattr(accounting, "_FEW_STEPS", 2)
-            patch.setattr(intervals, "_PART", 2)
-            patch.setattr(step_times, "_BLOCK", 2)
-        yield
+    if request.param == "as small as can be":
+        return Sizes(unsettled_steps=1, few_steps=2, marks_part=2, step_times_block=2)
+    return Sizes()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from ml_goodput_measurement._ledger import Ledger
 from ml_goodput_measurement._ledger.events import read_events
+from ml_goodput_measurement._ledger.facts import SIZES, Sizes
 
 from .histories import JOB, History, Payload
 
@@ -91,8 +92,8 @@ def columns_of(shapes: Iterable[Sequence[Any]], parts: Iterable[Any]) -> list[ar
     return columns
 
 
-def ledger_of(payloads: Iterable[Payload]) -> Ledger:
-    ledger = Ledger()
+def ledger_of(payloads: Iterable[Payload], sizes: Sizes = SIZES) -> Ledger:
+    ledger = Ledger(sizes)
     deliver(ledger, payloads)
     return ledger
 

@@ -10,19 +10,17 @@ import json
 from collections import Counter
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_goodput_measurement._ledger import Ledger, Summary
 from ml_goodput_measurement._ledger.events import read_events
+from ml_goodput_measurement._ledger.facts import Sizes
 from ml_goodput_measurement.partition import Bucket
 
 from .accounts import moment_ns
 from .histories import JOB, History, Payload
 from .lives import columns_of, deliver, ledger_of, lives
 from .oracle import Truth, judge
-
-pytestmark = pytest.mark.usefixtures("ledger_sizes")
 
 thorough = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -37,23 +35,25 @@ _one_of_each.save(1, 2, 3).restore(1, 2, 3)
 keys = st.sampled_from(sorted({key for entry in _one_of_each.payloads for key in entry}))
 
 
-def _saved_and_restored(ledger: Ledger) -> Ledger:
+def _saved_and_restored(ledger: Ledger, sizes: Sizes) -> Ledger:
     """The ledger as another process reads it: from JSON and raw columns."""
     state, columns = ledger.to_state()
-    return Ledger.from_state(json.loads(json.dumps(state)), columns_of(state["columns"], columns))
+    return Ledger.from_state(json.loads(json.dumps(state)), columns_of(state["columns"], columns), sizes)
 
 
 @thorough
 @given(lives())
-def test_the_ledger_follows_the_rules(life: tuple[list[Payload], float]) -> None:
+def test_the_ledger_follows_the_rules(sizes: Sizes, life: tuple[list[Payload], float]) -> None:
     payloads, now = life
-    summary = ledger_of(payloads).summary(moment_ns(now))
+    summary = ledger_of(payloads, sizes).summary(moment_ns(now))
     assert comparable(summary) == comparable(judge(payloads, moment_ns(now)))
 
 
 @thorough
 @given(lives(), st.data())
-def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Payload], float], data: st.DataObject) -> None:
+def test_order_repetition_and_lateness_change_nothing(
+    sizes: Sizes, life: tuple[list[Payload], float], data: st.DataObject
+) -> None:
     """Nor does it change anything that the ledger was asked on the way, or saved and restored."""
     payloads, now = life
     delivered = data.draw(st.permutations(payloads))
@@ -61,16 +61,16 @@ def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Payload],
     delivered = data.draw(st.permutations(delivered + again))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(delivered)), max_size=5)))
 
-    ledger = Ledger()
+    ledger = Ledger(sizes)
     for start, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
         deliver(ledger, delivered[start:end])
         if data.draw(st.booleans()):
-            ledger = _saved_and_restored(ledger)
-        expected = ledger_of(delivered[:end])
+            ledger = _saved_and_restored(ledger, sizes)
+        expected = ledger_of(delivered[:end], sizes)
         for ask in data.draw(st.lists(st.sampled_from([Ledger.attempts, Ledger.timeline]), max_size=2)):
             assert ask(ledger, moment_ns(now)) == ask(expected, moment_ns(now))
         assert ledger.summary(moment_ns(now)) == expected.summary(moment_ns(now))
-    in_order = ledger_of(payloads)
+    in_order = ledger_of(payloads, sizes)
     assert ledger.summary(moment_ns(now)) == in_order.summary(moment_ns(now))
     assert ledger.timeline(moment_ns(now)) == in_order.timeline(moment_ns(now))
     assert ledger.attempts(moment_ns(now)) == in_order.attempts(moment_ns(now))
@@ -80,9 +80,9 @@ def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Payload],
 
 @thorough
 @given(lives())
-def test_every_moment_lies_in_exactly_one_bucket(life: tuple[list[Payload], float]) -> None:
+def test_every_moment_lies_in_exactly_one_bucket(sizes: Sizes, life: tuple[list[Payload], float]) -> None:
     payloads, now = life
-    ledger = ledger_of(payloads)
+    ledger = ledger_of(payloads, sizes)
     summary = ledger.summary(moment_ns(now))
     if summary is None:
         assert not payloads
@@ -104,9 +104,9 @@ def test_every_moment_lies_in_exactly_one_bucket(life: tuple[list[Payload], floa
 
 @thorough
 @given(lives())
-def test_the_attempts_sum_to_the_job(life: tuple[list[Payload], float]) -> None:
+def test_the_attempts_sum_to_the_job(sizes: Sizes, life: tuple[list[Payload], float]) -> None:
     payloads, now = life
-    ledger = ledger_of(payloads)
+    ledger = ledger_of(payloads, sizes)
     summary = ledger.summary(moment_ns(now))
     if summary is None:
         return
@@ -119,22 +119,22 @@ def test_the_attempts_sum_to_the_job(life: tuple[list[Payload], float]) -> None:
 
 @thorough
 @given(lives(), st.lists(st.sampled_from([0.25, 1, 10, 1000]), min_size=1, max_size=4))
-def test_asking_changes_nothing(life: tuple[list[Payload], float], waits: list[float]) -> None:
+def test_asking_changes_nothing(sizes: Sizes, life: tuple[list[Payload], float], waits: list[float]) -> None:
     """A ledger that was asked at other times answers like one that was not."""
     payloads, now = life
-    ledger = ledger_of(payloads)
+    ledger = ledger_of(payloads, sizes)
     for wait in [*waits, 0]:
         asked_at = moment_ns(now + wait)
-        assert ledger.summary(asked_at) == ledger_of(payloads).summary(asked_at)
+        assert ledger.summary(asked_at) == ledger_of(payloads, sizes).summary(asked_at)
 
 
 @thorough
 @given(lives(), st.lists(st.dictionaries(keys, junk | st.floats(0, 2e9)) | junk, max_size=8))
-def test_junk_in_the_log_spoils_nothing(life: tuple[list[Payload], float], rubbish: list[Any]) -> None:
+def test_junk_in_the_log_spoils_nothing(sizes: Sizes, life: tuple[list[Payload], float], rubbish: list[Any]) -> None:
     """Unreadable entries are counted; the time of readable ones, even senseless ones, is in exactly one bucket."""
     payloads, now = life
     skipped: Counter[str] = Counter()
-    ledger = Ledger()
+    ledger = Ledger(sizes)
     named = [{**one, "job_name": JOB} if isinstance(one, dict) else one for one in rubbish]
     ledger.add(read_events([*named, *payloads], JOB, skipped))
     summary = ledger.summary(moment_ns(now))

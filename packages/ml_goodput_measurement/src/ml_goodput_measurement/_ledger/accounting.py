@@ -38,7 +38,6 @@ WASTED_YIELDS_TO = PRECEDENCE[Bucket.WASTED_PROGRESS]
 """Wasted steps are wasted completely, with all overlays on them."""
 FAILED_YIELDS_TO = PRECEDENCE[Bucket.CUSTOM] + 1
 """A failed attempt is recovery, also its initialization and restores; custom events still count."""
-_FEW_STEPS = 32
 _YIELDS_TO_ALL = PRECEDENCE[Bucket.PROGRAM_STARTUP]
 
 
@@ -111,7 +110,7 @@ def _stretch(facts: Facts, first: int, stop: int, *, exact: bool) -> Iterator[Ru
         yield Run(times[first], times[first] + productive_ns, Bucket.PRODUCTIVE, stop - first)
         if times[first] + productive_ns < times[stop]:
             yield Run(times[first] + productive_ns, times[stop], Bucket.UNKNOWN)
-    elif exact or stop - first < _FEW_STEPS:
+    elif exact or stop - first < facts.sizes.few_steps:
         for index in range(first, stop):
             yield from _single_step(facts, index, is_first=False)
     else:

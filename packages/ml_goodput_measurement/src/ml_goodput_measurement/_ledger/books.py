@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Books"]
 
-_UNSETTLED_STEPS = 128
-"""The number of the latest steps that each query counts again, since an overlay may still be added to them."""
-
 _MILESTONE_STEPS = 1024
 
 
@@ -66,6 +63,7 @@ class Books:
     def __init__(self, attempts: Attempts, step_times: JobStepTimes) -> None:
         self._attempts = attempts
         self._step_times = step_times
+        self._unsettled_steps = attempts.facts.sizes.unsettled_steps
         self._books: list[_Book] = []
         self._totals: list[Account] = [Account()]
         """Sums over all attempts before each, as far as they are up to date."""
@@ -129,8 +127,8 @@ class Books:
         """Return the sums of the last attempt, and count only its latest steps again."""
         index, book, times = len(self._books) - 1, self._books[-1], self._facts.steps.times
         attempt = self._attempts[index]
-        settle = attempt.stop - 1 - _UNSETTLED_STEPS
-        if settle > attempt.first and settle - book.settled_step > _UNSETTLED_STEPS:
+        settle = attempt.stop - 1 - self._unsettled_steps
+        if settle > attempt.first and settle - book.settled_step > self._unsettled_steps:
             self._settle(index, settle)
         account = book.settled.copy()
         start_ns = times[book.settled_step] if book.settled_step >= 0 else attempt.start_ns
@@ -192,7 +190,7 @@ class Books:
         if settled < book.settled_step <= step:
             settled, account = book.settled_step, book.settled
         account = account.copy()
-        if step - max(settled, attempt.first) > _UNSETTLED_STEPS:
+        if step - max(settled, attempt.first) > self._unsettled_steps:
             self._add_steps(index, account, settled, step)
             settled = step
             book.milestones.insert(position, (settled, account.copy()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from operator import lt
 from typing import Any
@@ -21,17 +22,41 @@ from ml_goodput_measurement._ledger.events import (
     ProcessEnd,
     SliceCount,
 )
-from ml_goodput_measurement._ledger.intervals import Interval, Marks, Overlay, Overlays, SliceCounts, append_all
+from ml_goodput_measurement._ledger.intervals import (
+    MARKS_PART,
+    Interval,
+    Marks,
+    Overlay,
+    Overlays,
+    SliceCounts,
+    append_all,
+)
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 from ml_goodput_measurement.partition import Bucket
 
-__all__ = ["NEVER_NS", "CheckpointKey", "Facts", "Steps", "rises"]
+__all__ = ["NEVER_NS", "SIZES", "CheckpointKey", "Facts", "Sizes", "Steps", "rises"]
 
 NEVER_NS = 2**62
 """Later than any time."""
 
 CheckpointKey = tuple[Bucket, int, str]
 """Kind of operation, step and tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a ledger: its speed depends on them, its results do not, so tests make them small."""
+
+    unsettled_steps: int = 128
+    """The number of the latest steps that each query counts again, since an overlay may still be added to them."""
+    few_steps: int = 32
+    """Fewer steps than this, some without a recorded end, are accounted for one by one."""
+    marks_part: int = MARKS_PART
+    step_times_block: int = 1000
+    """The number of step times that are sorted together."""
+
+
+SIZES = Sizes()
 
 
 class Steps:
@@ -75,7 +100,8 @@ class Steps:
 class Facts:
     """The deduplicated facts of one job, and the earliest moment of new ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes = SIZES) -> None:
+        self.sizes = sizes
         self.steps = Steps()
         self.step_ends = Steps()
         self.job_starts: list[int] = []
@@ -90,7 +116,7 @@ class Facts:
         """When checkpoints of steps started."""
         self.saved_steps = Steps()
         """When checkpoints of steps were saved, from `checkpoints`."""
-        self.loads = Marks()
+        self.loads = Marks(sizes.marks_part)
         """Data loads."""
         self.marks: dict[Activity, Marks] = {}
         self.overlays = Overlays()
@@ -158,7 +184,7 @@ class Facts:
         return end.started_ns
 
     def _add_mark(self, mark: Mark) -> int:
-        marks = self.marks.setdefault(mark.activity, Marks())
+        marks = self.marks.setdefault(mark.activity, Marks(self.sizes.marks_part))
         broken, made = marks.add(mark.time_ns, is_end=mark.is_end)
         bucket, label = mark.activity
         if broken:
@@ -210,11 +236,11 @@ class Facts:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], columns: list[array[int]]) -> Facts:
+    def from_state(cls, state: dict[str, Any], columns: list[array[int]], sizes: Sizes = SIZES) -> Facts:
         """Return the facts of a state from `to_state`, and of `columns`."""
-        facts = cls()
+        facts = cls(sizes)
         facts.steps.times, facts.steps.numbers, facts.step_ends.times, facts.step_ends.numbers = columns[:4]
-        facts.loads = Marks.of_codes(columns[4], state["load_sums"])
+        facts.loads = Marks.of_codes(columns[4], state["load_sums"], sizes.marks_part)
         facts.checkpoint_progress.times, facts.checkpoint_progress.numbers = columns[5:7]
         facts.saved_steps.times, facts.saved_steps.numbers = columns[7:9]
         facts.job_starts, facts.job_ends = state["job_starts"], state["job_ends"]
@@ -225,7 +251,7 @@ class Facts:
         overlays = []
         for name, label, codes in state["marks"]:
             bucket = Bucket(name)
-            marks = facts.marks[bucket, label] = Marks()
+            marks = facts.marks[bucket, label] = Marks(sizes.marks_part)
             marks.extend(codes)
             overlays += [Overlay.of(*pair, bucket, label) for pair in marks.pairs()]
         facts.overlays.extend(overlays)

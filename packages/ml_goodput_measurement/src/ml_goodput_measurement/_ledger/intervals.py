@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ml_goodput_measurement._ledger.events import SliceCount
 
 __all__ = [
+    "MARKS_PART",
     "Interval",
     "Marks",
     "Overlay",
@@ -36,7 +37,9 @@ __all__ = [
 Interval = tuple[int, int]
 """Start and end, in nanoseconds."""
 
-_PART = 2048
+MARKS_PART = 2048
+"""The number of marks whose sum is kept."""
+
 _NEAR = 128
 
 
@@ -66,8 +69,9 @@ def sum_of_pairs(codes: Sequence[int], in_turns: bool) -> int:
 class PairSums:
     """Sums of the pairs up to some indices of a growing column, from which the sum up to any index follows quickly."""
 
-    def __init__(self, codes: array[int]) -> None:
+    def __init__(self, codes: array[int], part: int) -> None:
         self._codes = codes
+        self._part = part
         self._indices = [0]
         self._totals = [0]
         """Sum of the pairs with both marks before each index."""
@@ -97,10 +101,10 @@ class PairSums:
         """Return the sum of the pairs with both marks before an index."""
         while self._indices[-1] < index:
             position = self._indices[-1]
-            codes = self._codes[max(0, position - 1) : position + _PART]
+            codes = self._codes[max(0, position - 1) : position + self._part]
             in_turns = takes_turns(codes)
             total_ns = self._totals[-1] + sum_of_pairs(codes, in_turns)
-            self._add(min(position + _PART, len(self._codes)), total_ns, in_turns=in_turns)
+            self._add(min(position + self._part, len(self._codes)), total_ns, in_turns=in_turns)
         part = bisect_right(self._indices, index) - 1
         position, total_ns = self._indices[part], self._totals[part]
         if position == index:
@@ -114,7 +118,7 @@ class PairSums:
         return total_ns
 
     def _add(self, position: int, total_ns: int, *, in_turns: bool) -> None:
-        if len(self._indices) > 1 and position - self._indices[-2] <= _PART and in_turns and self._in_turns[-1]:
+        if len(self._indices) > 1 and position - self._indices[-2] <= self._part and in_turns and self._in_turns[-1]:
             self._indices[-1], self._totals[-1] = position, total_ns
             return
         self._indices.append(position)
@@ -137,24 +141,29 @@ class Marks:
     without a start is skipped. So a new mark, however late, affects only the pairs beside it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, part: int = MARKS_PART) -> None:
+        """Start without marks.
+
+        Args:
+            part: The number of marks whose sum is kept.
+        """
         self.codes = array("q")
         """Sorted marks: twice the time, plus one for a start."""
         self.total_ns = 0
         """Sum of the pairs' durations."""
-        self._sums = PairSums(self.codes)
+        self._sums = PairSums(self.codes, part)
 
     def sums(self) -> list[list[int]]:
         """Return the argument `sums` of `of_codes`."""
         return [[self.total_ns], *self._sums.to_state()]
 
     @classmethod
-    def of_codes(cls, codes: array[int], sums: list[list[int]]) -> Marks:
-        """Return the marks with these codes, and with these `sums` of their pairs."""
-        marks = cls()
+    def of_codes(cls, codes: array[int], sums: list[list[int]], part: int = MARKS_PART) -> Marks:
+        """Return the marks with these codes, and with these `sums` of their pairs; `part` as of the constructor."""
+        marks = cls(part)
         total_ns = sums[0][0]
         marks.codes, marks.total_ns = codes, total_ns
-        marks._sums = PairSums(codes)
+        marks._sums = PairSums(codes, part)
         marks._sums.restore(sums[1:])
         return marks
 

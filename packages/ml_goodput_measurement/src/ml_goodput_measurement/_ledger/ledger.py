@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ml_goodput_measurement._ledger.accounting import CheckpointOverlays
 from ml_goodput_measurement._ledger.attempts import PROCESS_GONE, Attempts, recorded_end
 from ml_goodput_measurement._ledger.books import Books
-from ml_goodput_measurement._ledger.facts import NEVER_NS, Facts
+from ml_goodput_measurement._ledger.facts import NEVER_NS, SIZES, Facts, Sizes
 from ml_goodput_measurement._ledger.intervals import Interval
 from ml_goodput_measurement._ledger.step_times import JobStepTimes
 from ml_goodput_measurement._ledger.windows import Life, Window, exclude
@@ -182,8 +182,8 @@ class Ledger:
     It has one recorder's facts for any moment: see `recorders`.
     """
 
-    def __init__(self) -> None:
-        self.facts = Facts()
+    def __init__(self, sizes: Sizes = SIZES) -> None:
+        self.facts = Facts(sizes)
         self._attempts = Attempts(self.facts)
         self._checkpoints = CheckpointOverlays(self.facts)
         self._step_times = JobStepTimes(self._attempts)
@@ -303,11 +303,11 @@ class Ledger:
         return state, [*columns, *parts]
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], columns: list[Any]) -> Ledger:
+    def from_state(cls, state: dict[str, Any], columns: list[Any], sizes: Sizes = SIZES) -> Ledger:
         """Return the ledger of a state from `to_state`."""
-        ledger = cls()
+        ledger = cls(sizes)
         own = len(ledger.facts.columns())
-        ledger.facts = Facts.from_state(state["facts"], columns[:own])
+        ledger.facts = Facts.from_state(state["facts"], columns[:own], sizes)
         ledger._attempts = Attempts.from_state(state["attempts"], ledger.facts)
         ledger._checkpoints = CheckpointOverlays(ledger.facts)
         ledger._checkpoints.restore(ledger._attempts)

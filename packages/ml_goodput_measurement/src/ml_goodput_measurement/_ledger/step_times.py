@@ -9,14 +9,12 @@ from itertools import accumulate
 from operator import sub
 from typing import TYPE_CHECKING, Any
 
-from ml_goodput_measurement._ledger.facts import NEVER_NS
+from ml_goodput_measurement._ledger.facts import NEVER_NS, SIZES
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._ledger.attempts import Attempts
 
 __all__ = ["JobStepTimes", "StepTimes", "median_of"]
-
-_BLOCK = 1000
 
 
 class StepTimes:
@@ -25,7 +23,7 @@ class StepTimes:
     They are whole numbers as float64, which sort twice as fast: also their sums are exact, up to 104 days a block.
     """
 
-    def __init__(self, parts: Iterable[Sequence[int]] = (), *, block_size: int = _BLOCK) -> None:
+    def __init__(self, parts: Iterable[Sequence[int]] = (), *, block_size: int = SIZES.step_times_block) -> None:
         """Take the first values, in parts.
 
         Args:
@@ -45,7 +43,7 @@ class StepTimes:
 
     @classmethod
     def of_column(
-        cls, column: array[float], blocks: Iterable[tuple[int, float]], *, block_size: int = _BLOCK
+        cls, column: array[float], blocks: Iterable[tuple[int, float]], *, block_size: int = SIZES.step_times_block
     ) -> StepTimes:
         """Return the set of parts from `to_parts`; blocks stay parts of one column until they change."""
         step_times, lower = cls(block_size=block_size), 0
@@ -193,7 +191,7 @@ def _sorted_blocks(parts: Iterable[Sequence[int]], block_size: int) -> list[arra
     return blocks
 
 
-def median_of(values: Sequence[int], *, sample_size: int = _BLOCK) -> int:
+def median_of(values: Sequence[int], *, sample_size: int = SIZES.step_times_block) -> int:
     """Return the median of some values, rounded down; sorts only the values near it.
 
     Args:
@@ -221,6 +219,7 @@ class JobStepTimes:
 
     def __init__(self, attempts: Attempts) -> None:
         self._attempts = attempts
+        self._block_size = attempts.facts.sizes.step_times_block
         self._kept: StepTimes | None = None
         self._measured = 0
         """Steps before this index have their time in `_kept`."""
@@ -228,9 +227,8 @@ class JobStepTimes:
     def kept(self) -> StepTimes:
         """Return the times of the steps that count. Costs only new steps."""
         if self._kept is None:
-            self._kept = StepTimes(
-                times for index, attempt in enumerate(self._attempts) for times in self._parts(index, attempt.cut)
-            )
+            parts = (times for index, attempt in enumerate(self._attempts) for times in self._parts(index, attempt.cut))
+            self._kept = StepTimes(parts, block_size=self._block_size)
         else:
             for index in range(len(self._attempts) - 1, -1, -1):
                 if self._attempts[index].stop <= self._measured:
@@ -250,7 +248,7 @@ class JobStepTimes:
         times = array("q")
         for part in self._parts(index, NEVER_NS):
             times.extend(part)
-        return median_of(times) if times else None
+        return median_of(times, sample_size=self._block_size) if times else None
 
     def seconds(self) -> dict[int, float]:
         """Return the time of each step that counts, in seconds. Costs all steps."""
@@ -308,7 +306,7 @@ class JobStepTimes:
     def from_state(cls, state: dict[str, Any], columns: list[Any], attempts: Attempts) -> JobStepTimes:
         """Return the step times of a state from `to_state`."""
         step_times = cls(attempts)
-        step_times._kept = StepTimes.of_column(columns[0], state["blocks"])
+        step_times._kept = StepTimes.of_column(columns[0], state["blocks"], block_size=step_times._block_size)
         step_times._measured = state["measured"]
         return step_times
 
