@@ -18,6 +18,8 @@ from ml_diagnostics_common.entry import COMPANION_LOG_ID
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal
 
+from ..terminals import run_in_terminal
+
 Captured = pytest.CaptureFixture[str]
 
 JOB = """
@@ -167,6 +169,11 @@ def test_a_failure_and_its_restart_are_two_attempts(capsys: Captured) -> None:
     ]
     assert "no data" in printed["attempts"][0]["reason"]
     assert "2 attempts" in shown(capsys, "show", run_id)
+    argv = [sys.executable, "-m", "google_cloud_mldiagnostics", "show", run_id, "--no-color"]
+    page = run_in_terminal(argv, columns=60).output
+    table = page.partition("2 attempts\n\n")[2].partition("\n\n")[0].splitlines()
+    assert table[0].split() == ["attempt", "started", "state", "why"]
+    assert max(map(len, table)) <= 60
 
 
 def test_values_are_csv_json_or_a_table(capsys: Captured) -> None:

@@ -67,6 +67,23 @@ def test_nothing_is_cut_in_a_pipe() -> None:
     assert "-end" not in format_runs([shown], at(6), width=100)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_tables_fit_the_terminal_and_names_and_ids_are_not_cut(width: int) -> None:
+    entries = [process("FAILED", 100 * number, attempt=number, reason="r" * 90) for number in range(1, 31)]
+    hosts = [f"slice-{index}-{'x' * 20}" for index in range(2)]
+    entries += [
+        process("ACTIVE", 4000, attempt=31, host=host, index=index, count=2, pid=4_000_000, profiler_port=9012)
+        for index, host in enumerate(hosts)
+    ]
+    profiles = [f"2026_11_21_05_36_{second}" for second in range(10, 40)]
+    entries += [session(profile, "FAILED", 9, problem="p" * 90, size_bytes=10**8) for profile in profiles]
+    page = format_run(view(resource(), *entries, now=9000), [], [], at(9000), width=width)
+    rows = [line for title in ("31 attempts", "2 processes", "30 profiles") for line in part(page, title)]
+    assert max(map(len, rows)) <= width
+    for name in (*hosts, profiles[0], profiles[-1]):
+        assert any(f" {name} " in row for row in rows)
+
+
 def test_line_breaks_in_recorded_text_are_removed() -> None:
     failed = process("FAILED", 5, reason="first line\nsecond line\r\n" + "x" * 500)
     kept = resource(displayName="two\nlines", configs={"userConfigs": {"a\nb": "c\nd" * 500}})

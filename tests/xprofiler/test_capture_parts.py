@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from xprofiler.capture.session import Destination, Session, destinations_of, res
 from xprofiler.capture.targets import Target, addresses, check_distinct, is_this_machine
 from xprofiler.gcloud.processes import Programs
 
+from ..terminals import run_in_terminal
 from .captures import capture_command
 
 _MOMENT = time.struct_time((2025, 4, 3, 18, 13, 49, 3, 93, 0))
@@ -375,6 +377,27 @@ def test_a_terminal_shows_what_the_readme_shows() -> None:
         f"Profile saved to gs://b/r/tensorboard and session id is {_NAME}.\n"
         "\n"
     )
+
+
+_REPORT = """
+from ml_diagnostics_common.command.console import Console
+from xprofiler.capture.outcomes import Outcome, report
+from xprofiler.capture.session import Session
+
+names = [f"train-job-slice-0-{number}-{'x' * 20}" for number in range(2)]
+outcomes = [Outcome(name, name, name, "", 20_600_000, 1_000_700_000, True) for name in names]
+report(outcomes, Session("gs://b/r", "session"), "gs://b/r/tensorboard", "table", Console())
+"""
+
+
+@pytest.mark.parametrize(("columns", "headers"), [(50, 2), (60, 3), (80, 4)])
+def test_the_table_fits_the_terminal_and_names_of_hosts_are_not_cut(columns: int, headers: int) -> None:
+    shown = run_in_terminal([sys.executable, "-c", _REPORT], columns=columns)
+    assert shown.code == 0, shown.errors
+    table = shown.output.splitlines()[-4:]
+    assert table[0].split() == ["Host", "Status", "Size", "Start"][:headers]
+    assert max(map(len, table)) <= columns
+    assert [row.split()[0] for row in table[2:]] == [f"train-job-slice-0-{number}-{'x' * 20}" for number in range(2)]
 
 
 def test_programs_get_records(capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,7 +169,7 @@ def _attempts(view: RunView, width: int | None) -> list[str]:
             )
         )
     headers = ("attempt", "started", "lasted", "processes", "state", "why")
-    lines = format_table(headers, rows, "><>><<", width=width, cut=["why"], indent="  ")
+    lines = format_table(headers, rows, "><>><<", width=width, cut=["processes", "lasted", "why"], indent="  ")
     lines = with_gap(lines, len(view.attempts), "attempt")
     return [format_count(len(view.attempts), "attempt"), "", *lines]
 
@@ -199,7 +199,8 @@ def _processes(view: RunView, now_ns: int, width: int | None) -> list[str]:
     states = ", ".join(f"{count} {state.value}" for state, count in counts.items())
     title = f"{format_count(len(processes), 'process', 'processes')}{of}: {states}"
     headers = ("process", "host", "pid", "state", "last event", "profiler", "why")
-    table = format_table(headers, rows, "><><><<", width=width, cut=["why", "profiler"], indent="  ")
+    cut = ["pid", "last event", "why", "profiler", "state"]
+    table = format_table(headers, rows, "><><><<", width=width, cut=cut, indent="  ")
     return [title, "", *table, *gap]
 
 
@@ -251,7 +252,8 @@ def _sessions(view: RunView, width: int | None) -> list[str]:
             )
         )
     headers = ("profile", "kind", "started", "lasted", "hosts", "size", "state", "why")
-    lines = format_table(headers, rows, "<<<>>><<", width=width, cut=["why"], indent="  ")
+    cut = ["kind", "lasted", "hosts", "size", "why", "state"]
+    lines = format_table(headers, rows, "<<<>>><<", width=width, cut=cut, indent="  ")
     lines = with_gap(lines, len(view.sessions), "profile")
     roots = dict.fromkeys(logdir_of(session.folder) for session in view.sessions if session.folder)
     opened = [f"  open: xprof --logdir {shlex.quote(root)} --port 8791" for root in roots]

@@ -18,6 +18,7 @@ __all__ = ["Outcome", "report"]
 
 _NO_EVENTS: Final = "its profile has no events: nothing ran meanwhile; check the job, or use a longer -d"
 _HEADERS: Final = ("Host  ", "Status  ", "Size  ", "Start  ")
+_LEAST_IMPORTANT: Final = ("Start  ", "Size  ", "Status  ")
 _FIELDS: Final = ("host", "status", "problem", "path", "size_bytes", "start_ns")
 _TOGETHER_MS: Final = 50
 
@@ -87,7 +88,7 @@ def report(outcomes: Sequence[Outcome], session: Session, saved_to: str, style: 
         elif style == "table":
             console.data(f"Profile saved to {saved_to} and session id is {session.name}.\n")
     if style == "table":
-        console.data(_table(outcomes))
+        console.data(_table(outcomes, console.width))
     else:
         records = [_record(outcome, session) for outcome in outcomes]
         console.data(format_data(records, style, records, _FIELDS))
@@ -109,10 +110,11 @@ def _note(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _table(outcomes: Sequence[Outcome]) -> str:
+def _table(outcomes: Sequence[Outcome], width: int | None) -> str:
     """Return a table with a row for each host: the size of its file, and how long after the first host it started."""
     first_ns = min((outcome.start_ns for outcome in outcomes if outcome.start_ns), default=0)
-    return "\n".join(format_table(_HEADERS, [_cells(outcome, first_ns) for outcome in outcomes]))
+    rows = [_cells(outcome, first_ns) for outcome in outcomes]
+    return "\n".join(format_table(_HEADERS, rows, width=width, cut=_LEAST_IMPORTANT))
 
 
 def _cells(outcome: Outcome, first_ns: int) -> tuple[str, str, str, str]:
