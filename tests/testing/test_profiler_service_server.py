@@ -193,6 +193,7 @@ def test_an_answer_can_be_lost_when_the_file_is_there(
     profiler_service_server.faults.script([Status(503, after_apply=True)])
     assert not capture(profiler_service_server, tmp_path).is_captured
     assert file.exists()
+    assert len(profiler_service_server.profiles) == 1
 
 
 def test_a_slow_service_is_slow(profiler_service_server: ProfilerServiceServer, tmp_path: Path) -> None:
@@ -222,6 +223,8 @@ def test_a_job_can_die_in_mid_profile(
     profiler_service_server.dies_after_seconds = 0.1
     result = capture(profiler_service_server, tmp_path, 60_000)
     assert result.problem.startswith("UNAVAILABLE")
+    assert "the process may have crashed" in result.problem
+    assert len(profiler_service_server.profiles) == 1
     assert result.seconds < 20
     assert not file.exists()
     impatient = ProfilerService(connect_seconds=0.1)

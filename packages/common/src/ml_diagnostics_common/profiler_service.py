@@ -316,4 +316,7 @@ def _result(address: str, call: _Call | None, start: float, connect_seconds: flo
                 Kind.CONFLICT,
                 f"another profile runs there ({failure.message}); try again when it has ended",
             )
+        elif failure.code == "UNAVAILABLE":
+            # Not retried: the request may have been executed. gRPC itself retries those that a server never processed.
+            problem = f"{problem}; the process may have crashed: check whether the job still runs"
         return CaptureResult(address, problem, call.ended - start, kind)
