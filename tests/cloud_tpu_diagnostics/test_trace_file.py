@@ -307,13 +307,13 @@ with diagnostic.diagnose(config(0.05, cloud=True)):
 
 
 def test_after_all_descriptors_were_closed_nothing_is_written_to_files_that_get_their_numbers(tmp_path: Path) -> None:
-    code, _, err = run(
+    job = Job(
         """
 without_companion()
 with diagnostic.diagnose(config(0.1, cloud=True)):
     os.closerange(3, 1000)
     theirs = [os.open(f"{sys.argv[2]}{number}", os.O_WRONLY | os.O_CREAT) for number in range(50)]
-    time.sleep(0.5)
+    input()
     raise_signal(signal.SIGUSR1)
 for number in theirs:
     os.fstat(number)
@@ -321,6 +321,33 @@ for number in theirs:
         tmp_path / "d",
         str(tmp_path / "theirs"),
     )
-    assert code == 0
-    assert "has closed the descriptors of diagnose()" in err
+    _wait_for_report(job)
+    job.go_on()
+    assert job.end()[0] == 0
     assert all(file.read_text() == "" for file in tmp_path.glob("theirs*"))
+
+
+def test_closed_descriptors_are_reported_though_a_folder_was_being_read(tmp_path: Path) -> None:
+    job = Job(
+        """
+def scandir(path, scandir=os.scandir):
+    entries = scandir(path)
+    os.closerange(3, 1000)
+    return entries
+os.scandir = scandir
+without_companion()
+with diagnostic.diagnose(config(1, cloud=True)):
+    input()
+""",
+        tmp_path / "d",
+    )
+    _wait_for_report(job)
+    job.go_on()
+    assert job.end()[0] == 0
+
+
+def _wait_for_report(job: Job) -> None:
+    """Wait until the job reports that its descriptors were closed."""
+    assert job.process.stderr is not None
+    while "has closed the descriptors of diagnose()" not in (line := job.process.stderr.readline()):
+        assert line, "the job ended without a report"

@@ -53,8 +53,7 @@ class Collection:
         self._rounds = Rounds(
             self._timer,
             plan.interval_seconds,
-            first=self._prune,
-            later=self._start_helper,
+            later=self._after_start,
             recheck=self._recheck,
             run_round=self._run_round,
         )
@@ -241,6 +240,11 @@ class Collection:
             return
         self._timer.arm(number)
         self._rounds.start()
+
+    def _after_start(self) -> None:
+        """Do what a short block does without."""
+        self._start_helper()
+        self._prune()
 
     @guarded_as("delete old stack traces")
     def _prune(self) -> None:

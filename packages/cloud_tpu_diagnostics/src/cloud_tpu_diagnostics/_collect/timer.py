@@ -184,7 +184,6 @@ class Rounds:
     Args:
         timer: Dumps if Python cannot.
         interval_seconds: The time between two rounds.
-        first: Called once, in the thread.
         later: Called once, unless the block is short; it must not block.
         recheck: Called every few seconds, however long the interval is.
         run_round: Called each interval, with False if the timer has dumped already; it arms the timer again, and
@@ -196,7 +195,6 @@ class Rounds:
         timer: Timer,
         interval_seconds: float,
         *,
-        first: Callable[[], None],
         later: Callable[[], None],
         recheck: Callable[[], None],
         run_round: Callable[[bool], bool],
@@ -204,7 +202,7 @@ class Rounds:
         self._timer = timer
         self._interval = interval_seconds
         self._settle = min(_MOST_SETTLE_SECONDS, interval_seconds / 20)
-        self._first, self._later, self._recheck, self._run_round = first, later, recheck, run_round
+        self._later, self._recheck, self._run_round = later, recheck, run_round
         self._going_on = _thread.allocate_lock()  # Held until `stop`. An event is more frames in each dump.
         self._going_on.acquire()
 
@@ -223,7 +221,6 @@ class Rounds:
         timer = self._timer
         now = time.monotonic()
         due, is_later_at = now + self._interval, now + _SHORT_BLOCK_SECONDS
-        self._first()
         while not self._stops_before(min(due, timer.due - timer.grace_seconds, is_later_at)):
             now = time.monotonic()
             if now >= is_later_at:

@@ -266,7 +266,7 @@ def prune(folder: str | Path, now: float | None = None) -> None:
 def _files_of_ours(folder: str | Path) -> list[_OldFile]:
     files = []
     with os.scandir(folder) as entries:
-        for entry in entries:
+        for entry in _until_closed(entries):
             named = re.fullmatch(_NAME, entry.name)
             if named is None:
                 continue
@@ -277,6 +277,15 @@ def _files_of_ours(folder: str | Path) -> list[_OldFile]:
             if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                 files.append(_OldFile(status.st_mtime, status.st_size, entry.name, named[1], int(named[2])))
     return files
+
+
+def _until_closed(entries: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
+    """Yield the entries of a folder, until the program closes all descriptors, and so that of the folder."""
+    try:
+        yield from entries
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.ENOTDIR):  # ENOTDIR: the number is that of a file by now.
+            raise
 
 
 def _delete(folder: str | Path, file: _OldFile) -> bool:
