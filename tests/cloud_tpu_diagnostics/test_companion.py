@@ -439,15 +439,15 @@ def counted(*arguments):
     waits.append(arguments)
     return wait_readable(*arguments)
 main.wait_readable = counted
-numbers = [end.detach() for end in (*socket.socketpair(), *socket.socketpair(), *socket.socketpair())]
+numbers = [end.detach() for end in (end for _ in range(4) for end in socket.socketpair())]
 for number in numbers:
     os.set_blocking(number, False)
-wakeups, writer, answers, _, timer, _ = numbers
+wakeups, writer, handling, _, answers, _, timer, _ = numbers
 os.write(writer, b"\x0f")  # SIGTERM, which the job never reads.
 settings = CompanionSettings(interval_seconds=600, trace_path=sys.argv[1], is_shipped=False, is_end_recorded=True)
 parent = types.SimpleNamespace(
     settings=settings._asdict(), pid=os.getppid(), job=None, is_open=False, descriptor=None, forward_logs=None,
-    descriptors={"wakeups": wakeups, "answers": answers, "timer": timer}, log=print,
+    descriptors={"wakeups": wakeups, "handling": handling, "answers": answers, "timer": timer}, log=print,
     receive=lambda: [{"kind": "left", "how": "clean", "exception": None, "exit_code": None}])
 main.Companion(parent).run()
 print(len(waits) < 100)
@@ -457,14 +457,16 @@ print(len(waits) < 100)
 
 def test_an_unread_signal_other_than_a_request_does_not_make_it_spin() -> None:
     reader, writer = socket.socketpair()
+    handling, begun = socket.socketpair()
     answers, _ = ends = socket.socketpair()
     answers.setblocking(False)
-    numbers = {"wakeups": reader.detach(), "answers": answers.fileno()}
+    numbers = {"wakeups": reader.detach(), "handling": handling.detach(), "answers": answers.fileno()}
+    watched = [numbers["wakeups"], numbers["handling"]]
     requests = UnansweredRequests(numbers, companion_job.Job(os.getpid(), None), signal.SIGUSR1)
-    states: list[tuple[bool, int | None]] = []
+    states: list[tuple[bool, list[int]]] = []
 
     def step() -> None:
-        states.append((requests.step(0.0) is None, requests.descriptor))
+        states.append((requests.step(0.0) is None, requests.descriptors))
 
     step()
     writer.send(bytes([signal.SIGTERM]))
@@ -473,7 +475,6 @@ def test_an_unread_signal_other_than_a_request_does_not_make_it_spin() -> None:
     step()
     writer.close()
     step()
-    assert states == [(True, numbers["wakeups"]), (False, None), (True, numbers["wakeups"]), (True, None)]
-    requests._wakeups.close()
-    for end in ends:
+    assert states == [(True, watched), (False, []), (True, watched), (True, [])]
+    for end in (begun, *ends, *requests._sockets):
         end.close()

@@ -124,6 +124,36 @@ with diagnostic.diagnose(config()):
     assert "Fatal" not in job.kill()
 
 
+@pytest.mark.parametrize("target", ["console", "file, by a companion"])
+def test_a_signal_is_answered_though_the_gil_is_taken_for_ever_as_soon_as_it_is_read(
+    tmp_path: Path, target: str
+) -> None:
+    job = Job(
+        """
+from ml_diagnostics_common import signal_wakeups
+signal_wakeups.subscribe(lambda data: lock_twice(ctypes.PyDLL(None)))  # Before the block's own subscription.
+cloud = sys.argv[2] != "console"
+with diagnostic.diagnose(config(cloud=cloud)):
+    if not cloud:
+        wait_for_helper()
+    lock_twice(ctypes.CDLL(None))
+""",
+        tmp_path / "d",
+        target,
+    )
+    job.wait_until_stuck()
+    for number in (1, 2):
+        job.process.send_signal(signal.SIGUSR1)
+        if target == "console":
+            assert job.process.stderr is not None
+            for _ in range(2):  # Two threads are stuck.
+                while _STUCK_FRAME not in job.process.stderr.readline():
+                    assert job.process.poll() is None
+        else:
+            wait_until(lambda number=number: job.trace().count(_STUCK_FRAME) == 2 * number)  # type: ignore[misc]
+    assert _STUCK_FRAME not in job.kill()
+
+
 @pytest.mark.parametrize("library", [_RELEASED, _HELD])
 def test_a_signal_from_outside_dumps_a_hang_to_the_file(tmp_path: Path, library: str) -> None:
     job = Job(

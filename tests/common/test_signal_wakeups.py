@@ -101,6 +101,33 @@ print(get(), others.empty(), received.empty())
     assert out == "10 b'\\n'\n12 True True\n"
 
 
+def test_what_is_read_stays_visible_to_other_processes_until_it_is_handled() -> None:
+    out = _run(
+        """
+import socket
+def peek():
+    end = socket.socket(fileno=wakeups.handling)
+    try:
+        return end.recv(10, socket.MSG_PEEK)
+    except BlockingIOError:
+        return b""
+    finally:
+        end.detach()
+def fail(data):
+    received.put(peek())
+    raise ValueError
+wakeups = signal_wakeups.subscribe(fail)
+signal.raise_signal(signal.SIGUSR1)
+print(get())
+deadline = time.monotonic() + 20
+while peek():
+    assert time.monotonic() < deadline, "it is still visible"
+    time.sleep(0.001)
+"""
+    )
+    assert out == "b'\\n'\n"
+
+
 def test_a_subscriber_that_raises_costs_the_others_nothing() -> None:
     out = _run(
         """

@@ -44,11 +44,8 @@ class SignalWakeups:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        ours, theirs = _socket.socketpair()
-        # A socket, since another process may read it without consuming anything (MSG_PEEK).
-        self._read, self._write = (Descriptor(with_high_number(end.detach())) for end in (ours, theirs))
-        for end in (self._read, self._write):
-            os.set_blocking(end.number() or 0, False)
+        self._read, self._write = _socket_pair()
+        self._handling, self._begun = _socket_pair()
         self._number = self._write.number()
         self._previous = -1
         self._previous_identity = (0, 0)
@@ -71,6 +68,14 @@ class SignalWakeups:
     def writer(self) -> int | None:
         """The descriptor that the numbers are written to; None if the program has closed it."""
         return self._write.number()
+
+    @property
+    def handling(self) -> int | None:
+        """The descriptor with the numbers that the thread handles: unread by subscribers, as far as others can know.
+
+        They are there from the moment before they are read, as the thread may then wait for the GIL for ever.
+        """
+        return self._handling.number()
 
     def start(self) -> None:
         """Start the thread."""
@@ -118,25 +123,33 @@ class SignalWakeups:
         return len(rest) < len(data)
 
     def send(self, data: bytes) -> None:
-        """Pass bytes to the thread, as if a signal had written them."""
-        number = self._write.number()
-        try:
-            if number is not None:
-                os.write(number, data)
-        except OSError:
-            pass  # Full: then the thread has enough to read.
+        """Pass bytes to the thread, as if a signal had written them; when it is full, there is enough to read."""
+        _send(self._write, data)
 
     def stop(self) -> None:
         """End the thread."""
         self._is_over = True
         self.send(_NOT_A_SIGNAL)
 
-    def _receive(self) -> bytes:
+    def _receive(self, most_bytes: int = _READ_BYTES) -> bytes:
+        return _read(self._read, most_bytes)
+
+    def _peek(self) -> bytes:
+        """Return what there is to read, and leave it there."""
         number = self._read.number()
+        if number is None:
+            return b""
         try:
-            return os.read(number, _READ_BYTES) if number is not None else b""
+            end = _socket.socket(fileno=number)
         except OSError:
             return b""
+        try:
+            end.setblocking(False)  # Whatever the program's default timeout is.
+            return end.recv(_READ_BYTES, _socket.MSG_PEEK)
+        except OSError:
+            return b""
+        finally:
+            end.detach()
 
     def _run(self) -> None:
         block_signals()
@@ -154,18 +167,22 @@ class SignalWakeups:
         poller.register(number, select.POLLIN)
         while not self._is_over and self._read.number() is not None:
             events = poller.poll()
-            received = self._receive()
-            if not received and events[0][1] & ~select.POLLIN:
+            waiting = self._peek()
+            if not waiting and events[0][1] & ~select.POLLIN:
                 return  # The other end was closed; poll() would return at once each time.
-            data = received.replace(_NOT_A_SIGNAL, b"")
-            if not data or self._is_over:
-                continue
-            self._pass_on(data)
-            for receive in self.receivers:
-                try:
-                    receive(data)
-                except Exception as error:
-                    LOSSES.add(f"signal_wakeups: {type(error).__name__}")
+            begun = _send(self._begun, waiting)
+            self._handle(self._receive(len(waiting)).replace(_NOT_A_SIGNAL, b""))
+            _read(self._handling, begun)
+
+    def _handle(self, data: bytes) -> None:
+        if not data or self._is_over:
+            return
+        self._pass_on(data)
+        for receive in self.receivers:
+            try:
+                receive(data)
+            except Exception as error:
+                LOSSES.add(f"signal_wakeups: {type(error).__name__}")
 
     def _pass_on(self, data: bytes) -> None:
         previous = self._previous_number()
@@ -189,6 +206,31 @@ class SignalWakeups:
         except OSError:
             is_theirs = False
         return self._previous if is_theirs else -1
+
+
+def _socket_pair() -> tuple[Descriptor, Descriptor]:
+    """Return the ends to read and write: sockets, which another process can read without consuming (MSG_PEEK)."""
+    reader, writer = (Descriptor(with_high_number(end.detach())) for end in _socket.socketpair())
+    for end in (reader, writer):
+        os.set_blocking(end.number() or 0, False)
+    return reader, writer
+
+
+def _send(end: Descriptor, data: bytes) -> int:
+    """Write as much as fits; return the number of bytes."""
+    number = end.number()
+    try:
+        return os.write(number, data) if number is not None and data else 0
+    except OSError:
+        return 0
+
+
+def _read(end: Descriptor, most_bytes: int) -> bytes:
+    number = end.number()
+    try:
+        return os.read(number, most_bytes) if number is not None else b""
+    except OSError:
+        return b""
 
 
 # State of the process: its shared wake-up descriptor, while there are subscribers.

@@ -7,8 +7,9 @@ byte to the wake-up descriptor. The first of these writes the dump:
 
 1. the main thread, when it next executes Python: it knows exactly where it was interrupted;
 2. after 50 ms a thread of this package: the main thread is stuck, or waits, in native code without the GIL;
-3. after half a second another process, the companion or `Helper`, if the byte is still unread because the GIL is held:
-   see `_companion.requests`. It has faulthandler dump all threads, which is safe as none of them executes Python.
+3. after half a second another process, the companion or `Helper`, if the byte is still unread, or read and not
+   answered, because the GIL is held: see `_companion.requests`. It has faulthandler dump all threads, which is safe as
+   none of them executes Python.
 """
 
 from __future__ import annotations
@@ -128,12 +129,13 @@ class DumpRequests:
 
     @property
     def descriptors(self) -> dict[str, int]:
-        """The descriptors by which another process sees unanswered requests, by name."""
+        """The descriptors by which another process sees unanswered requests, by name; none if one was closed."""
         wakeups, answers = self.wakeups, self._answers
         if wakeups is None or answers is None:
             return {}
-        numbers = {"wakeups": wakeups.reader, "answers": answers[0].number()}
-        return {name: number for name, number in numbers.items() if number is not None}
+        numbers = {"wakeups": wakeups.reader, "handling": wakeups.handling, "answers": answers[0].number()}
+        known = {name: number for name, number in numbers.items() if number is not None}
+        return known if len(known) == len(numbers) else {}
 
     @property
     def thread_ident(self) -> int:
@@ -289,8 +291,7 @@ class DumpRequests:
         if os.getpid() != self._owner:  # Forked while a thread of the parent was writing, maybe: no lock.
             self._write(text)
         elif may_wait:
-            with self._writing:
-                self._write(text)
+            self._write_in_turn(text)
         elif self._unwritten or not self._writing.acquire(blocking=False):
             self._hand_over(text)
         else:
@@ -309,8 +310,16 @@ class DumpRequests:
 
     def _write_the_rest(self) -> None:
         while self._unwritten:
-            with self._writing:
-                self._write(self._unwritten.popleft())
+            self._write_in_turn(self._unwritten.popleft())
+
+    def _write_in_turn(self, text: str) -> None:
+        """Write in our thread, after what another one writes, which may wait for its reader."""
+        while not self._writing.acquire(timeout=_MAIN_THREAD_SECONDS):
+            self._acknowledge()
+        try:
+            self._write(text)
+        finally:
+            self._writing.release()
 
     def _write(self, text: str) -> None:
         target = self._target  # Kept open by this reference.
@@ -399,7 +408,7 @@ class Helper:
         from ml_diagnostics_common.sidecar import Sidecar
 
         descriptors = self._requests.descriptors
-        if not {"wakeups", "answers"} <= descriptors.keys():
+        if not descriptors:
             return  # The program has closed them.
         settings = {"dump_signal": self._dump_signal}
         try:

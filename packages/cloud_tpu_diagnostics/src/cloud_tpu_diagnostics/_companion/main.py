@@ -68,7 +68,7 @@ class Companion:
         self._timer: int | None = parent.descriptors["timer"]
         self._log = EntryLog(settings.labels, is_shipped=settings.is_shipped, prepare=parent.forward_logs)
         self._requests: UnansweredRequests | None = None
-        if {"wakeups", "answers"} <= parent.descriptors.keys():
+        if "wakeups" in parent.descriptors:
             self._requests = UnansweredRequests(parent.descriptors, self._job, settings.dump_signal)
         self._seconds_to_requests: float | None = None
         self._output = _output(settings, parent.descriptors)
@@ -119,8 +119,8 @@ class Companion:
         parent = self._parent.descriptor if self._parent.is_open else None
         # A request that arrives after the block was left stays unread, so a wait for it would return at once each time.
         requests = self._requests if self._left_at is None else None
-        request = requests.descriptor if requests is not None else None
-        if parent in wait_readable([self._timer, self._job.descriptor, parent, request], min(seconds)):
+        readable = requests.descriptors if requests is not None else ()
+        if parent in wait_readable([self._timer, self._job.descriptor, parent, *readable], min(seconds)):
             self._receive()
 
     def _step(self, now: float) -> None:

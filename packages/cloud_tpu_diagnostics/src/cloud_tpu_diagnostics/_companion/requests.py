@@ -28,21 +28,22 @@ _MOST_BYTES = 65_536
 
 
 class UnansweredRequests:
-    """Watches the bytes that signals have written to the job's wake-up descriptor, until its Python reads them.
+    """Watches the bytes that signals have written to the job's wake-up descriptor, until its Python has handled them.
 
     Args:
-        descriptors: `wakeups`, which is read without consuming it, and `answers`, with a byte whenever Python ran.
+        descriptors: `wakeups` and, with the bytes that are being handled, `handling`, which are read without consuming
+            anything; and `answers`, with a byte whenever Python ran.
         job: The job.
         dump_signal: The signal on which faulthandler dumps all threads.
     """
 
     def __init__(self, descriptors: Mapping[str, int], job: Job, dump_signal: int | None) -> None:
-        self._wakeups = _socket.socket(fileno=descriptors["wakeups"])
+        self._sockets = [_socket.socket(fileno=descriptors[name]) for name in ("wakeups", "handling")]
         self._answers = descriptors["answers"]
         self._job, self._dump_signal = job, dump_signal
         self._silence = StuckCheck(job.pid)
         self._waiting = 0
-        """The number of requests that were unread in the last step."""
+        """The number of requests that were unread, or being handled, in the last step."""
         self._dumped = 0
         """The number of these for which faulthandler has already been signalled."""
         self._has_unread = False
@@ -51,13 +52,13 @@ class UnansweredRequests:
         """True once the job has closed the other end, or has replaced itself by another program (execve)."""
 
     @property
-    def descriptor(self) -> int | None:
-        """The descriptor that the next request makes readable.
+    def descriptors(self) -> list[int]:
+        """The descriptors of which the next request makes one readable.
 
-        None while `step` must be called again anyway, and once there will be no more requests: unread bytes and the
+        Empty while `step` must be called again anyway, and once there will be no more requests: unread bytes and the
         end of the stream stay readable, so a wait for them would return at once each time.
         """
-        return None if self._has_unread or self._is_closed else self._wakeups.fileno()
+        return [] if self._has_unread or self._is_closed else [each.fileno() for each in self._sockets]
 
     def step(self, now: float) -> float | None:
         """Check for unanswered requests, and signal faulthandler if it is time.
@@ -66,10 +67,11 @@ class UnansweredRequests:
             now: Monotonic seconds.
 
         Returns:
-            The seconds until the next call; None to wait for `descriptor`.
+            The seconds until the next call; None to wait for `descriptors`.
         """
         has_answered = self._has_answered()
-        before, self._waiting = self._waiting, self._unread()
+        self._has_unread = False
+        before, self._waiting = self._waiting, sum(map(self._unread, self._sockets))
         if has_answered or not self._waiting:
             self._dumped = 0
         if self._waiting <= self._dumped:
@@ -88,13 +90,15 @@ class UnansweredRequests:
         except OSError:
             return False
 
-    def _unread(self) -> int:
-        self._has_unread = False
+    def _unread(self, end: _socket.socket) -> int:
         try:
-            data = self._wakeups.recv(_MOST_BYTES, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+            data = end.recv(_MOST_BYTES, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
         except OSError:
             return 0
-        self._has_unread, self._is_closed = bool(data), not data
+        if data:
+            self._has_unread = True
+        else:
+            self._is_closed = True
         requests = data.count(FAULTHANDLER_DUMP)
         if not requests:
             first_real_time = getattr(signal, "SIGRTMIN", signal.NSIG)
@@ -112,7 +116,7 @@ def main() -> NoReturn:
     while not parent.is_dead():
         seconds = requests.step(time.monotonic())
         ready = wait_readable(
-            [parent.descriptor, parent.job, requests.descriptor],
+            [parent.descriptor, parent.job, *requests.descriptors],
             _LONGEST_WAIT_SECONDS if seconds is None else seconds,
         )
         if parent.descriptor in ready:  # Nothing is sent after the settings: the block was left.
