@@ -250,16 +250,15 @@ def test_old_files_of_dead_processes_are_deleted_and_no_others(tmp_path: Path) -
     assert not kept[5].exists()
 
 
-def test_above_the_total_size_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_file, "MOST_TOTAL_BYTES", 250)
+def test_above_the_total_size_the_oldest_go_first(tmp_path: Path) -> None:
     files = [_file(tmp_path, _name(number), days=number / 10, size=100) for number in range(1, 5)]
     fresh = _file(tmp_path, _name(9), days=0, size=1000)
-    trace_file.prune(tmp_path, _NOW)
+    trace_file.prune(tmp_path, _NOW, most_total_bytes=250)
     assert not any(file.exists() for file in files)
     assert fresh.exists()  # A shipper may still read it.
     fresh.unlink()
     files = [_file(tmp_path, _name(number), days=number / 10, size=100) for number in range(1, 5)]
-    trace_file.prune(tmp_path, _NOW)
+    trace_file.prune(tmp_path, _NOW, most_total_bytes=250)
     assert [file.exists() for file in files] == [True, True, False, False]
 
 

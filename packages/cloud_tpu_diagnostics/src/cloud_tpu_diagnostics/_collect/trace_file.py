@@ -30,7 +30,7 @@ FOLDER = Path("/tmp/debugging")
 
 MOST_FILE_BYTES: Final = 64 << 20
 """The size at which a file gets no more periodic stack traces; /tmp may be memory."""
-MOST_TOTAL_BYTES: Final = 512 << 20
+_MOST_TOTAL_BYTES: Final = 512 << 20
 """The limit of all files together; above it, the oldest ones of dead processes are deleted."""
 MOST_AGE_SECONDS: Final = 7 * 24 * 3600.0
 """The age at which a dead process's file is deleted, since its last write."""
@@ -241,7 +241,7 @@ class _OldFile(NamedTuple):
     pid: int
 
 
-def prune(folder: str | Path, now: float | None = None) -> None:
+def prune(folder: str | Path, now: float | None = None, most_total_bytes: int = _MOST_TOTAL_BYTES) -> None:
     """Delete trace files of dead processes that are too old, or too large together.
 
     Only regular files of this user with names of trace files are deleted, never one of a living process, and none that
@@ -250,6 +250,7 @@ def prune(folder: str | Path, now: float | None = None) -> None:
     Args:
         folder: The folder with the files.
         now: Seconds since the epoch; None reads the clock.
+        most_total_bytes: The most bytes that all files may have together.
 
     Raises:
         OSError: The folder cannot be read.
@@ -259,7 +260,8 @@ def prune(folder: str | Path, now: float | None = None) -> None:
     total = sum(file.size for file in files)
     for file in sorted(files):
         age = now - file.modified
-        if age > _SPARED_SECONDS and (age > MOST_AGE_SECONDS or total > MOST_TOTAL_BYTES) and _delete(folder, file):
+        is_due = age > MOST_AGE_SECONDS or total > most_total_bytes
+        if is_due and age > _SPARED_SECONDS and _delete(folder, file):
             total -= file.size
 
 
