@@ -36,6 +36,15 @@ print("goes on", flush=True)
 """
 RELEASED, HELD = "ctypes.CDLL", "ctypes.PyDLL"
 RUN_ALONE = "start_run()\n"
+TAKES_THE_GIL = """
+import ctypes
+from ml_diagnostics_common import signal_wakeups
+def take_the_gil(signals):
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+signal_wakeups.subscribe(take_the_gil)  # Called before the run's own subscriber.
+"""
 WITH_DIAGNOSE = """
 from cloud_tpu_diagnostics import diagnostic
 from cloud_tpu_diagnostics.configuration import debug_configuration, diagnostic_configuration, stack_trace_configuration
@@ -115,6 +124,14 @@ def test_sigterm_ends_a_process_that_is_stuck_in_native_code(program: str, libra
         wait_until(lambda: programs.kept_run()["runPhase"] == "FAILED")
         assert programs.kept_run()["errorDetails"] == "SIGTERM"
         assert programs.kept_run()["attempts"][-1]["processes"][0]["reason"] == "SIGTERM"
+
+
+@pytest.mark.timing
+def test_sigterm_ends_a_process_of_which_native_code_takes_the_gil_as_soon_as_the_signal_is_read() -> None:
+    code, seconds = terminated(stuck(TAKES_THE_GIL + RUN_ALONE, RELEASED))
+    assert code == -signal.SIGTERM
+    assert seconds <= LONGEST_SECONDS
+    wait_until(lambda: programs.kept_run()["runPhase"] == "FAILED")
 
 
 @pytest.mark.timing

@@ -71,11 +71,14 @@ class NativeTermination:
         self.is_on = True
         try:
             _reset_after_one()
-            signals = subscribe(self._receive).reader
-            if signals is None:
+            wakeups = subscribe(self._receive)
+            signals, handling = wakeups.reader, wakeups.handling
+            if signals is None or handling is None:
                 raise OSError("the program has closed the wake-up descriptor")
             self._helper = Sidecar(
-                "google_cloud_mldiagnostics._run.termination_helper", self._process, descriptors={"signals": signals}
+                "google_cloud_mldiagnostics._run.termination_helper",
+                self._process,
+                descriptors={"signals": signals, "handling": handling},
             )
         except Exception as error:
             raise HelperError(str(error) or type(error).__name__) from error

@@ -9,7 +9,7 @@ import _socket  # `socket` takes milliseconds to import, and nothing of it is ne
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from ml_diagnostics_common.processes import handled_signals, wait_readable
@@ -35,24 +35,25 @@ def main() -> NoReturn:
         os._exit(1)
     try:
         os.chdir("/")
-        if _watch(job, job.job, _socket.socket(fileno=job.descriptors["signals"])):
+        if _watch(job, job.job, [_socket.socket(fileno=job.descriptors[name]) for name in ("signals", "handling")]):
             _record(job.settings)
     finally:
         os._exit(0)
 
 
-def _watch(job: Parent, death: int, signals: _socket.socket) -> bool:
+def _watch(job: Parent, death: int, signals: Sequence[_socket.socket]) -> bool:
     """Return when the job has died, or its run has ended; True if it was sent SIGTERM.
 
     Args:
         job: It sends no messages; their end is the end of the run.
         death: A descriptor that is readable once the job is dead.
-        signals: The numbers of the job's signals arrive here. They are only peeked at: the job reads them.
+        signals: The numbers of the job's signals arrive at the first, and are at the second while Python handles them,
+            in which native code may take the GIL. They are only peeked at: the job reads them.
     """
     job.send({"kind": "watching"})
     is_terminated = False
     while True:
-        wait_readable([death, job.descriptor, signals.fileno()], None)
+        wait_readable([death, job.descriptor, *(each.fileno() for each in signals)], None)
         # The second starts when SIGTERM is seen, not with any other signal: Python may be about to handle it.
         numbers = _peek(signals)
         is_unread = signal.SIGTERM in (numbers or b"")
@@ -72,12 +73,18 @@ def _watch(job: Parent, death: int, signals: _socket.socket) -> bool:
             pass  # It has just ended.
 
 
-def _peek(signals: _socket.socket) -> bytes | None:
-    """Return the signals that the job has not read; None if it has read all, empty at the end of the stream."""
-    try:
-        return signals.recv(_MOST_BYTES, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return None
+def _peek(signals: Sequence[_socket.socket]) -> bytes | None:
+    """Return the signals that the job has not handled; None if it has handled all, empty at the end of a stream."""
+    unhandled = None
+    for each in signals:
+        try:
+            numbers = each.recv(_MOST_BYTES, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            continue
+        if not numbers:
+            return b""
+        unhandled = (unhandled or b"") + numbers
+    return unhandled
 
 
 def _record(settings: Mapping[str, Any]) -> None:
