@@ -36,7 +36,7 @@ def train(steps):
 def stuck_here():
     library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)  # It holds the GIL.
     library.pthread_mutex_lock(mutex)
-    library.pthread_mutex_timedlock(mutex, (ctypes.c_long * 2)(int(time.time()) + 6, 0))
+    library.pthread_mutex_timedlock(mutex, (ctypes.c_long * 2)(int(time.time()) + 10, 0))
 """
 
 

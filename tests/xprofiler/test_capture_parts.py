@@ -289,6 +289,7 @@ class _Storage(LocalStorage):
     """A storage that counts concurrent writes of files."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
         self._now = self.most = 0
 
