@@ -71,23 +71,24 @@ def test_threads_that_start_and_end_in_the_block_change_the_output_of_a_fault(tm
     code, out, err = Job(
         _CROWD
         + """
-from cloud_tpu_diagnostics._collect import blocks, timer, watchdog
+from cloud_tpu_diagnostics._collect import timer, watchdog
 timer._RECHECK_SECONDS = 0.05
-enable = faulthandler.enable
+enable, enabled_with = faulthandler.enable, []
 def enabled(file, all_threads):
-    output(all_threads)
     enable(file, all_threads)
+    enabled_with.append(all_threads)
 watchdog.faulthandler.enable = enabled
 with diagnostic.diagnose(config()):  # It checks more often than it dumps.
     crowd()
     deadline = time.monotonic() + 20
-    while blocks._current._watchdog._shows_all and time.monotonic() < deadline:
+    while len(enabled_with) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
+    output(*enabled_with)
     fails_here()
 """,
         tmp_path / "d",
     ).end()
-    assert (code, out) == (-signal.SIGSEGV, "True\nFalse\n")
+    assert (code, out) == (-signal.SIGSEGV, "True False\n")
     assert "in fails_here" in err.partition("Fatal Python error")[2]
 
 
