@@ -8,6 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
+import pytest
+
+may_crash = pytest.mark.xfail(
+    sys.version_info < (3, 11),
+    reason="jaxlib 0.6, the newest for Python 3.10, crashes in one of a hundred captures: decision 0029",
+    strict=False,
+)
+"""Mark of tests that capture a real JAX program."""
+
 _PROGRAM = """
 import socket, sys, threading
 import jax

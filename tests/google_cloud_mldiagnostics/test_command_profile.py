@@ -18,6 +18,7 @@ from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.xplane import read_xplane
 
+from ..jax_jobs import may_crash
 from ..waiting import free_port, wait_until
 from .sample_entries import process, resource, view
 
@@ -83,6 +84,7 @@ def wait_until_it_can_be_profiled(run_id: str, capsys: Captured) -> None:
     wait_until(lambda: profilers() == 2, 60)
 
 
+@may_crash
 def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_profile(
     tmp_path: Path, capsys: Captured
 ) -> None:

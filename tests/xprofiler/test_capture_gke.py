@@ -22,7 +22,7 @@ from xprofiler.capture.session import Session
 from xprofiler.gcloud.kubectl import Cluster
 from xprofiler.gcloud.processes import Programs
 
-from ..jax_jobs import jax_jobs
+from ..jax_jobs import jax_jobs, may_crash
 from ..loopback.kubernetes import KubernetesServer
 from .captures import Command, SlowTunnel, capture_command, opened_by_xprof, session_of
 
@@ -137,6 +137,7 @@ def test_files_of_pods_without_access_to_the_bucket_are_copied_there(
     assert not commands_in(cluster, "pod_3")
 
 
+@may_crash
 def test_a_real_job_that_cannot_reach_the_bucket_is_captured(
     cluster: KubernetesServer,
     bucket: CloudStorageServer,
@@ -161,6 +162,7 @@ def test_a_real_job_that_cannot_reach_the_bucket_is_captured(
     assert opened_by_xprof([copy], tmp_path / "copies")["tasks"].startswith("1 ")
 
 
+@may_crash
 def test_pods_can_be_captured_to_a_local_folder_without_a_bucket(
     capture: Command, cluster: KubernetesServer, tmp_path: Path
 ) -> None:

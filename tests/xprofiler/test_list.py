@@ -105,6 +105,7 @@ def test_a_viewer_without_a_link_is_shown_with_its_status(run: Run, cloud: Compu
     assert cloud.requests_for("setLabels") == []
 
 
+@pytest.mark.timing
 def test_statuses_of_few_viewers_are_read_in_parallel(run: Run, cloud: ComputeServer) -> None:
     for number in range(80):
         add_viewer(cloud, f"xprof-{number:02d}", logs="gs://test-bucket/run")
