@@ -109,6 +109,32 @@ def test_results_of_parallel_calls_have_the_order_of_their_arguments() -> None:
         results_in_parallel(halved, [2, 3, 5])
 
 
+def test_a_signal_that_arrives_in_another_thread_interrupts_the_caller_of_calls_in_parallel() -> None:
+    """A lock's wait without a limit goes on: only the main thread runs handlers, and nothing wakes it."""
+
+    class InterruptionError(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise InterruptionError
+
+    is_over, ended = threading.Event(), list[int]()
+
+    def call(number: int) -> None:
+        signal.raise_signal(signal.SIGUSR1)  # To the thread that calls it.
+        is_over.wait(10)
+        ended.append(number)
+
+    previous = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(InterruptionError):
+            in_parallel(call, [1])
+        assert not ended
+    finally:
+        is_over.set()
+        signal.signal(signal.SIGUSR1, previous)
+
+
 def test_without_threads_parallel_calls_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise RuntimeError("can't start new thread")

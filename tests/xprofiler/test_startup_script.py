@@ -21,6 +21,14 @@ from xprofiler.viewers.status import StartupStatus
 from ..waiting import free_port, wait_until
 from .viewer_vm import BUCKET, PlayedVm
 
+
+def _has_old_gcsfs() -> bool:
+    try:
+        return int(importlib.metadata.version("gcsfs").partition(".")[0]) < 2021
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, ("bash", "curl", "python3"))), reason="needs bash, curl and python3"
 )
@@ -179,6 +187,7 @@ def test_hostile_log_directories_arrive_exactly(tmp_path: Path, port: int, name:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("xprof") is None, reason="needs xprof")
+@pytest.mark.skipif(_has_old_gcsfs(), reason="this gcsfs raises without a network; VMs install the newest one")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc to list open ports")
 def test_the_real_xprof_answers_on_loopback_only(tmp_path: Path, port: int) -> None:
     with PlayedVm(tmp_path) as vm:

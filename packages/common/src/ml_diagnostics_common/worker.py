@@ -36,6 +36,9 @@ _POLL_SECONDS = 0.005
 
 _MOST_THREADS = 32
 
+_SIGNAL_SECONDS = 0.2
+"""The longest wait of a caller in a lock: a signal that arrived in another thread, or just before, does not end it."""
+
 _RETRY_SECONDS = 60.0
 _SHORTEST_RETRY_SECONDS = 1.0  # A tick that is due at once and fails again and again must not use a whole core.
 
@@ -171,7 +174,10 @@ def in_parallel(
         work(Exception)
     found: dict[int, _Result | Exception] = {}
     while len(found) < count:
-        number, result = done.get()
+        try:
+            number, result = done.get(timeout=_SIGNAL_SECONDS)
+        except queue.Empty:
+            continue
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result
         found[number] = result
