@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 from ml_diagnostics_common import guard
 from ml_diagnostics_common.credentials import instance_metadata
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from .loopback.kubernetes import KubernetesServer
 
 _PREFIXES = ("ML_DIAGNOSTICS_", "CLOUDSDK_", "GOOGLE_", "GCE_METADATA_", "STORAGE_EMULATOR_", "NO_GCE_")
+
+# A test asserts no absolute time: one example may take long on a machine with other work.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # A shell's background jobs ignore Ctrl-C, and those of nohup SIGHUP: so would each program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -232,7 +232,9 @@ def test_a_hanging_request_is_left_at_its_deadline_and_tried_again(
     shipper = start(request_seconds=0.2)
     wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == list(range(5))
-    assert cloud_logging_server.duplicates == 5
+    # Whole batches: on a machine with other work, the next answer may take longer than the deadline, too.
+    assert cloud_logging_server.duplicates
+    assert cloud_logging_server.duplicates % 5 == 0
     cloud_logging_server.faults.clear()
 
 
