@@ -210,6 +210,18 @@ def test_an_initialised_jax_knows_the_index_best(monkeypatch: pytest.MonkeyPatch
     assert identity({"RANK": "1"}).process_index == 1
 
 
+def test_an_initialised_process_group_of_pytorch_knows_the_index_better_than_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = types.SimpleNamespace(is_initialized=lambda: True, get_rank=lambda: 3, get_world_size=lambda: 4)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert (identity({"LOCAL_RANK": "1"}).process_index, identity({}).process_count) == (3, 4)
+    group.is_initialized = lambda: False
+    assert identity({"RANK": "1"}).process_index == 1
+    monkeypatch.setitem(sys.modules, "torch.distributed", types.SimpleNamespace())  # Being imported.
+    assert identity({"RANK": "1"}).process_index == 1
+
+
 def test_the_labels_hold_every_field_as_text() -> None:
     me = identity({"ML_DIAGNOSTICS_JOB": "j", "RANK": "3"})
     assert me.labels() == {

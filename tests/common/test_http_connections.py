@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from google.auth.credentials import AnonymousCredentials
 from ml_diagnostics_common.authorized_requests import Answer, open_session
 from ml_diagnostics_common.failures import RemoteError
+from ml_diagnostics_common.worker import MOST_THREADS, results_in_parallel
 
 
 class _Api(http.server.BaseHTTPRequestHandler):
@@ -161,3 +162,26 @@ def test_a_proxy_that_is_not_supported_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1")
     with opened() as get, pytest.raises(RemoteError, match=r"(?i)socks"):
         get("https://compute.test/")
+
+
+def test_requests_in_parallel_keep_their_connections(caplog: pytest.LogCaptureFixture) -> None:
+    all_here = threading.Barrier(MOST_THREADS, timeout=60)
+
+    class _AtOnce(_Api):
+        def do_GET(self) -> None:
+            all_here.wait()
+            super().do_GET()
+
+    with serving(_AtOnce) as server:
+        session = open_session(AnonymousCredentials(), "a test")
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+
+        def ask(number: int) -> Answer:
+            return session.send("GET", f"{url}{number}", headers={}, timeout_seconds=60)
+
+        for _ in range(2):
+            results_in_parallel(ask, range(MOST_THREADS))
+        session.close()
+    ports = {port for port, *_ in server.asked}
+    assert (len(server.asked), len(ports)) == (2 * MOST_THREADS, MOST_THREADS)
+    assert "Connection pool is full" not in caplog.text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.entry import LogEntry, ProcessEndings, encode_cloud
-from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.exceptions import ConfigurationError, NoCloudError
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
@@ -219,7 +219,11 @@ def test_without_a_cloud_the_journal_is_read_without_a_note(tmp_path: Path, monk
     source = LogSource(LOG, root=tmp_path, cloud=cloud)
     assert cloud is not None
     assert (read(source), notes_of([source])) == ([0, 1, 2], [])
-    assert f"not Cloud Logging, because {cloud.absence}" in source.searched()
+    assert isinstance(cloud.absence, NoCloudError)
+    searched = source.searched()
+    assert "; not Cloud Logging, because this machine has no Google Cloud project and no credentials" in searched
+    assert "ML_DIAGNOSTICS_BACKEND=cloud" in searched
+    assert len(searched) < len(str(tmp_path)) + 180
 
 
 @pytest.mark.usefixtures("_no_cloud")

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common import files
-from ml_diagnostics_common import reader as reader_module
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.journal import Header, Journal, list_segments, log_directory
@@ -48,6 +47,19 @@ def test_a_log_that_does_not_exist_is_empty(tmp_path: Path) -> None:
     assert numbers(flat(reader.read_new())) == [0]
 
 
+def test_a_reader_of_some_writers_opens_no_file_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for writer in ("a", "b", "c.0"):
+        write_segment(tmp_path, writer, line(1, 10**11, writer) + line(2, 10**11 + 1, writer))
+    write_segment(tmp_path, "a", line(3, 10**11 + 2, "later"), number=1)
+    opened = []
+    open_segment = os.open
+    monkeypatch.setattr("os.open", lambda path, *rest: opened.append(Path(path).name) or open_segment(path, *rest))
+    reader = JournalReader(LOG, root=tmp_path, writers={"a", "missing"})
+    assert numbers(flat(reader.read_new())) == ["a", "a", "later"]
+    assert set(opened) == {"a.0.jsonl", "a.1.jsonl"}
+    assert set(reader.position()["writers"]) == {"a"}
+
+
 def test_each_entry_is_returned_once_and_new_ones_cost_only_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,14 +68,19 @@ def test_each_entry_is_returned_once_and_new_ones_cost_only_themselves(
         journal.append({"n": n})
     reader = JournalReader(LOG, root=tmp_path)
     assert len(flat(reader.read_new())) == 5_000
-    asked = []
-    pread = reader_module.SegmentReader.read.__globals__["os"].pread  # type: ignore[attr-defined]
-    monkeypatch.setattr("os.pread", lambda fd, size, offset: asked.append(data := pread(fd, size, offset)) or data)
+    asked: list[bytes] = []
+
+    def counting_read_at(descriptor: int, size: int, offset: int) -> bytes:
+        asked.append(data := files.read_at(descriptor, size, offset))
+        return data
+
+    for module in ("_segment_reader", "_layout"):
+        monkeypatch.setattr(f"ml_diagnostics_common.journal.{module}.read_at", counting_read_at)
     assert flat(reader.read_new()) == []
     assert asked == []
     journal.append({"n": 5_000})
     assert numbers(flat(reader.read_new())) == [5_000]
-    assert sum(map(len, asked)) < 200  # Bytes.
+    assert 0 < sum(map(len, asked)) < 200  # Bytes.
 
 
 def test_another_reader_goes_on_from_a_saved_position(tmp_path: Path) -> None:

@@ -229,12 +229,11 @@ def test_a_hanging_request_is_left_at_its_deadline_and_tried_again(
 ) -> None:
     cloud_logging_server.faults.script([Hang(after_apply=True)], on="write")
     journal(tmp_path, 5)
-    shipper = start(request_seconds=0.2)
+    # So long that no other request reaches its deadline on a machine with other work.
+    shipper = start(request_seconds=1.5)
     wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == list(range(5))
-    # Whole batches: on a machine with other work, the next answer may take longer than the deadline, too.
-    assert cloud_logging_server.duplicates
-    assert cloud_logging_server.duplicates % 5 == 0
+    assert cloud_logging_server.duplicates == 5
     cloud_logging_server.faults.clear()
 
 

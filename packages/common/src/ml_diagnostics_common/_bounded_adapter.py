@@ -19,6 +19,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import DecodeError, ProtocolError
 
 from ml_diagnostics_common._timed_response import TimedHeadersResponse, TimedResponse
+from ml_diagnostics_common.worker import MOST_THREADS
 
 __all__ = [
     "BoundedAdapter",
@@ -86,6 +87,9 @@ class TimedHeadersAdapter(HTTPAdapter):
     """Send the requests of a `requests.Session`; headers have one deadline, the body's reads one each."""
 
     _response_class: type[TimedResponse] = TimedHeadersResponse
+
+    def __init__(self) -> None:
+        super().__init__(pool_maxsize=MOST_THREADS)  # urllib3 warns of each connection beyond, and closes it.
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         """Make pools of connections with deadlines for responses."""

@@ -211,7 +211,7 @@ class Identity:
 
 
 def identity(environ: Mapping[str, str] = os.environ) -> Identity:
-    """Return the identity of this process from the environment, or from JAX if it is initialized.
+    """Return the identity of this process from JAX or PyTorch if they are initialized, or else the environment.
 
     Args:
         environ: The environment variables.
@@ -219,7 +219,7 @@ def identity(environ: Mapping[str, str] = os.environ) -> Identity:
     Returns:
         The identity. Never raises.
     """
-    index, count = _initialised_jax_position() or _environment_position(environ)
+    index, count = _initialised_jax_position() or _initialised_torch_position() or _environment_position(environ)
     return Identity(
         host=_host_name(),
         process_index=index,
@@ -268,6 +268,21 @@ def _initialised_jax_position() -> tuple[int, int] | None:
     if not isinstance(index, int) or index < 0:
         return None
     return index, count if isinstance(count, int) else 0
+
+
+def _initialised_torch_position() -> tuple[int, int] | None:
+    """Return rank and size of PyTorch's process group; never import or initialize anything.
+
+    Launchers such as Lightning's own, and `torch.multiprocessing.spawn`, set no RANK.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is None or not distributed.is_initialized():
+            return None
+        index, count = int(distributed.get_rank()), int(distributed.get_world_size())
+    except Exception:  # Such as a module that is only being imported, in another thread.
+        return None
+    return (index, count) if index >= 0 else None
 
 
 def _environment_position(environ: Mapping[str, str]) -> tuple[int, int]:

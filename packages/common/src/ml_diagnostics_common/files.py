@@ -16,10 +16,10 @@ import os
 import re
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import Any, Final
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 
@@ -32,6 +32,7 @@ __all__ = [
     "native_path",
     "open_lock_file",
     "open_regular",
+    "read_at",
     "read_regular",
     "read_state",
     "share_lock",
@@ -58,7 +59,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 def open_lock_file(path: Path) -> int:
     """Open a file to lock, never a link; a missing file is created for this user alone. Raises OSError."""
     # Without O_NONBLOCK, to open a named pipe would wait for its other end.
-    names = ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK")
+    names = ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
     return os.open(path, os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in names), 0o600)
 
 
@@ -123,6 +124,15 @@ def unlock(descriptor: int) -> None:
         pass  # There are no locks.
 
 
+def _read_at(descriptor: int, size: int, offset: int) -> bytes:
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    return os.read(descriptor, size)
+
+
+read_at: Final[Callable[[int, int, int], bytes]] = getattr(os, "pread", _read_at)
+"""Read bytes of a file from an offset on, as `os.pread`; on Windows, which has none, for one thread at a time."""
+
+
 def open_regular(path: str | Path, *, follow_links: bool = True) -> int:
     """Return a descriptor to read a regular file.
 
@@ -165,7 +175,8 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Replace a small JSON file: another process or thread sees the old state or the new one, never a part."""
     make_private_folder(path.parent)
     new = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(new, flags, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(state, file)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory
-from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
+from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError, NoCloudError
 from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
 from ml_diagnostics_common.texts import format_count
@@ -282,6 +282,10 @@ class LogSource:
         journal = f"the journal in {self._root}"
         if self._cloud is None:
             return f"{journal}; not Cloud Logging, because ML_DIAGNOSTICS_BACKEND is local"
+        if isinstance(self._cloud.absence, NoCloudError):
+            # Its message lists all that was tried, which hides the rest of an error from a user without a cloud.
+            reason = "this machine has no Google Cloud project and no credentials"
+            return f"{journal}; not Cloud Logging, because {reason} (ML_DIAGNOSTICS_BACKEND=cloud lists what was tried)"
         if self._cloud.absence is not None:
             return f"{journal}; not Cloud Logging, because {self._cloud.absence}"
         return f"{journal}, and Cloud Logging"

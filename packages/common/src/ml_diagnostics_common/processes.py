@@ -161,7 +161,7 @@ def read_system_file(path: str, most_bytes: int = _MOST_BYTES) -> bytes:
     Raises:
         OSError: It cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:
         return os.read(descriptor, most_bytes)
     finally:

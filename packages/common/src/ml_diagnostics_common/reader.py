@@ -58,6 +58,7 @@ class JournalReader:
         position: Mapping[str, Any] | None = None,
         resource_labels: Mapping[str, Set[str]] | None = None,
         chunk_bytes: int = _CHUNK_BYTES,
+        writers: Set[str] | None = None,
     ) -> None:
         """Create a reader that has read nothing.
 
@@ -68,6 +69,7 @@ class JournalReader:
             resource_labels: Reads only writers with one of the values of each of these labels in their monitored
                 resource; of the others only the header is read.
             chunk_bytes: How much of a writer's journal is read at once, at most; less if there are many writers.
+            writers: Reads only these; None for all.
         """
         self._log_id = log_id
         self._root = root
@@ -75,6 +77,7 @@ class JournalReader:
         self._skipped: Counter[str] = Counter()
         self._resource_labels = resource_labels
         self._chunk_bytes = chunk_bytes
+        self._only = writers
         self._writers: dict[str, _WriterStream] = {}
         for writer, offsets in _writers_of(position).items():
             self._writers[writer] = _WriterStream(log_id, writer, self._skipped, offsets, resource_labels)
@@ -82,7 +85,7 @@ class JournalReader:
     def read_new(self) -> Iterator[list[LogEntry]]:
         """See `EntryReader`."""
         by_writer: dict[str, list[Segment]] = {}
-        for segment in list_segments(self._folder):
+        for segment in list_segments(self._folder, self._only):
             by_writer.setdefault(segment.writer, []).append(segment)
         for writer, segments in by_writer.items():
             if writer not in self._writers:

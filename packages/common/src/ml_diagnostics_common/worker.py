@@ -20,6 +20,7 @@ from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.process_hooks import LiveObjects, at_fork
 
 __all__ = [
+    "MOST_THREADS",
     "Interval",
     "NoAnswerError",
     "Task",
@@ -34,7 +35,7 @@ __all__ = [
 
 _POLL_SECONDS = 0.005
 
-_MOST_THREADS = 32
+MOST_THREADS = 32
 
 _SIGNAL_SECONDS = 0.2
 """The longest wait of a caller in a lock: a signal that arrived in another thread, or just before, does not end it."""
@@ -141,7 +142,7 @@ def call(function: Callable[[], _Result], timeout_seconds: float, name: str) -> 
 
 
 def in_parallel(
-    function: Callable[[_Item], _Result], items: Iterable[_Item], most_threads: int = _MOST_THREADS
+    function: Callable[[_Item], _Result], items: Iterable[_Item], most_threads: int = MOST_THREADS
 ) -> list[_Result | Exception]:
     """Call a function with each item in daemon threads, so that Ctrl-C does not wait for them.
 
@@ -185,7 +186,7 @@ def in_parallel(
 
 
 def results_in_parallel(
-    function: Callable[[_Item], _Result], items: Iterable[_Item], most_threads: int = _MOST_THREADS
+    function: Callable[[_Item], _Result], items: Iterable[_Item], most_threads: int = MOST_THREADS
 ) -> list[_Result]:
     """Return what `in_parallel` does; raise the first exception in the order of the items."""
     results = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["picture", "port", "seconds", "whole_number"]
+__all__ = ["add_plot_options", "picture", "port", "seconds", "whole_number"]
 
 _LONGEST_SECONDS: Final = 1e9
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -60,3 +60,11 @@ def picture(name: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{name!r}: the folder {path.parent} does not exist; create it first")
     return path
+
+
+def add_plot_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the options `--plot` and `--dark` of a command that draws something."""
+    parser.add_argument(
+        "--plot", metavar="FILE.png", type=picture, help=f"also draw {what} (needs the extra [plot]); or .svg, .pdf"
+    )
+    parser.add_argument("--dark", action="store_true", help="draw it light on dark")

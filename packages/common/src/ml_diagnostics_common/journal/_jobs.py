@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_diagnostics_common.files import is_held
+from ml_diagnostics_common.files import is_held, read_at
 from ml_diagnostics_common.journal._layout import (
     SEGMENT_SUFFIX,
     Header,
@@ -184,4 +184,4 @@ def _last_lines(path: str, tail_bytes: int) -> tuple[list[bytes], bool]:
     """Return the last lines without the header, or the line that was cut, and whether they are all."""
     with opened_segment(path) as descriptor:
         offset = max(0, os.fstat(descriptor).st_size - tail_bytes)
-        return os.pread(descriptor, tail_bytes, offset).split(b"\n")[1:], offset == 0
+        return read_at(descriptor, tail_bytes, offset).split(b"\n")[1:], offset == 0

@@ -25,12 +25,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ml_diagnostics_common.files import open_regular, read_state
+from ml_diagnostics_common.files import open_regular, read_at, read_state
 from ml_diagnostics_common.payload import encode_payload, encode_text, printable
 
 __all__ = [
@@ -120,14 +120,21 @@ def segment_name(writer: str, number: int) -> str:
     return f"{writer}.{number}{SEGMENT_SUFFIX}"
 
 
-def list_segments(folder: Path) -> list[Segment]:
-    """Return the segments in a log's folder by writer and number, without other files; a missing folder is empty."""
+def list_segments(folder: Path, writers: Set[str] | None = None) -> list[Segment]:
+    """Return the segments in a log's folder by writer and number, without other files; a missing folder is empty.
+
+    Args:
+        folder: The folder.
+        writers: Returns only the segments of these; None for all.
+    """
     segments = []
     try:
         with os.scandir(folder) as files:
             for file in files:
                 writer, _, digits = file.name.removesuffix(SEGMENT_SUFFIX).rpartition(".")
                 if not file.name.endswith(SEGMENT_SUFFIX) or not writer or not digits.isdecimal():
+                    continue
+                if writers is not None and writer not in writers:
                     continue
                 with contextlib.suppress(FileNotFoundError):  # Dropped by the cap since it was listed.
                     size = file.stat(follow_symlinks=False).st_size
@@ -157,7 +164,7 @@ def first_bytes(descriptor: int) -> tuple[bytes, bool]:
     """Return a segment's first bytes, with its first line if that is not too long, and True if they are all."""
     size = 4096
     while True:
-        data = os.pread(descriptor, size, 0)
+        data = read_at(descriptor, size, 0)
         if len(data) < size:
             return data, True
         if b"\n" in data or size >= _LONGEST_HEADER_BYTES:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ml_diagnostics_common.descriptors import with_high_number
-from ml_diagnostics_common.files import make_private_folder, share_lock
+from ml_diagnostics_common.files import make_private_folder, read_at, share_lock
 from ml_diagnostics_common.journal._layout import (
     Header,
     decode_header,
@@ -51,7 +51,7 @@ class SegmentFile:
         path = self._folder / segment_name(self._header.writer, self._number)
         self._number += 1  # Before there is a file: a signal handler may raise anywhere, and no name is used twice.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND  # O_EXCL follows no link that another user made.
-        new = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
+        new = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0), 0o600)
         try:
             line = encode_header(self._header)
             if os.write(new, line) != len(line):
@@ -98,7 +98,7 @@ class SegmentFile:
         if (named.st_dev, named.st_ino) != self._identity:
             return "file_moved"
         # A file that was emptied and has grown since has no header.
-        if status.st_size < self._size or os.pread(self.descriptor, 1, 0) != b"{":
+        if status.st_size < self._size or read_at(self.descriptor, 1, 0) != b"{":
             return "file_truncated"
         self._size = status.st_size
         return "open"
@@ -110,7 +110,7 @@ class SegmentFile:
         try:
             with opened_segment(str(self._path)) as descriptor:
                 has_header = decode_header(first_line(descriptor)[0]) is not None
-                while data := os.pread(descriptor, _PIECE_BYTES, offset):
+                while data := read_at(descriptor, _PIECE_BYTES, offset):
                     count += (last + data).count(b"}\n")
                     offset, last = offset + len(data), data[-1:]
         except OSError:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ml_diagnostics_common.entry import EntryContext, LogEntry
+from ml_diagnostics_common.files import read_at
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.journal._layout import (
     SCHEMA,
@@ -180,10 +181,10 @@ class SegmentReader:
 
     def _skip_endless_line(self, descriptor: int) -> list[LogEntry]:
         """Skip to the next line, or to the end, in bounded memory; return the entry that is followed by NULs."""
-        entry = _decode_line(os.pread(descriptor, _LONGEST_LINE_BYTES, self.offset).strip(b"\n\0"))
+        entry = _decode_line(read_at(descriptor, _LONGEST_LINE_BYTES, self.offset).strip(b"\n\0"))
         self._skipped["endless_line"] += 1
         self.offset += 1
-        while data := os.pread(descriptor, _SKIP_BYTES, self.offset):
+        while data := read_at(descriptor, _SKIP_BYTES, self.offset):
             end = data.find(b"\n")
             self.offset += len(data) if end < 0 else end
             if end >= 0:
@@ -245,7 +246,7 @@ def _read_whole_lines(descriptor: int, offset: int, limit_bytes: int) -> tuple[b
     """
     size = limit_bytes
     while True:
-        data = os.pread(descriptor, size, offset)
+        data = read_at(descriptor, size, offset)
         if len(data) < size:
             return data, True
         last = data.rfind(b"\n")

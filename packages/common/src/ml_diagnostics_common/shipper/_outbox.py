@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.files import open_lock_file, try_lock, write_state
+from ml_diagnostics_common.files import open_lock_file, read_at, try_lock, write_state
 from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal._layout import (
     Header,
@@ -280,7 +280,7 @@ class Outbox:
         """Return at least one whole line from `offset`, if there is one; and True if that is the end of the file."""
         size = self._chunk_bytes
         while True:
-            data = os.pread(descriptor, size, offset)
+            data = read_at(descriptor, size, offset)
             if len(data) < size:
                 return data, True
             if b"\n" in data[1:] or size >= self._longest_line_bytes:
