@@ -65,6 +65,11 @@ class History:
     def load(self, first: float, last: float) -> History:
         return self._pair("data_loading", first, last)
 
+    def load_after(self, step: int, first: float, last: float) -> History:
+        """A load that starts when a step ends, in one entry."""
+        self.add(step_end_count=step, data_loading_start_time=BASE + first)
+        return self.add(data_loading_end_time=BASE + last)
+
     def custom(self, first: float, last: float, kind: str = "eval") -> History:
         return self._pair("custom_badput_event", first, last, custom_badput_event_type=kind)
 

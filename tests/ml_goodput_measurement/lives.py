@@ -47,10 +47,17 @@ def live_one_attempt(draw: st.DrawFn, job: History, now: float, done: int) -> tu
     number = draw(st.sampled_from([done, done, max(0, done - 1), max(0, done - 3), 0]))
     loads = draw(st.booleans())
     ends = draw(st.integers(0, 3)) == 0
+    waits = draw(st.booleans())
+    pause = draw(st.sampled_from([0, 0, 0.25]))
     for _ in range(draw(st.integers(0, 7))):
         if loads:
-            job.load(now, now + 0.25)
-            now += 0.25
+            load_length = draw(st.sampled_from([0.25, 0.25, 1]))
+            if waits:
+                job.load_after(number - 1, now, now + load_length)
+            else:
+                now += pause
+                job.load(now, now + load_length)
+            now += load_length + pause
         job.step(number, now)
         step_length = draw(length)
         if draw(st.integers(0, 4)) == 0:

@@ -103,10 +103,19 @@ class Facts:
             {Step(nanoseconds(p["step_start_time"]), p["step_count"]) for p in once if "step_start_time" in p}
         )
         self.step_ends = sorted(
-            {Step(nanoseconds(p["step_ended"]), p["step_end_count"]) for p in once if "step_ended" in p}
+            {
+                Step(
+                    nanoseconds(p["step_ended" if "step_ended" in p else "data_loading_start_time"]),
+                    p["step_end_count"],
+                )
+                for p in once
+                if "step_end_count" in p
+            }
         )
         self.moments = [at for at, _ in self.steps + self.step_ends] + self.job_starts + self.job_ends
         self.overlays: dict[str, list[Interval]] = defaultdict(list)
+        self.later_loads: list[Interval] = []
+        """The data loads that are not the first of an attempt."""
         self.checkpoints: dict[tuple[str, int, bool], set[tuple[int, int]]] = defaultdict(set)
         self._pair_marks(once)
         self._read_checkpoints([p for p in once if "event_type" in p])
@@ -172,12 +181,11 @@ def judge(payloads: Iterable[Payload], now: int) -> Truth | None:
 
     first_loads = find_first_loads(facts, attempts)
     all_loads = facts.overlays["DATA_LOADING_SYNC"]
-    data_loading_async = sum(load.last - load.first for load in all_loads) - sum(
-        load.last - load.first for load in first_loads
-    )
     facts.overlays["DATA_LOADING_SYNC"] = first_loads
+    facts.later_loads = [load for load in all_loads if load not in first_loads]
 
-    buckets, custom = paint(facts, attempts, end)
+    buckets, custom, awaited = paint(facts, attempts, end)
+    data_loading_async = sum(load.last - load.first for load in facts.later_loads) - awaited
     done = [
         step.number
         for attempt in attempts
@@ -283,9 +291,11 @@ def find_first_loads(facts: Facts, attempts: list[Attempt]) -> list[Interval]:
     return first_loads
 
 
-def paint(facts: Facts, attempts: list[Attempt], end: int) -> tuple[dict[str, int], dict[str, int]]:
+def paint(facts: Facts, attempts: list[Attempt], end: int) -> tuple[dict[str, int], dict[str, int], int]:
+    """Return the buckets, the custom events, and the time of later loads that the training waited for."""
     buckets: dict[str, int] = defaultdict(int)
     custom: dict[str, int] = defaultdict(int)
+    awaited = 0
     for index, attempt in enumerate(attempts):
         following = attempts[index + 1] if index + 1 < len(attempts) else None
         base, steps = base_of(facts, attempt, following)
@@ -299,6 +309,8 @@ def paint(facts: Facts, attempts: list[Attempt], end: int) -> tuple[dict[str, in
         for first, last in itertools.pairwise(cuts):
             bucket, label = claim(facts, attempt, first, base)
             buckets[bucket] += last - first
+            if bucket != "WASTED_PROGRESS_FROM_DISRUPTION" and base(first) == "DATA_LOADING_SYNC":
+                awaited += last - first
             if bucket == "CUSTOM_BADPUT_EVENTS":
                 custom[label] += last - first
             step = next((step for step, interval in steps.items() if interval.holds(first)), None)
@@ -311,13 +323,14 @@ def paint(facts: Facts, attempts: list[Attempt], end: int) -> tuple[dict[str, in
                 startup = max(0, first_net - sum(net[step] for step in steps if step in net) // others)
                 buckets["PRODUCTIVE"] -= startup
                 buckets["PROGRAM_STARTUP"] += startup
-    return {name: length for name, length in buckets.items() if length}, dict(custom)
+    return {name: length for name, length in buckets.items() if length}, dict(custom), awaited
 
 
 def base_of(
     facts: Facts, attempt: Attempt, following: Attempt | None
 ) -> tuple[Callable[[int], str], dict[Step, Interval]]:
     """Return the bucket of each moment of an attempt without overlays, and the kept steps of known length."""
+    between_steps = find_times_between(facts, attempt)
     known: dict[Step, Interval] = {}
     for step, successor in zip(attempt.steps, attempt.steps[1:], strict=False):
         finished = recorded_end(facts, step, successor.at)
@@ -338,9 +351,18 @@ def base_of(
         over = max(attempt.last_event, attempt.last_step.last if attempt.last_step is not None else attempt.start)
         if following is not None and following.has_start and moment >= over:
             return "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
+        if any(time.holds(moment) for time in between_steps) and any(load.holds(moment) for load in facts.later_loads):
+            return "DATA_LOADING_SYNC"
         return "UNKNOWN"
 
     return base, known
+
+
+def find_times_between(facts: Facts, attempt: Attempt) -> list[Interval]:
+    """Return the times from the recorded end of each step to the next step, or to the end of the attempt."""
+    limits = [*(step.at for step in attempt.steps[1:]), attempt.next_start]
+    ends = [recorded_end(facts, step, limit) for step, limit in zip(attempt.steps, limits, strict=False)]
+    return [Interval(end, limit) for end, limit in zip(ends, limits, strict=False) if end is not None]
 
 
 def claim(facts: Facts, attempt: Attempt, moment: int, base: Callable[[int], str]) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from ml_goodput_measurement._ledger.events import (
     SliceCount,
     read_events,
 )
-from ml_goodput_measurement.partition import Bucket
+from ml_goodput_measurement.partition import Bucket, Inference
 
 from .histories import BASE, JOB, orbax_save
 
@@ -172,6 +172,17 @@ def test_what_recorders_lost_is_read() -> None:
     batch, skipped = read(ours(lost_entries={"disk_full": 3}), ours(lost_entries={"disk_full": 1, "io_error": 2}))
     assert list(batch.lost.values()) == [{"disk_full": 3}, {"disk_full": 1, "io_error": 2}]
     assert not skipped
+
+
+def test_the_kinds_of_events_that_are_inferred_are_read() -> None:
+    step = {"inferred_activity": "step", "inferred_from": "calls of f", "inferred_certainty": "medium"}
+    batch, skipped = read(ours(**step), ours(**{**step, "inferred_activity": "evaluation"}), ours(inferred_activity=1))
+    assert batch.inferred == [
+        Inference(Bucket.PRODUCTIVE, "", "calls of f", "medium"),
+        Inference(Bucket.CUSTOM, "EVALUATION", "calls of f", "medium"),
+    ]
+    assert skipped == {"malformed entry": 1}
+    assert not batch.records_job()
 
 
 def test_other_jobs_are_passed_over_in_silence() -> None:

@@ -284,13 +284,25 @@ def test_the_search_for_a_cloud_backs_off_and_its_absence_is_logged_once(
     probes = []
     find = cloud_monitoring.find_cloud  # type: ignore[attr-defined]
     monkeypatch.setattr(cloud_monitoring, "find_cloud", lambda *a, **k: probes.append(clock.elapsed) or find(*a, **k))
-    exporter = make(GCPOptions(), environ={"HOME": str(tmp_path), "NO_GCE_CHECK": "true"})
+    caplog.set_level(logging.INFO)
+    environ = {"HOME": str(tmp_path), "NO_GCE_CHECK": "true", "GOOGLE_CLOUD_PROJECT": "my-project"}
+    exporter = make(GCPOptions(), environ=environ)
     for _ in range(2 * HOUR // interval):
         exporter(snapshot())
         clock.elapsed += interval
     assert probes == expected
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
+    assert "gcloud auth application-default login" in record.getMessage()
+
+
+def test_no_cloud_is_no_warning_where_nothing_points_to_one(
+    make: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO)
+    make(GCPOptions(), environ={"HOME": str(tmp_path), "NO_GCE_CHECK": "true"})(snapshot())
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
     assert "gcloud auth application-default login" in record.getMessage()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
+from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_goodput_measurement._export.scalars import custom_event_tags
 from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
 from ml_goodput_measurement.goodput_utils import BadputType
@@ -163,7 +163,7 @@ def test_a_restarted_process_writes_nothing_again(tmp_path: Path, ends_well: boo
     history = steps_of(range(30))
     exporter = exporter_to(tmp_path)
     exporter(deviating(history[:20], with_cumulative=cumulative(19)))
-    exporter.close() if ends_well else exporter._lock.release()  # The kernel does as much for a killed one.
+    exporter.close() if ends_well else exporter._log._lock.release()  # The kernel does as much for a killed one.
     exporter = exporter_to(tmp_path)
     exporter(deviating(history[:20], with_cumulative=cumulative(19)))
     assert len(files(tmp_path / "goodput")) == 1
@@ -332,10 +332,15 @@ def test_a_directory_that_cannot_be_one_is_refused_at_once(directory: str) -> No
         TensorBoardExporter(directory, "job", include_badput_breakdown=False)
 
 
-def test_a_missing_tensorboardx_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match="TensorBoard export"):
-        exporter_to(tmp_path)
+def test_points_are_written_without_the_code_of_tensorflow_or_tensorboardx(tmp_path: Path) -> None:
+    program = (
+        "from ml_goodput_measurement._export.tensorboard import TensorBoardExporter;"
+        "from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, Snapshot;"
+        f"exporter = TensorBoardExporter({str(tmp_path)!r}, 'job', include_badput_breakdown=True);"
+        "exporter(Snapshot('job', 1, deviation=Deviation(0.5, lambda _: [DeviatingStep(3, 10**9, 0.5)])))"
+    )
+    assert not {"tensorboardX", "numpy", "google.protobuf"} & loaded_by(program)
+    assert points(tmp_path / "goodput") == [Point("step_deviation", 3, 0.5)]
 
 
 def test_making_an_exporter_imports_nothing_heavy_and_touches_no_disk(tmp_path: Path) -> None:

@@ -200,7 +200,6 @@ def test_files_are_read_in_the_order_of_their_points_also_when_the_clock_went_ba
 
 _KILLED = """
 import itertools, os, signal, sys
-from ml_goodput_measurement._export import event_files
 from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
 from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, Snapshot
 
@@ -219,11 +218,11 @@ def die(*args):
 write = os.write
 export(100)
 if when == "before the write":
-    event_files.os.write = die
+    os.write = die
 elif when == "within the write":
-    event_files.os.write = lambda descriptor, data: (write(descriptor, data[: len(data) // 2]), die())
+    os.write = lambda descriptor, data: (write(descriptor, data[: len(data) // 2]), die())
 elif when == "after the write":
-    event_files.os.fsync = lambda descriptor: "tfevents" in os.readlink(f"/proc/self/fd/{descriptor}") and die()
+    os.fsync = lambda descriptor: "tfevents" in os.readlink(f"/proc/self/fd/{descriptor}") and die()
 export(200)
 die()
 """

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.event_files import UploadLimits
 from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
-from ml_goodput_measurement._export.event_files import UploadLimits
 from ml_goodput_measurement._export.tensorboard import TensorBoardExporter
 
 from .tensorboard_points import Point, cumulative, deviating, deviation_points, points, steps_of, whole_life
@@ -137,7 +137,7 @@ def test_the_next_process_uploads_what_this_one_could_not(
     server.faults.always(Status(503))
     with pytest.raises(StorageError):
         exporter(deviating(history[:LONG]))
-    exporter.close() if ends_well else exporter._lock.release()  # The kernel does as much for a killed one.
+    exporter.close() if ends_well else exporter._log._lock.release()  # The kernel does as much for a killed one.
     server.faults.clear()
     exporter = new_exporter(DIRECTORY + "/")  # Spelled otherwise, and the same.
     exporter(deviating(history))

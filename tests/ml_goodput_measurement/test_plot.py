@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ml_goodput_measurement._cli.plot import COLORS, column_shares, plot_timeline, ticks
 from ml_goodput_measurement.partition import Bucket, JobReport, Piece
 
+from ..pictures import texts_by_color
 from .histories import History
 from .sample_reports import killed_and_resumed, report_of, without_time
 
@@ -177,3 +178,19 @@ def lab(linear: np.ndarray) -> np.ndarray:
     xyz = to_xyz @ linear.clip(0, 1) / np.array([0.9505, 1.0, 1.089])
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_in_the_dark_only_text_and_background_change(tmp_path: Path) -> None:
+    report = report_of(killed_and_resumed())
+    for suffix in (".png", ".svg"):
+        plot_timeline(report, tmp_path / f"light{suffix}")
+        plot_timeline(report, tmp_path / f"dark{suffix}", dark=True)
+    light, dark = picture(tmp_path / "light.png"), picture(tmp_path / "dark.png")
+    assert (light[0, 0].tolist(), dark[0, 0].tolist()) == ([255, 255, 255], [13, 17, 23])
+    for bucket in Bucket:
+        if bucket is not Bucket.EXCLUDED:
+            assert share_of_color(dark, bucket) == share_of_color(light, bucket)
+    light_texts, dark_texts = texts_by_color(tmp_path / "light.svg"), texts_by_color(tmp_path / "dark.svg")
+    assert list(light_texts.values()) == list(dark_texts.values())
+    assert "wasted progress" in light_texts["#222222"] & dark_texts["#e6edf3"]
+    assert not light_texts.keys() & dark_texts.keys()

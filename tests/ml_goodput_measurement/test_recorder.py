@@ -52,6 +52,10 @@ CALLS: list[tuple[Callable[[GoodputRecorder], None], dict[str, Any]]] = [
     (lambda r: r.record_training_preparation_start_time(AT), {"training_prep_start_time": AT_SECONDS}),
     (lambda r: r.record_training_preparation_end_time(AT), {"training_prep_end_time": AT_SECONDS}),
     (lambda r: r.record_data_loading_start_time(AT), {"data_loading_start_time": AT_SECONDS}),
+    (
+        lambda r: r.record_data_loading_start_time(AT, ended_step=5),
+        {"step_end_count": 5, "data_loading_start_time": AT_SECONDS},
+    ),
     (lambda r: r.record_data_loading_end_time(AT), {"data_loading_end_time": AT_SECONDS}),
     (
         lambda r: r.record_custom_badput_event_start_time(AT, "eval"),

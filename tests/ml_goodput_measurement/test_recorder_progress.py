@@ -61,7 +61,7 @@ LIFE: list[tuple[Callable[[Recorder], None], str, int | None]] = [
     (lambda recorder: recorder.record_elastic_wait_end_time("scale_up"), "step", 9),
     (lambda recorder: recorder.record_elastic_reinit_start_time(), "init", 9),
     (lambda recorder: recorder.record_elastic_reinit_end_time(), "compile", 9),
-    (lambda recorder: recorder.record_job_end_time(), "ended", None),
+    (lambda recorder: recorder.record_job_end_time(), "ended", 9),
 ]
 
 
@@ -75,7 +75,7 @@ def test_a_disabled_recorder_publishes_and_records_nothing(reader: ProgressReade
     recorder = ElasticGoodputRecorder("job", "goodput_job", logging_enabled=False)
     for call, _, _ in LIFE:
         call(recorder)
-    assert state_of(reader) == (len(LIFE), "ended", None)
+    assert state_of(reader) == (len(LIFE), "ended", 9)
     assert list(Path(os.environ["ML_DIAGNOSTICS_DIR"]).glob("journal/**/*")) == []
 
 
@@ -115,3 +115,14 @@ def test_an_explicit_time_is_not_the_time_of_publishing(recorder: Recorder, read
     assert first is not None
     assert second is not None
     assert second.monotonic_ns > first.monotonic_ns > 0
+
+
+def test_blocks_publish_their_phase_and_the_step_after_it(recorder: Recorder, reader: ProgressReader) -> None:
+    states: list[State | None] = []
+    with recorder.step(5):
+        states.append(state_of(reader))
+        for name in ("checkpoint_save", "evaluation"):
+            with recorder.phase(name):
+                states.append(state_of(reader))
+        states.append(state_of(reader))
+    assert [state and state[1:] for state in states] == [("step", 5), ("checkpoint", 5), ("eval", 5), ("step", 5)]

@@ -128,6 +128,20 @@ def test_the_journals_own_report_of_losses_reaches_the_notes() -> None:
     assert recorders.notes() == ["6 entries were lost while recording: no_folder"]
 
 
+def test_the_compilations_of_all_attempts_are_one_note() -> None:
+    recorders = Recorders(JOB)
+    first = {"job_name": JOB, "compiled_by": "host 1", "compiled_functions": 3, "compiled_seconds": 1.5}
+    first |= {"compilation_cache_hits": 0, "compilation_cache_misses": 0}
+    recorders.add(Writer(0), [*FIRST.payloads, first])
+    assert recorders.notes() == ["JAX compiled 3 functions in 1.5 s"]
+    alone = Recorders(JOB)
+    alone.add(Writer(0), [*FIRST.payloads, {**first, "compiled_functions": 1}])
+    assert alone.notes() == ["JAX compiled 1 function in 1.5 s"]
+    second = {**first, "compiled_by": "host 2", "compiled_seconds": 0.25, "compilation_cache_hits": 2}
+    recorders.add(Writer(0), [second, {**first, "compiled_functions": 4, "compilation_cache_misses": 4}])
+    assert recorders.notes() == ["JAX compiled 7 functions in 1.8 s; the compilation cache had 2 of 6"]
+
+
 # --- Several writers ----------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from ml_goodput_measurement._cli.report import (
     rows,
     rows_as_dicts,
 )
-from ml_goodput_measurement.partition import AttemptEnd, Bucket, JobReport
+from ml_goodput_measurement.partition import AttemptEnd, Bucket, Inference, JobReport
 
 from .histories import History
 from .sample_reports import killed_and_resumed, report_of, without_time
@@ -32,6 +32,37 @@ def table(text: str) -> dict[str, tuple[float, float]]:
     """(seconds, percent) by row, as a reader of the page sees them."""
     lines = re.findall(r"^  (\S.*?) +([\d,]+\.\d{3}) +([\d.]+)(?: |$)", text, re.MULTILINE)
     return {name: (float(seconds.replace(",", "")), float(percent)) for name, seconds, percent in lines}
+
+
+def test_the_page_names_what_was_inferred_and_how_sure_that_is(report: JobReport) -> None:
+    steps = Inference(Bucket.PRODUCTIVE, "", "calls of train_step", "medium")
+    evaluation = Inference(Bucket.CUSTOM, "EVALUATION", "calls of eval_step between steps", "low")
+    save = Inference(Bucket.CHECKPOINT_SAVE, "", "Orbax's events", "high")
+    inferred = dataclasses.replace(report, inferred=(steps, save, evaluation))
+    assert """\
+
+  inferred            certainty  from
+  ------------------  ---------  --------------------------------
+  steps               medium     calls of train_step
+  checkpoint save     high       Orbax's events
+  custom: evaluation  low        calls of eval_step between steps
+
+""" in format_text(inferred)
+    assert rows(inferred) == rows(report)
+    assert as_dict(inferred)["inferred"][0] == {
+        "name": "steps",
+        "bucket": "PRODUCTIVE",
+        "certainty": "medium",
+        "from": "calls of train_step",
+    }
+
+
+def test_a_job_that_records_only_what_is_inferred_has_ended_when_its_process_has(report: JobReport) -> None:
+    last = dataclasses.replace(report.attempts[-1], ended=AttemptEnd.EXITED)
+    exited = dataclasses.replace(report, attempts=[*report.attempts[:-1], last])
+    assert as_dict(exited)["state"] == "ended: the process exited without recording the job's end"
+    steps = Inference(Bucket.PRODUCTIVE, "", "calls of train_step", "medium")
+    assert as_dict(dataclasses.replace(exited, inferred=(steps,)))["state"] == "ended"
 
 
 def test_the_page_of_a_job_that_was_killed_and_resumed(report: JobReport) -> None:

@@ -125,6 +125,19 @@ def test_nothing_of_any_kind_is_forgotten(tmp_path: Path) -> None:
     )
 
 
+def test_what_is_inferred_is_not_forgotten(tmp_path: Path) -> None:
+    inferred = {"inferred_activity": "step", "inferred_from": "calls of f", "inferred_certainty": "medium"}
+    compiled = {"compiled_by": "host 1", "compiled_functions": 3, "compiled_seconds": 1.5}
+    compiled |= {"compilation_cache_hits": 0, "compilation_cache_misses": 1}
+    recorders = recorders_of([*LIFE.payloads, {"job_name": JOB, **inferred}, {"job_name": JOB, **compiled}])
+    assert save_state(tmp_path / "s", recorders, {})
+    loaded = load_state(tmp_path / "s", JOB)
+    assert loaded is not None
+    assert list(loaded.recorders.inferred) == list(recorders.inferred)
+    assert len(recorders.inferred) == 1
+    assert loaded.recorders.notes() == recorders.notes()
+
+
 def test_what_was_lost_and_passed_over_is_not_forgotten(tmp_path: Path) -> None:
     recorders = recorders_of([*LIFE.payloads, {"job_name": JOB, "lost_entries": {"disk_full": 3}}])
     recorders.add(Writer(0), [{"job_name": JOB, "job_start_time": None}])

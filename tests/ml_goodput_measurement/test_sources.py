@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
+from ml_diagnostics_common.files import read_at
 from ml_diagnostics_common.journal import JournalCap
 from ml_goodput_measurement._ledger import recorders
 from ml_goodput_measurement.goodput import GoodputCalculator
@@ -29,14 +29,14 @@ def truth() -> tuple[Any, ...]:
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The sizes of all positional reads, which is how the journal is read."""
     sizes: list[int] = []
-    pread = os.pread
 
-    def counting_pread(descriptor: int, length: int, offset: int) -> bytes:
-        data = pread(descriptor, length, offset)
+    def counting_read_at(descriptor: int, length: int, offset: int) -> bytes:
+        data = read_at(descriptor, length, offset)
         sizes.append(len(data))
         return data
 
-    monkeypatch.setattr(os, "pread", counting_pread)
+    for module in ("_segment_reader", "_layout"):
+        monkeypatch.setattr(f"ml_diagnostics_common.journal.{module}.read_at", counting_read_at)
     return sizes  # type: ignore[return-value]
 
 
@@ -182,7 +182,7 @@ def test_broken_credentials_leave_the_journals_answer(
 
 @pytest.mark.usefixtures("_no_cloud")
 def test_an_empty_result_notes_that_only_the_journal_was_read() -> None:
-    with pytest.raises(ValueError, match="no Google Cloud credentials were found"):
+    with pytest.raises(ValueError, match="not Cloud Logging, because this machine has no Google Cloud project"):
         calculator().get_job_goodput()
 
 

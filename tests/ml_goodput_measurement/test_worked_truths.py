@@ -142,6 +142,46 @@ def test_each_attempt_waits_for_one_data_load() -> None:
     assert truth.report.data_loading_async_ns == 8 * SECOND_NS
 
 
+def input_bound(*, ends: bool) -> History:
+    """Steps of 2 s, and 8 s to load the batch of each; killed after step 4, and resumed 20 s later."""
+    job = History().start(0)
+    for number in range(10):
+        at = 10 * number + (20 if number >= 5 else 0)
+        if number == 5:
+            job.start(at)
+        if ends and number % 5:
+            job.load_after(number - 1, at, at + 8)
+        else:
+            job.load(at, at + 8)
+        job.step(number, at + 8)
+    return (job.step_end(9, 120) if ends else job).end(120)
+
+
+def test_training_waits_for_each_load_after_the_recorded_end_of_a_step() -> None:
+    truth = account_of(input_bound(ends=True))
+    # The end of step 4 is not recorded: it is estimated by the median time from start to start, which is 10 s.
+    assert truth.seconds == {PRODUCTIVE: 28, LOAD: 80, RECOVERY: 12}
+    assert truth.report.data_loading_async_ns == 0
+    [disruption] = truth.report.disruptions
+    assert disruption.data_loading_ns == 8 * SECOND_NS
+
+
+def test_without_recorded_ends_of_steps_training_waits_for_the_first_load_of_each_attempt() -> None:
+    truth = account_of(input_bound(ends=False))
+    assert truth.seconds[LOAD] == 16
+    assert truth.report.data_loading_async_ns == 64 * SECOND_NS
+
+
+def test_a_load_that_goes_on_beside_the_next_step_holds_training_up_only_before_it() -> None:
+    """Steps of 10 s that end after 8 s; a load from 17 to 24 s lies in both."""
+    job = History().start(0)
+    for number in range(3):
+        job.step(number, 10 * number).step_end(number, 10 * number + 8)
+    truth = account_of(job.load(1, 2).load(17, 24).end(30))
+    assert truth.seconds == {PRODUCTIVE: 23, LOAD: 3, UNKNOWN: 4}
+    assert truth.report.data_loading_async_ns == 5 * SECOND_NS
+
+
 def test_steps_shorter_than_a_second_have_an_ideal_time_and_deviations() -> None:
     """Contract 4.1 line 8, B18."""
     job = History().start(0).steps(range(8), at=10, each=0.5).steps(range(8, 12), at=14.3, each=0.5).end(16.3)

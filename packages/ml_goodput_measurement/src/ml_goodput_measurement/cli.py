@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.command.console import BOLD, RED
-from ml_diagnostics_common.command.errors import DONE, NotFoundError
+from ml_diagnostics_common.command.errors import DONE
 from ml_diagnostics_common.command.formats import add_format_option
-from ml_diagnostics_common.command.options import picture
+from ml_diagnostics_common.command.options import add_plot_options
 from ml_diagnostics_common.command.program import Command, Program
 from ml_diagnostics_common.exceptions import ConfigurationError
 
@@ -19,14 +19,8 @@ if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
     from ml_goodput_measurement.exclusion_utils import ExclusionInterval
-    from ml_goodput_measurement.partition import JobReport
 
 __all__ = ["main"]
-
-_NAMES_SHOWN = 20
-_LAST = "last"
-_LOGS_OF_OTHERS = ("ml_diagnostics_metric", "tpu.googleapis.com/runtime_monitor")
-"""Logs of our other libraries, which have the same job names and no goodput."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +54,7 @@ class ReportCommand:
             metavar="NAME",
             help="the log of the job (default: goodput_JOB, else the only log of this job in the journal)",
         )
-        parser.add_argument("--plot", metavar="FILE.png", type=picture, help="also draw the job's timeline")
+        add_plot_options(parser, "the job's timeline")
         parser.add_argument(
             "--exclude",
             metavar="FILE.json",
@@ -75,12 +69,13 @@ class ReportCommand:
         from ml_diagnostics_common.command.formats import format_data
 
         from ml_goodput_measurement._cli.report import ROW_FIELDS, as_dict, format_text, rows_as_dicts
+        from ml_goodput_measurement._cli.search import find_report
 
         if options.plot is not None:
             from ml_diagnostics_common.command.plotting import require_matplotlib
 
             require_matplotlib("ml-goodput-measurement")
-        report = _report(options.job, options.logger, options.exclude, with_timeline=options.plot is not None)
+        report = find_report(options.job, options.logger, options.exclude, with_timeline=options.plot is not None)
         if options.format == "table":
             console.data(format_text(report, console.width), styles={r"\A.+": BOLD, r"\bfailed\b": RED})
         else:
@@ -88,7 +83,7 @@ class ReportCommand:
         if options.plot is not None:
             from ml_goodput_measurement._cli.plot import plot_timeline
 
-            plot_timeline(report, options.plot)
+            plot_timeline(report, options.plot, dark=options.dark)
             console.notify(f"Plot saved to {options.plot}.")
         return DONE
 
@@ -100,87 +95,6 @@ def _exclusions(name: str) -> list[ExclusionInterval]:
         return read_exclusions(name)
     except ConfigurationError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _report(job: str, logger: str | None, exclusions: Sequence[ExclusionInterval], *, with_timeline: bool) -> JobReport:
-    """Return the report of a job.
-
-    Raises:
-        NotFoundError: Nothing was recorded for the job.
-        ConfigurationError: The job is in several logs.
-    """
-    from ml_diagnostics_common.environment import diagnostics_directory
-    from ml_diagnostics_common.journal import jobs_by_log, newest_job
-
-    from ml_goodput_measurement._query.calculator import GoodputCalculator
-    from ml_goodput_measurement.exceptions import NoGoodputError
-
-    logs = {log: jobs for log, jobs in jobs_by_log(diagnostics_directory()).items() if log not in _LOGS_OF_OTHERS}
-    if job == _LAST and not any(job in jobs for jobs in logs.values()):
-        newest = newest_job(diagnostics_directory(), except_logs=_LOGS_OF_OTHERS)
-        if newest is None:
-            raise NotFoundError(f"there is no last job. {_empty_journal()}")
-        logger, job = logger or newest[0], newest[1]
-    log = logger or _log_of(job, logs)
-    try:
-        calculator = GoodputCalculator(job, log, _logs_failures=False)  # The report has a note.
-        return calculator.report(include_timeline=with_timeline, exclusions=exclusions)
-    except NoGoodputError as error:
-        raise NotFoundError("\n  ".join([str(error), *_hints(job, log, logs)])) from None
-
-
-def _log_of(job: str, logs: Mapping[str, set[str]]) -> str:
-    """Return the log to read: the conventional one, unless the journal has the job in one other log only.
-
-    Raises:
-        ConfigurationError: The job is in several logs.
-    """
-    usual = f"goodput_{job}"
-    found = sorted(log for log, jobs in logs.items() if job in jobs)
-    if usual in found or not found:
-        return usual
-    if len(found) > 1:
-        raise ConfigurationError(f"the job {job!r} is in several logs; choose one with --logger: {_listed(found)}")
-    return found[0]
-
-
-def _hints(job: str, log: str, logs: Mapping[str, set[str]]) -> list[str]:
-    """Return hints for a user who gave an unknown job."""
-    from ml_diagnostics_common.environment import diagnostics_directory
-
-    if job in logs.get(log, ()):
-        return []  # It exists: the error contains what is missing.
-    other_logs = sorted(other for other, jobs in logs.items() if job in jobs)
-    if other_logs:
-        return [f"The journal has this job in other logs: {_listed(other_logs)}. Give one of these as --logger."]
-    names = sorted(set().union(*logs.values()))
-    if not names:
-        return [_empty_journal()]
-    from difflib import get_close_matches  # Only here: most users spell the name right.
-
-    lower = {name.lower(): name for name in names}
-    similar = [lower[name] for name in get_close_matches(job.lower(), lower, n=3)]
-    return [
-        *([f"Did you mean {_listed(similar)}?"] if similar else []),
-        f"The journal {diagnostics_directory() / 'journal'} has these jobs: {_listed(names)}.",
-    ]
-
-
-def _empty_journal() -> str:
-    from ml_diagnostics_common.environment import diagnostics_directory
-
-    return (
-        f"The journal {diagnostics_directory() / 'journal'} is empty: no job was recorded on this machine with this "
-        "ML_DIAGNOSTICS_DIR."
-    )
-
-
-def _listed(names: Iterable[str]) -> str:
-    from ml_diagnostics_common.texts import one_line
-
-    shown = sorted(names)
-    more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
-    return ", ".join(one_line(name, 80) for name in shown[:_NAMES_SHOWN]) + more
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from ml_goodput_measurement._lazy_names import imported_on_use
 if TYPE_CHECKING:
     from ml_goodput_measurement._query.calculator import GoodputCalculator
     from ml_goodput_measurement._record.checkpoint_logger import CheckpointLogger
+    from ml_goodput_measurement._record.job_recorder import Recorder
     from ml_goodput_measurement._record.recorder import GoodputRecorder
     from ml_goodput_measurement.checkpoint_badput_calculator import (
         CheckpointBadputCalculator,
@@ -56,6 +57,7 @@ __all__ = [
     "JobGoodput",
     "MetricType",
     "NoGoodputError",
+    "Recorder",
     "StepInfo",
     "UnproductiveTimeDict",
     "WorkloadMetricDetails",
@@ -81,6 +83,7 @@ _MODULES = {
     "JobGoodput": "metric_details",
     "MetricType": "goodput_utils",
     "NoGoodputError": "exceptions",
+    "Recorder": "_record.job_recorder",
     "StepInfo": "goodput_utils",
     "UnproductiveTimeDict": "goodput_utils",
     "WorkloadMetricDetails": "goodput_utils",

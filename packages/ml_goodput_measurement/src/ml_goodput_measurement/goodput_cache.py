@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError, ObjectNotFoundError
-from ml_diagnostics_common.files import make_private_folder, open_regular, read_state, write_state
+from ml_diagnostics_common.files import make_private_folder, open_regular, read_at, read_state, write_state
 from ml_diagnostics_common.guard import job_logger, warn_once
 from ml_diagnostics_common.payload import encode_payload, printable
 from ml_diagnostics_common.storage import storage_for
@@ -215,7 +215,7 @@ class GoodputCache(RebuiltFromArguments):
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | sum(getattr(os, name, 0) for name in names)
         with os.fdopen(os.open(self._timeline, flags, 0o600), "r+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            if size and read_at(file.fileno(), 1, size - 1) != b"\n":
                 lines = b"\n" + lines  # The previous writer was killed in the middle of a line.
             if file.write(lines) != len(lines):
                 raise OSError(f"only a part of the entries fits into {self._timeline}")

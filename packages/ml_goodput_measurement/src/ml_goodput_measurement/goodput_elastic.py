@@ -8,13 +8,14 @@ from ml_goodput_measurement._lazy_names import imported_on_use
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._query.calculator import ElasticGoodputCalculator
-    from ml_goodput_measurement._record.recorder import ElasticGoodputRecorder, GoodputRecorder
+    from ml_goodput_measurement._record.elastic_recorder import ElasticGoodputRecorder
+    from ml_goodput_measurement._record.recorder import GoodputRecorder
 
 __all__ = ["ElasticGoodputCalculator", "ElasticGoodputRecorder", "GoodputRecorder"]
 
 _MODULES = {
     "ElasticGoodputCalculator": "_query.calculator",
-    "ElasticGoodputRecorder": "_record.recorder",
+    "ElasticGoodputRecorder": "_record.elastic_recorder",
     "GoodputRecorder": "_record.recorder",
 }
 

@@ -9,7 +9,16 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["AttemptEnd", "AttemptSummary", "Bucket", "BucketedTime", "Disruption", "JobReport", "Piece"]
+__all__ = [
+    "AttemptEnd",
+    "AttemptSummary",
+    "Bucket",
+    "BucketedTime",
+    "Disruption",
+    "Inference",
+    "JobReport",
+    "Piece",
+]
 
 
 class Bucket(enum.Enum):
@@ -160,6 +169,20 @@ class Disruption:
 
 
 @dataclass(frozen=True, slots=True)
+class Inference:
+    """A kind of time whose events were not recorded by the program, but inferred from what it did."""
+
+    bucket: Bucket
+    """The kind of time; PRODUCTIVE for the steps."""
+    label: str
+    """Type of the custom event, upper case; empty for other buckets."""
+    source: str
+    """Its source, such as calls of a function."""
+    certainty: str
+    """`high`: measured, by a framework; `medium`: it nearly always means this activity; `low`: it may be another."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobReport(BucketedTime):
     """The time of a job by bucket, with its attempts and disruptions."""
 
@@ -186,3 +209,5 @@ class JobReport(BucketedTime):
     timeline: Sequence[Piece]
     notes: Sequence[str] = ()
     """Notes for the reader: lost or skipped entries, a second recorder, a missing backend."""
+    inferred: Sequence[Inference] = ()
+    """The kinds of time that were inferred; all others were recorded."""

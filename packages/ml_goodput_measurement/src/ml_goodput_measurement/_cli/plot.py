@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ml_diagnostics_common.command.plotting import ALARM, FAINT, INK, new_figure, save_figure
+from ml_diagnostics_common.command.plotting import ALARM, FAINT, INK, PAPER, new_figure, save_figure
 from ml_diagnostics_common.texts import format_clock, format_count, format_percent, one_line
 
 from ml_goodput_measurement._cli.report import BUCKET_NAMES, format_ns, percent, rows
@@ -17,7 +17,7 @@ from ml_goodput_measurement.partition import AttemptSummary, Bucket, JobReport, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLORS", "column_shares", "plot_timeline", "ticks"]
+__all__ = ["COLORS", "column_shares", "plot_timeline", "ticks", "with_straight_edges"]
 
 COLORS = {
     Bucket.PRODUCTIVE: "#44aa99",
@@ -33,7 +33,7 @@ COLORS = {
     Bucket.ELASTIC_SCALE_UP: "#9f3514",
     Bucket.ELASTIC_REINITIALIZATION: "#c9a27f",
     Bucket.CUSTOM: "#f9a81f",
-    Bucket.EXCLUDED: "#ffffff",  # hatched
+    Bucket.EXCLUDED: PAPER,  # hatched
     Bucket.IN_FLIGHT: "#b5f0c8",
     Bucket.UNKNOWN: "#dddddd",
 }
@@ -63,12 +63,13 @@ _TICK_SECONDS = tuple(
 )
 
 
-def plot_timeline(report: JobReport, path: str | Path) -> None:
+def plot_timeline(report: JobReport, path: str | Path, *, dark: bool = False) -> None:
     """Draw a job's timeline with its attempts and disruptions.
 
     Args:
         report: The job.
         path: The picture to write; its suffix selects the format (.png, .svg, .pdf).
+        dark: True for light on dark.
 
     Raises:
         OSError: The file cannot be written.
@@ -89,7 +90,7 @@ def plot_timeline(report: JobReport, path: str | Path) -> None:
     _hatch_excluded(timeline, report)
     _draw_attempts(timeline, report)
     _draw_clock(timeline, report)
-    save_figure(figure, path)
+    save_figure(figure, path, dark=dark)
 
 
 def column_shares(pieces: Sequence[Piece], start_ns: int, end_ns: int, columns: int) -> list[dict[Bucket, float]]:
@@ -125,7 +126,7 @@ def _paint_pieces(axes: Axes, report: JobReport) -> None:
     from matplotlib.colors import to_rgb
 
     order = list(BUCKET_NAMES)
-    pieces = _with_straight_edges(report.timeline, report.start_ns, (report.wall_ns or 1) / _COLUMNS)
+    pieces = with_straight_edges(report.timeline, report.start_ns, (report.wall_ns or 1) / _COLUMNS)
     shares = column_shares(pieces, report.start_ns, report.end_ns, _COLUMNS)
     tops = np.cumsum([[column.get(bucket, 0.0) for bucket in order] for column in shares], axis=1)
     middles = (np.arange(_ROWS) + 0.5) / _ROWS
@@ -140,7 +141,7 @@ def _paint_pieces(axes: Axes, report: JobReport) -> None:
     )
 
 
-def _with_straight_edges(pieces: Sequence[Piece], start_ns: int, column_ns: float) -> list[Piece]:
+def with_straight_edges(pieces: Sequence[Piece], start_ns: int, column_ns: float) -> list[Piece]:
     """Move the border between two long pieces to the nearest column, by half a dot at most; others stay exact."""
     cuts = [piece.start_ns for piece in pieces]
     for index, (before, after) in enumerate(pairwise(pieces), start=1):
@@ -175,7 +176,7 @@ def _draw_attempts(axes: Axes, report: JobReport) -> None:
         axes.text((left + right) / 2, 1.21, label, ha="center", va="bottom", fontsize=9, color=INK)
     for disruption in report.disruptions:
         lost = _offset(report, disruption.last_event_ns)
-        axes.plot([lost], [1.14], marker="X", markersize=9, color=ALARM, markeredgecolor="white", clip_on=False)
+        axes.plot([lost], [1.14], marker="X", markersize=9, color=ALARM, markeredgecolor=PAPER, clip_on=False)
 
 
 def _attempt_label(attempt: AttemptSummary, width: float) -> str:

@@ -9,7 +9,7 @@ from ml_diagnostics_common.command.formats import first_and_last, format_table, 
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import format_clock, format_count, format_duration, format_percent, one_line
 
-from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, JobReport
+from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, Inference, JobReport
 
 __all__ = [
     "BUCKET_NAMES",
@@ -17,6 +17,7 @@ __all__ = [
     "as_dict",
     "format_ns",
     "format_text",
+    "headline",
     "percent",
     "rows",
     "rows_as_dicts",
@@ -93,8 +94,9 @@ def format_text(report: JobReport, width: int | None = None) -> str:
         width: The columns of the terminal; None if there is no limit.
     """
     sections = [
-        _headline(report, width),
+        headline(report, width),
         _bucket_table(report, width),
+        _inferred_table(report, width),
         _disruption_table(report, width),
         _disruption_stories(report, width),
         _attempt_table(report, width),
@@ -104,7 +106,8 @@ def format_text(report: JobReport, width: int | None = None) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def _headline(report: JobReport, width: int | None) -> list[str]:
+def headline(report: JobReport, width: int | None) -> list[str]:
+    """Return the lines above the tables: goodput, wall time and state, steps."""
     state = _state(report, width)
     lines = [
         f"{shortened(report.job_name, 100, width)}: {format_percent(report.goodput_percent, 2)} goodput",
@@ -130,6 +133,8 @@ def _state(report: JobReport, width: int | None = None) -> str:
     last = report.attempts[-1]
     if report.running:
         return "still running"
+    if last.ended is AttemptEnd.EXITED and _has_inferred_steps(report):
+        return "ended"  # A program that records nothing has no other end.
     if last.ended is AttemptEnd.EXITED:
         return "ended: the process exited without recording the job's end"
     if last.ended is AttemptEnd.FAILED:
@@ -172,6 +177,25 @@ def _bucket_table(report: JobReport, width: int | None) -> list[str]:
             f"  in parallel to steps, not in the sum: {format_ns(report.data_loading_async_ns)} of data loading",
         ]
     return lines
+
+
+def _inferred_table(report: JobReport, width: int | None) -> list[str]:
+    """Return a table of the kinds of time that the program did not record itself, and how sure each is."""
+    if not report.inferred:
+        return []
+    headers = ("inferred", "certainty", "from")
+    cells = [(_inferred_name(each), each.certainty, one_line(each.source)) for each in report.inferred]
+    return format_table(headers, cells, "<<<", width=width, cut=["from"], indent="  ")
+
+
+def _inferred_name(inference: Inference) -> str:
+    if inference.bucket is Bucket.CUSTOM:
+        return f"custom: {one_line(inference.label.lower())}"
+    return "steps" if inference.bucket is Bucket.PRODUCTIVE else BUCKET_NAMES[inference.bucket]
+
+
+def _has_inferred_steps(report: JobReport) -> bool:
+    return any(each.bucket is Bucket.PRODUCTIVE for each in report.inferred)
 
 
 def _disruption_table(report: JobReport, width: int | None) -> list[str]:
@@ -315,6 +339,15 @@ def as_dict(report: JobReport) -> dict[str, Any]:
         "data_loading_async_seconds": report.data_loading_async_ns / _SECOND,
         "buckets": {bucket.value: _share(report, bucket, report.buckets[bucket]) for bucket in BUCKET_NAMES},
         "custom_events": {label: _share(report, Bucket.CUSTOM, ns) for label, ns in report.custom.items()},
+        "inferred": [
+            {
+                "name": _inferred_name(each),
+                "bucket": each.bucket.value,
+                "certainty": each.certainty,
+                "from": each.source,
+            }
+            for each in report.inferred
+        ],
         "disruptions": [_disruption_dict(disruption) for disruption in report.disruptions],
         "attempts": [_attempt_dict(attempt) for attempt in report.attempts],
         "notes": list(report.notes),

@@ -6,6 +6,7 @@ snapshot, tries once more.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
 from ml_diagnostics_common.environment import Backend, configured_backend
-from ml_diagnostics_common.exceptions import DiagnosticsError
-from ml_diagnostics_common.guard import Counters, warn_once
+from ml_diagnostics_common.exceptions import DiagnosticsError, NoCloudError
+from ml_diagnostics_common.guard import Counters, log_once, warn_once
 
 from ml_goodput_measurement._export.gauges import Gauge, GaugeKey, event_seconds, gauges_of
 from ml_goodput_measurement.exceptions import CloudMonitoringError
@@ -277,7 +278,9 @@ class CloudMonitoringExporter:
             self._destination = self._new_destination(find_cloud(self._options.project_id, environ=self._environ))
         except DiagnosticsError as error:
             self._next_search = now + next(self._search_waits, _LATER_SEARCH_SECONDS)
-            warn_once(
+            log_once(
+                # No cloud is what a user of a laptop expects.
+                logging.INFO if isinstance(error, NoCloudError) else logging.WARNING,
                 ("cloud monitoring", "no cloud"),
                 "Goodput is not sent to Cloud Monitoring: %s. The job goes on, and what it records is kept: 'goodput "
                 "report' shows it. The search is repeated every minute, and after ten minutes every ten.",

@@ -7,19 +7,28 @@ Saves and restores are overlays of their own: many hosts report one operation, w
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import le, lt
+from operator import add, le, lt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_goodput_measurement._ledger.attempts import recorded_end
 from ml_goodput_measurement._ledger.facts import NEVER_NS, CheckpointKey, Facts
-from ml_goodput_measurement._ledger.intervals import PRECEDENCE, Interval, Overlay, resolve
+from ml_goodput_measurement._ledger.intervals import (
+    PRECEDENCE,
+    Interval,
+    Marks,
+    Overlay,
+    resolve,
+    sum_of_pairs,
+    takes_turns,
+)
 from ml_goodput_measurement.partition import Bucket
 
 if TYPE_CHECKING:
-    from ml_goodput_measurement._ledger.attempts import Attempts, Changes
+    from ml_goodput_measurement._ledger.attempts import Attempt, Attempts, Changes
 
 __all__ = [
     "FAILED_YIELDS_TO",
@@ -31,6 +40,7 @@ __all__ = [
     "paint",
     "runs_before",
     "step_runs",
+    "waiting_runs",
 ]
 
 
@@ -56,35 +66,36 @@ class Run(NamedTuple):
 
 
 def step_runs(
-    facts: Facts, first: int, stop: int, attempt_first: int, overlays: Sequence[Overlay] | None = None
+    facts: Facts, first: int, stop: int, attempt: Attempt, overlays: Sequence[Overlay] | None = None
 ) -> Iterator[Run]:
     """Yield runs from the start of step `first` to the start of step `stop`, both of one attempt.
 
     A step lasts to its recorded end, else to the start of the next step if that is the next number. If a number is
-    missing, the end of the step is unknown.
+    missing, the end of the step is unknown. After a recorded end, training waits for the data loads before the next
+    step.
 
     Args:
         facts: Holds the steps.
         first: Index of the first of these steps.
         stop: Index after the last; a step at this index must exist, since it ends the last run.
-        attempt_first: Index of the attempt's first step, which gets a run of its own.
+        attempt: The attempt, whose first step gets a run of its own.
         overlays: In order, for a caller that needs only sums: between overlays, many steps may be one run of all their
             time and one of all the time between them. None for runs that are exact at every moment.
     """
-    if first == attempt_first and first < stop:
-        yield from _single_step(facts, first, is_first=True)
+    if first == attempt.first and first < stop:
+        yield from _single_step(facts, first, attempt, is_first=True)
         first += 1
     if overlays is None:
-        yield from _stretch(facts, first, stop, exact=True)
+        yield from _stretch(facts, first, stop, attempt, exact=True)
         return
     times = facts.steps.times
     for overlay in overlays:
         lower = max(first, min(stop, bisect_right(times, overlay.start_ns, first, stop) - 1))
         end = bisect_left(times, overlay.end_ns, lower, stop)
-        yield from _stretch(facts, first, lower, exact=False)
-        yield from _stretch(facts, lower, end, exact=True)
+        yield from _stretch(facts, first, lower, attempt, exact=False)
+        yield from _stretch(facts, lower, end, attempt, exact=True)
         first = end
-    yield from _stretch(facts, first, stop, exact=False)
+    yield from _stretch(facts, first, stop, attempt, exact=False)
 
 
 def runs_before(runs: Iterable[Run], time_ns: int) -> Iterator[Run]:
@@ -97,7 +108,25 @@ def runs_before(runs: Iterable[Run], time_ns: int) -> Iterator[Run]:
         yield run
 
 
-def _stretch(facts: Facts, first: int, stop: int, *, exact: bool) -> Iterator[Run]:
+def waiting_runs(facts: Facts, start_ns: int, end_ns: int, attempt: Attempt) -> Iterator[Run]:
+    """Yield runs from the recorded end of a step on: data loads, for which training waits, and unknown time.
+
+    The attempt's first load is left out: it is an overlay.
+    """
+    for load in facts.loads.pairs_between(start_ns, end_ns):
+        if load == attempt.first_load:
+            continue
+        lower, stop_ns = max(load[0], start_ns), min(load[1], end_ns)
+        if start_ns < lower:
+            yield Run(start_ns, lower, Bucket.UNKNOWN)
+        if lower < stop_ns:
+            yield Run(lower, stop_ns, Bucket.DATA_LOADING_SYNC)
+            start_ns = stop_ns
+    if start_ns < end_ns:
+        yield Run(start_ns, end_ns, Bucket.UNKNOWN)
+
+
+def _stretch(facts: Facts, first: int, stop: int, attempt: Attempt, *, exact: bool) -> Iterator[Run]:
     if first >= stop:
         return
     times, numbers = facts.steps.times, facts.steps.numbers
@@ -105,22 +134,25 @@ def _stretch(facts: Facts, first: int, stop: int, *, exact: bool) -> Iterator[Ru
     if numbers[stop] - numbers[first] == stop - first and not _has_step_ends(facts, times[first], times[stop]):
         yield Run(times[first], times[stop], Bucket.PRODUCTIVE, stop - first)
         return
-    productive_ns = None if exact else _time_of_ended_steps(facts, first, stop)
-    if productive_ns is not None:
-        yield Run(times[first], times[first] + productive_ns, Bucket.PRODUCTIVE, stop - first)
-        if times[first] + productive_ns < times[stop]:
-            yield Run(times[first] + productive_ns, times[stop], Bucket.UNKNOWN)
+    sums = None if exact else _sums_of_ended_steps(facts, first, stop, attempt)
+    if sums is not None:
+        ended_ns = times[first] + sums[0]
+        yield Run(times[first], ended_ns, Bucket.PRODUCTIVE, stop - first)
+        if sums[1]:
+            yield Run(ended_ns, ended_ns + sums[1], Bucket.DATA_LOADING_SYNC)
+        if ended_ns + sums[1] < times[stop]:
+            yield Run(ended_ns + sums[1], times[stop], Bucket.UNKNOWN)
     elif exact or stop - first < facts.sizes.few_steps:
         for index in range(first, stop):
-            yield from _single_step(facts, index, is_first=False)
+            yield from _single_step(facts, index, attempt, is_first=False)
     else:
         middle = (first + stop) // 2
-        yield from _stretch(facts, first, middle, exact=False)
-        yield from _stretch(facts, middle, stop, exact=False)
+        yield from _stretch(facts, first, middle, attempt, exact=False)
+        yield from _stretch(facts, middle, stop, attempt, exact=False)
 
 
-def _time_of_ended_steps(facts: Facts, first: int, stop: int) -> int | None:
-    """Return the sum of the times of steps which all have one recorded end, before the next starts; else None."""
+def _sums_of_ended_steps(facts: Facts, first: int, stop: int, attempt: Attempt) -> tuple[int, int] | None:
+    """Return the sums of the times of steps, and of the loads after them; None unless each has one recorded end."""
     ends = facts.step_ends
     position = bisect_right(ends.times, facts.steps.times[first])
     starts, following = facts.steps.times[first:stop], facts.steps.times[first + 1 : stop + 1]
@@ -129,7 +161,34 @@ def _time_of_ended_steps(facts: Facts, first: int, stop: int) -> int | None:
         return None
     if not (all(map(lt, starts, ended)) and all(map(le, ended, following))):
         return None
-    return sum(ended) - sum(starts)
+    return sum(ended) - sum(starts), _time_of_loads(facts.loads, ended, following, attempt)
+
+
+def _time_of_loads(loads: Marks, ended: array[int], following: array[int], attempt: Attempt) -> int:
+    """Return the sum of the data loads between the ends of steps and the starts of those that follow."""
+    start_ns, end_ns = ended[0], following[-1]
+    codes = loads.codes[bisect_right(loads.codes, 2 * start_ns) : bisect_right(loads.codes, 2 * end_ns)]
+    if not codes and not loads.pairs_between(start_ns, end_ns):
+        return 0
+    # Nearly always there is one load before each step, and to check that is fast. A start is twice its time plus one.
+    first_load = attempt.first_load or (-1, -1)
+    if len(codes) == 2 * len(ended) and codes[0] & 1 and takes_turns(codes) and not start_ns <= first_load[0] < end_ns:
+        load_starts, load_ends = codes[::2], codes[1::2]
+        is_between = all(map(lt, map(add, ended, ended), load_starts)) and all(
+            map(le, load_ends, map(add, following, following))
+        )
+        if is_between:
+            return sum_of_pairs(codes, in_turns=True)
+    total_ns, pairs, index = 0, loads.pairs_between(start_ns, end_ns), 0
+    for lower, upper in zip(ended, following, strict=True):
+        while index < len(pairs) and pairs[index][1] <= lower:
+            index += 1
+        position = index
+        while position < len(pairs) and pairs[position][0] < upper:
+            if pairs[position] != first_load:
+                total_ns += min(pairs[position][1], upper) - max(pairs[position][0], lower)
+            position += 1
+    return total_ns
 
 
 def _has_step_ends(facts: Facts, start_ns: int, end_ns: int) -> bool:
@@ -137,7 +196,7 @@ def _has_step_ends(facts: Facts, start_ns: int, end_ns: int) -> bool:
     return bisect_right(ends, start_ns) < bisect_left(ends, end_ns)
 
 
-def _single_step(facts: Facts, index: int, *, is_first: bool) -> Iterator[Run]:
+def _single_step(facts: Facts, index: int, attempt: Attempt, *, is_first: bool) -> Iterator[Run]:
     times, numbers = facts.steps.times, facts.steps.numbers
     start_ns, next_ns = times[index], times[index + 1]
     end_ns = recorded_end(facts, index, next_ns)
@@ -147,8 +206,7 @@ def _single_step(facts: Facts, index: int, *, is_first: bool) -> Iterator[Run]:
         yield Run(start_ns, next_ns, Bucket.UNKNOWN)
         return
     yield Run(start_ns, end_ns, Bucket.PRODUCTIVE, 1, first_step=is_first)
-    if end_ns < next_ns:
-        yield Run(end_ns, next_ns, Bucket.UNKNOWN)
+    yield from waiting_runs(facts, end_ns, next_ns, attempt)
 
 
 class Painted(NamedTuple):
@@ -173,6 +231,8 @@ class Account:
     """Productive time of the first step; None when its length is not known."""
     steps: int = 0
     """Steps of known length, not estimated."""
+    awaited_loads_ns: int = 0
+    """Data loads between steps, for which training waited, also those whose time another activity has."""
 
     def counting(self, runs: Iterable[Run]) -> Iterator[Run]:
         """Yield the runs, and count their steps."""
@@ -189,6 +249,8 @@ class Account:
             self.buckets[piece.bucket] = self.buckets.get(piece.bucket, 0) + length
             if piece.bucket is Bucket.CUSTOM:
                 self.custom[piece.label] = self.custom.get(piece.label, 0) + length
+            if piece.run.bucket is Bucket.DATA_LOADING_SYNC:
+                self.awaited_loads_ns += length
             if piece.run.estimated:
                 self.estimated_ns += length
             if piece.bucket is Bucket.PRODUCTIVE:
@@ -204,6 +266,7 @@ class Account:
         for label, length in other.custom.items():
             self.custom[label] = self.custom.get(label, 0) + length
         self.estimated_ns += other.estimated_ns
+        self.awaited_loads_ns += other.awaited_loads_ns
 
     def subtract(self, other: Account) -> None:
         """Subtract the sums of a part, but not the fields on the steps of a single attempt."""
@@ -212,6 +275,7 @@ class Account:
         for label, length in other.custom.items():
             self.custom[label] = self.custom.get(label, 0) - length
         self.estimated_ns -= other.estimated_ns
+        self.awaited_loads_ns -= other.awaited_loads_ns
 
     def copy(self) -> Account:
         """Return another account with the same sums."""
@@ -222,6 +286,7 @@ class Account:
             self.estimated_productive_ns,
             self.first_step_ns,
             self.steps,
+            self.awaited_loads_ns,
         )
 
     def to_state(self) -> dict[str, Any]:
@@ -234,6 +299,7 @@ class Account:
             "estimated_productive_ns": self.estimated_productive_ns,
             "first_step_ns": self.first_step_ns,
             "steps": self.steps,
+            "awaited_loads_ns": self.awaited_loads_ns,
         }
 
     @classmethod

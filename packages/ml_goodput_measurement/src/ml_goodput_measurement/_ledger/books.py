@@ -18,6 +18,7 @@ from ml_goodput_measurement._ledger.accounting import (
     paint,
     runs_before,
     step_runs,
+    waiting_runs,
 )
 from ml_goodput_measurement._ledger.attempts import Attempt, Attempts, Changes, recorded_end
 from ml_goodput_measurement._ledger.intervals import Overlay
@@ -264,14 +265,15 @@ class Books:
         final, cut = attempt.stop - 1, self._attempts.cut_index(index)
         first, stop = max(settled, attempt.first), min(cut, final)
         middle = stop if exact_from is None else max(first, min(exact_from, stop))
-        yield from step_runs(self._facts, first, middle, attempt.first, overlays)
-        yield from step_runs(self._facts, middle, stop, attempt.first)
+        yield from step_runs(self._facts, first, middle, attempt, overlays)
+        yield from step_runs(self._facts, middle, stop, attempt)
         if cut < final:
             yield Run(times[cut], times[final], Bucket.WASTED_PROGRESS, yields_to=WASTED_YIELDS_TO)
         last_step = self.last_step_run(index, end_ns, running=running)
         if last_step.start_ns < last_step.end_ns:
             yield last_step
-        yield from self._tail(index, last_step.end_ns, end_ns)
+        is_ended = recorded_end(self._facts, final, end_ns) is not None
+        yield from self._tail(index, last_step.end_ns, end_ns, is_ended=is_ended)
 
     def last_step_run(self, index: int, end_ns: int, *, running: bool) -> Run:
         """Return the run of an attempt's last step, which no other step follows."""
@@ -334,7 +336,7 @@ class Books:
         first = lower if lower >= 0 else attempt.first
         start_ns = times[lower] if lower >= 0 else attempt.start_ns
         overlays = self._overlays(attempt, start_ns, times[stop])
-        runs: Iterable[Run] = step_runs(self._facts, first, stop, attempt.first, overlays)
+        runs: Iterable[Run] = step_runs(self._facts, first, stop, attempt, overlays)
         if start_ns < times[first]:
             runs = chain((Run(start_ns, times[first], Bucket.UNKNOWN),), runs)
         account.add_pieces(paint(account.counting(runs), overlays, start_ns, times[stop]))
@@ -351,12 +353,13 @@ class Books:
         if self._attempts.has_failed(index):
             yield Run(start_ns, end_ns, Bucket.INFRASTRUCTURE_RECOVERY, yields_to=FAILED_YIELDS_TO)
         else:
-            yield from self._tail(index, start_ns, end_ns)
+            yield from self._tail(index, start_ns, end_ns, is_ended=False)
 
-    def _tail(self, index: int, start_ns: int, end_ns: int) -> Iterator[Run]:
+    def _tail(self, index: int, start_ns: int, end_ns: int, *, is_ended: bool) -> Iterator[Run]:
         """Yield the runs after the last step of an attempt: unknown up to its last event, then recovery.
 
-        Only a job start marks recovery; otherwise unrecorded work is possible.
+        Only a job start marks recovery; otherwise unrecorded work is possible. After the recorded end of a step,
+        training waited for data loads.
         """
         job_starts = self._facts.job_starts
         lost_ns = end_ns
@@ -364,7 +367,9 @@ class Books:
             position = bisect_left(job_starts, end_ns)
             if job_starts[position : position + 1] == [end_ns]:
                 lost_ns = max(start_ns, self._facts.last_before(end_ns))
-        if start_ns < lost_ns:
+        if is_ended:
+            yield from waiting_runs(self._facts, start_ns, lost_ns, self._attempts[index])
+        elif start_ns < lost_ns:
             yield Run(start_ns, lost_ns, Bucket.UNKNOWN)
         if lost_ns < end_ns:
             yield Run(lost_ns, end_ns, Bucket.INFRASTRUCTURE_RECOVERY)

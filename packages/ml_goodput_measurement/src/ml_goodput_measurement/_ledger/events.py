@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
-from ml_goodput_measurement.partition import Bucket
+from ml_goodput_measurement.partition import Bucket, Inference
 
 __all__ = [
     "LOGGED_AFTER",
@@ -134,6 +134,10 @@ class EventBatch:
     """Apart, because any host may report them."""
     untimed: list[str] = field(default_factory=list)
     """Checkpoint operations recorded without a start, for which one is assumed, a text for each."""
+    inferred: list[Inference] = field(default_factory=list)
+    """The kinds of events that are inferred."""
+    compiled: dict[str, tuple[int, float, int, int]] = field(default_factory=dict)
+    """Compilations so far, by process: their number and seconds, and the hits and misses of the compilation cache."""
     lost: dict[str, dict[str, int]] = field(default_factory=dict)
     """Entries that recorders report as not written, by reason, under the name of each report."""
 
@@ -204,6 +208,10 @@ def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -
             elif "data_loading_start_time" in payload:
                 seconds = payload["data_loading_start_time"]
                 if 0.0 <= seconds < _LATEST_SECONDS:
+                    if "step_end_count" in payload:
+                        number = _step(payload["step_end_count"])
+                        batch.step_end_times.append(int(seconds * 1e6 + 0.5) * 1000)
+                        batch.step_end_numbers.append(number)
                     add_load(int(seconds * 1e6 + 0.5) * 2000 + 1)
                     continue
             elif "data_loading_end_time" in payload:
@@ -233,6 +241,17 @@ def _read_other(payload: Payload, batch: EventBatch) -> None:
         return
     if "event_type" in payload:
         _read_checkpoint_operation(payload, batch)
+        return
+    if "inferred_activity" in payload:
+        activity = str(payload["inferred_activity"])
+        bucket, label = _INFERRED.get(activity, (Bucket.CUSTOM, activity.upper()))
+        source, certainty = str(payload["inferred_from"]), str(payload["inferred_certainty"])
+        batch.inferred.append(Inference(bucket, label, source, certainty))
+        return
+    if "compiled_functions" in payload:
+        hits, misses = int(payload["compilation_cache_hits"]), int(payload["compilation_cache_misses"])
+        counts = int(payload["compiled_functions"]), float(payload["compiled_seconds"]), hits, misses
+        batch.compiled[str(payload["compiled_by"])] = counts
         return
     for key in payload if "process_outcome" not in payload else ("process_outcome",):
         parser = _PARSERS.get(key)
@@ -362,6 +381,17 @@ _OTHER_PARTS = {
     Bucket.CHECKPOINT_RESTORE: ("checkpointer", "broadcast"),
 }
 """Parts of an operation that may contain its start."""
+
+
+_INFERRED: dict[str, Activity] = {
+    "step": (Bucket.PRODUCTIVE, ""),
+    "tpu_init": (Bucket.TPU_INITIALIZATION, ""),
+    "training_prep": (Bucket.TRAINING_PREP, ""),
+    "data_loading": (Bucket.DATA_LOADING_SYNC, ""),
+    "checkpoint_save": (Bucket.CHECKPOINT_SAVE, ""),
+    "checkpoint_restore": (Bucket.CHECKPOINT_RESTORE, ""),
+}
+"""The kinds of inferred events; others are custom events."""
 
 
 def _parsers() -> dict[str, Callable[[Payload], Event]]:

@@ -221,6 +221,13 @@ class Marks:
                 return pair if pair[1] <= end_ns else None
         return None
 
+    def pairs_between(self, start_ns: int, end_ns: int) -> list[Interval]:
+        """Return the pairs that overlap an interval of time, in order."""
+        first = max(0, bisect_right(self.codes, 2 * start_ns) - 1)
+        codes = self.codes[first : bisect_left(self.codes, 2 * end_ns) + 1]
+        pairs = (pair_of(before, after) for before, after in pairwise(codes))
+        return [pair for pair in pairs if pair and pair[1] > start_ns and pair[0] < end_ns]
+
     def next_after(self, time_ns: int) -> int | None:
         """Return the time of the first mark after `time_ns`."""
         index = bisect_left(self.codes, 2 * time_ns + 2)

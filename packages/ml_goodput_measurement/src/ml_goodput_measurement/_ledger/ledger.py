@@ -22,7 +22,7 @@ from ml_goodput_measurement._ledger.accounting import CheckpointOverlays
 from ml_goodput_measurement._ledger.attempts import PROCESS_GONE, Attempts, recorded_end
 from ml_goodput_measurement._ledger.books import Books
 from ml_goodput_measurement._ledger.facts import NEVER_NS, SIZES, Facts, Sizes
-from ml_goodput_measurement._ledger.intervals import Interval
+from ml_goodput_measurement._ledger.intervals import Interval, Overlay, resolve
 from ml_goodput_measurement._ledger.step_times import JobStepTimes
 from ml_goodput_measurement._ledger.windows import Life, Window, exclude
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
@@ -70,7 +70,7 @@ def summarize_disruptions(
             infrastructure_ns=sum(buckets.get(Bucket.INFRASTRUCTURE_RECOVERY, 0) for buckets in between),
             init_ns=spent.get(Bucket.TPU_INITIALIZATION, 0) + spent.get(Bucket.TRAINING_PREP, 0),
             restore_ns=spent.get(Bucket.CHECKPOINT_RESTORE, 0),
-            data_loading_ns=spent.get(Bucket.DATA_LOADING_SYNC, 0),
+            data_loading_ns=_first_load_ns(attempts, books, after, exclusions),
             startup_ns=spent.get(Bucket.PROGRAM_STARTUP, 0),
             recompute_ns=sum(_length_without(exclusions, *span) for span in lost),
         )
@@ -152,6 +152,23 @@ def _newly_lost(
     return steps, spans
 
 
+def _first_load_ns(attempts: Attempts, books: Books, index: int, exclusions: Sequence[Interval]) -> int:
+    """Return how long an attempt waited for its first data load, as far as nothing else has that time."""
+    facts, load = attempts.facts, attempts[index].first_load
+    if load is None:
+        return 0
+    overlays = [*facts.overlays.between(*load), Overlay.of(*load, Bucket.DATA_LOADING_SYNC)]
+    cut = attempts.cut_index(index)
+    if cut < attempts[index].stop:
+        last_step = books.last_step_run(index, attempts.next_start_ns(index), running=False)
+        overlays.append(Overlay.of(facts.steps.times[cut], last_step.end_ns, Bucket.WASTED_PROGRESS))
+    return sum(
+        _length_without(exclusions, piece.start_ns, piece.end_ns)
+        for piece in resolve(sorted(overlays), *load)
+        if piece.bucket is Bucket.DATA_LOADING_SYNC
+    )
+
+
 def _length_without(exclusions: Sequence[Interval], start_ns: int, end_ns: int) -> int:
     return end_ns - start_ns - sum(max(0, min(end_ns, stop) - max(start_ns, lower)) for lower, stop in exclusions)
 
@@ -209,7 +226,8 @@ class Ledger:
             return None
         total = life.without(exclusions) if exclusions else life.total
         loads = (attempt.first_load for attempt in self._attempts)
-        beside_ns = self.facts.loads.total_ns - sum(load[1] - load[0] for load in loads if load)
+        awaited_ns = life.total.awaited_loads_ns + sum(load[1] - load[0] for load in loads if load)
+        beside_ns = self.facts.loads.total_ns - awaited_ns
         ideal_ns = self._step_times.kept().ideal_ns()
         return Summary(
             start_ns=life.start_ns,

@@ -21,6 +21,7 @@ from ml_goodput_measurement._ledger.writers import (
     span_of,
     spans_of,
 )
+from ml_goodput_measurement.partition import Bucket, Inference
 
 __all__ = ["Recorders"]
 
@@ -95,6 +96,10 @@ class Recorders:
         """Entries that a recorder could not write, by reason, under the name of each report."""
         self.untimed: set[str] = set()
         """Checkpoint operations recorded without a start, for which one is assumed."""
+        self.inferred: dict[Inference, None] = {}
+        """The kinds of events that are inferred, in the order of the log."""
+        self.compiled: dict[str, tuple[int, float, int, int]] = {}
+        """Compilations of each process: their number and seconds, and the hits and misses of the compilation cache."""
         self._ledger = Ledger()
         self._records: dict[tuple[int, str], _Records] = {}
         self._changed: dict[tuple[int, str], _Records] = {}
@@ -121,6 +126,8 @@ class Recorders:
         batch = read_events(payloads, self.job_name, self.skipped)
         self.lost.update(batch.lost)
         self.untimed.update(batch.untimed)
+        self.inferred.update(dict.fromkeys(batch.inferred))
+        self.compiled.update(batch.compiled)
         if not batch.records_job():
             if batch.checkpoints:
                 self._ledger.add(batch)
@@ -184,6 +191,8 @@ class Recorders:
         if self._changed:
             self._choose()
         notes = describe_choices(self._choices)
+        if self.compiled:
+            notes.append(_describe_compilations(self.compiled.values()))
         lost: Counter[str] = Counter()
         for counts in self.lost.values():
             lost.update(counts)
@@ -219,6 +228,8 @@ class Recorders:
             for border, owner in zip(self._borders, self._owners, strict=True)
         ]
         state = {"ledger": ledger, "writers": writers, "owners": owners}
+        inferred = [[each.bucket.value, each.label, each.source, each.certainty] for each in self.inferred]
+        state |= {"inferred": inferred, "compiled": self.compiled}
         return {**state, "skipped": self.skipped, "lost": self.lost, "untimed": sorted(self.untimed)}, columns
 
     @staticmethod
@@ -235,6 +246,9 @@ class Recorders:
         recorders = cls(job_name)
         recorders.skipped, recorders.lost = Counter(state["skipped"]), dict(state["lost"])
         recorders.untimed = set(state["untimed"])
+        for bucket, *details in state["inferred"]:
+            recorders.inferred[Inference(Bucket(bucket), *details)] = None
+        recorders.compiled = {process: tuple(counts) for process, counts in state["compiled"].items()}
         used = len(state["ledger"]["columns"])
         recorders._ledger = Ledger.from_state(state["ledger"], list(columns[:used]))
         everyone = []
@@ -453,3 +467,11 @@ def _first_order(choice: ChosenWriter) -> tuple[int, Writer]:
 
 def _are_equal(spans: tuple[Span, Span]) -> bool:
     return spans[0].to_state() == spans[1].to_state()
+
+
+def _describe_compilations(compiled: Iterable[tuple[int, float, int, int]]) -> str:
+    """Return a note on the compilations of all processes."""
+    counts, seconds, hits, misses = zip(*compiled, strict=True)
+    cache = f"; the compilation cache had {sum(hits)} of {sum(hits) + sum(misses)}" if sum(hits) + sum(misses) else ""
+    functions = "1 function" if sum(counts) == 1 else f"{sum(counts)} functions"
+    return f"JAX compiled {functions} in {sum(seconds):.1f} s{cache}"

@@ -103,7 +103,7 @@ class Life:
             buckets={bucket: account.buckets.get(bucket, 0) for bucket in _BUCKETS},
             outside_ns=end_ns - start_ns - inside_ns,
             custom={label: length for label, length in account.custom.items() if length},
-            data_loading_async_ns=self.loads_beside_training_ns(start_ns, end_ns),
+            data_loading_async_ns=self._loads_beside_training_ns(start_ns, end_ns, account),
             estimated_ns=account.estimated_ns,
             last_step=self._last_step_at(end_ns),
             disruptions=bisect_left(self._returns, end_ns) - bisect_left(self._returns, start_ns),
@@ -112,8 +112,11 @@ class Life:
 
     def loads_beside_training_ns(self, start_ns: int, end_ns: int) -> int:
         """Return the time of data loads between two moments, without those that training had to wait for."""
+        return self._loads_beside_training_ns(start_ns, end_ns, self.between(start_ns, end_ns))
+
+    def _loads_beside_training_ns(self, start_ns: int, end_ns: int, account: Account) -> int:
         loads = self._attempts.facts.loads
-        total_ns = loads.total_before(end_ns) - loads.total_before(start_ns)
+        total_ns = loads.total_before(end_ns) - loads.total_before(start_ns) - account.awaited_loads_ns
         for index in range(self._attempts.index_at(start_ns), self._attempts.index_at(end_ns) + 1):
             load = self._attempts[index].first_load
             if load is not None:

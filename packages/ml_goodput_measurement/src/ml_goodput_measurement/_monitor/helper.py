@@ -201,7 +201,7 @@ def _prepare() -> None:
             score.write(_OUT_OF_MEMORY_SCORE)
     except OSError:
         pass
-    # numpy is loaded with tensorboardX, and needs no thread for each core here.
+    # If a client loads numpy, that needs no thread for each core here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # `cloud` raises without a cloud, for users who can react to that. Here points are written to TensorBoard, too, and
     # credentials may be found later.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
@@ -90,7 +91,14 @@ class GoodputMonitor(RebuiltFromArguments):
             from ml_goodput_measurement._monitor.uploaders import Uploaders  # Only one host of a job needs it.
 
             self._settings = MonitorSettings.checked(arguments, is_elastic=kind is ElasticGoodputMonitor)
-            self._uploaders = Uploaders(self._settings)
+            if sys.platform == "win32":
+                log_once(
+                    logging.WARNING,
+                    "no monitor on Windows",
+                    "GoodputMonitor uploads nothing on Windows: its helper process needs Unix. See `goodput report`.",
+                )
+            else:
+                self._uploaders = Uploaders(self._settings)
         self._remember(kind, arguments, names_before)
 
     @_starting

@@ -247,6 +247,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
                 disruptions=ledger.disruptions(attempts, excluded),
                 timeline=ledger.timeline(now_ns, excluded) if include_timeline else (),
                 notes=notes,
+                inferred=self._reader.inferred(),
             )
 
     def snapshot(

@@ -28,6 +28,7 @@ from ml_goodput_measurement.exceptions import NoGoodputError
 if TYPE_CHECKING:
     from ml_goodput_measurement._ledger import Ledger
     from ml_goodput_measurement._ledger.writers import Writer
+    from ml_goodput_measurement.partition import Inference
 
 __all__ = ["DEFAULT_CACHE_DIR", "JobReader", "state_path"]
 
@@ -173,6 +174,10 @@ class JobReader:
         """Return sentences that a reader of the results should know."""
         return [*self._log_notes(), *self._recorders.notes()]
 
+    def inferred(self) -> tuple[Inference, ...]:
+        """Return the kinds of time that the program did not record itself."""
+        return tuple(self._recorders.inferred)
+
     def _log_notes(self) -> list[str]:
         return [] if self._log is None else notes_of([self._log])
 
@@ -183,7 +188,7 @@ class JobReader:
         else:
             searched = f"the cloud_logger that was given, a {type(self._cloud_logger).__name__}"
         return NoGoodputError(
-            f"Nothing was recorded for job {self.job_name[:200]!r} in log {self.logger_name[:200]!r}. Was its "
+            f"Nothing was recorded for job {self.job_name[:200]!r} in log {self.logger_name[:200]!r}.\nWas its "
             "GoodputRecorder given the same two names and logging_enabled=True? Searched: "
             f"{searched}{''.join('; ' + note for note in self._log_notes())}."
         )

@@ -1,4 +1,4 @@
-"""GoodputRecorder and ElasticGoodputRecorder: the calls with which a training job records its activities.
+"""GoodputRecorder: the calls with which a training job records its activities.
 
 Every trainer imports this module, so it imports nothing heavy; a call in each step is one line of text and one
 `os.write` (see `ml_diagnostics_common.journal`). If another process watches this one for hangs, each call also
@@ -39,12 +39,13 @@ from ml_goodput_measurement._record.arguments import (
     posix_seconds,
     shown,
 )
+from ml_goodput_measurement._record.blocks import Block, StepBlock, phase_block
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.shipper import Shipper
 
-__all__ = ["CloudLogger", "ElasticGoodputRecorder", "GoodputRecorder", "Moment"]
+__all__ = ["CloudLogger", "GoodputRecorder", "Moment"]
 
 Moment: TypeAlias = GivenMoment | None
 """When something happened: a datetime (naive: local time), seconds since 1970, or None for now."""
@@ -204,10 +205,13 @@ class GoodputRecorder(RebuiltFromArguments):
 
         While an exception is handled, as in a `finally`, its type is recorded, too: a restart is to be expected then.
         """
-        progress.publish("ended")
+        self._record_job_end(end_time, sys.exc_info()[1])
+
+    def _record_job_end(self, end_time: Moment, error: BaseException | None) -> None:
+        progress.publish("ended", self._last_step)
         if self._enabled:
             self._journal.recheck_file()
-            self._record("job_end_time", end_time, _exception_now())
+            self._record("job_end_time", end_time, _exception_of(error))
             process_end.job_ended(self.logger_name, self.job_name)
             self._journal.sync(timeout_seconds=1.0)
 
@@ -255,11 +259,18 @@ class GoodputRecorder(RebuiltFromArguments):
             self._record("training_prep_end_time", end_time)
 
     @guarded
-    def record_data_loading_start_time(self, start_time: Moment = None) -> None:
-        """Record that the loading of a batch starts."""
+    def record_data_loading_start_time(self, start_time: Moment = None, *, ended_step: int | None = None) -> None:
+        """Record that the loading of a batch starts.
+
+        Args:
+            start_time: The time.
+            ended_step: The step that ends at the same time, so that training waits for this load; recorded in the same
+                entry, which saves a call in each step. None for a load beside a step, as in a thread.
+        """
         progress.publish("data", self._last_step)
         if self._enabled:
-            self._record("data_loading_start_time", start_time)
+            details = "" if ended_step is None else f'"step_end_count":{int(ended_step)},'
+            self._record("data_loading_start_time", start_time, details)
 
     @guarded
     def record_data_loading_end_time(self, end_time: Moment = None) -> None:
@@ -297,6 +308,32 @@ class GoodputRecorder(RebuiltFromArguments):
         if self._enabled:
             details = f'"custom_badput_event_type":{encode_text(event_type(custom_badput_event_type))},'
             self._record("custom_badput_event_end_time", end_time, details)
+
+    def step(self, step: int) -> Block:
+        """Return a block that records the start and the end of a step.
+
+            for step in range(first, 1_000):
+                with recorder.step(step):
+                    state = train_step(state, next(batches))
+
+        Of a step that raises an exception, only the start is recorded.
+
+        Args:
+            step: The step's number.
+        """
+        self._last_step = step
+        return StepBlock(self, step)
+
+    def phase(self, name: str, step: int | None = None) -> Block:
+        """Return a block that records an activity that is not a step; its end is recorded after an exception, too.
+
+        Args:
+            name: `tpu_init`, `training_preparation`, `data_loading`, `checkpoint_save` or `checkpoint_restore`; of an
+                elastic job also `elastic_reinit`, `elastic_slice_down` or `elastic_scale_up`. The names of the kinds of
+                badput are accepted, too. Any other name is an activity of your own, such as `evaluation`.
+            step: The step that is saved or restored.
+        """
+        return phase_block(self, name, self._last_step if step is None else step)
 
     @guarded
     def flush(self) -> None:
@@ -343,7 +380,7 @@ class GoodputRecorder(RebuiltFromArguments):
 
     def _record_process_end(self, outcome: ProcessOutcome, exception: str) -> None:
         """Record that this process exits, while the job that it started has not ended."""
-        progress.publish("ended")
+        progress.publish("ended", self._last_step)
         details = f'"process_outcome":"{outcome.value}","process_began":{self._started},'
         if exception:
             details += f'"process_exception":{encode_text(exception)},'
@@ -356,6 +393,9 @@ class GoodputRecorder(RebuiltFromArguments):
     def _publish_step(self, step: int) -> None:
         self._last_step = step
         progress.publish("step", step)
+
+    def _publish_phase(self, phase: str) -> None:
+        progress.publish(phase, self._last_step)
 
     def _publish_return(self) -> None:
         """Publish the end of an activity between steps, or before the first."""
@@ -377,9 +417,8 @@ class GoodputRecorder(RebuiltFromArguments):
         return seconds
 
 
-def _exception_now() -> str:
-    """Return the exception that the caller is handling as JSON for `_record`; empty for none, and for exit code 0."""
-    error = sys.exc_info()[1]
+def _exception_of(error: BaseException | None) -> str:
+    """Return the exception that ends a job as JSON for `_record`; empty for none, and for exit code 0."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return ""
     return f'"job_end_exception":{encode_text(type(error).__name__[:200])},'
@@ -418,67 +457,5 @@ def _at_least(argument: str, value: object, minimum: int) -> None:
         raise ConfigurationError(f"expected {argument} to be a number of at least {minimum}, got {shown(value)}")
 
 
-class ElasticGoodputRecorder(GoodputRecorder):
-    """Record the activities of an elastic job: a `GoodputRecorder` that also records slices."""
-
-    @guarded
-    def record_elastic_slice_counts(
-        self, active_slices: int, total_slices: int, available_slices: int, timestamp: Moment = None
-    ) -> None:
-        """Record the numbers of slices, which are valid until the next such record.
-
-        Args:
-            active_slices: Slices that train.
-            total_slices: Slices that the job wants.
-            available_slices: Slices that are available.
-            timestamp: The time.
-        """
-        if self._enabled:
-            counts = f'"active_slices":{int(active_slices)},"total_slices":{int(total_slices)},'
-            details = f'{counts}"available_slices":{int(available_slices)},'
-            self._record("elastic_slice_counts_timestamp", timestamp, details)
-
-    @guarded
-    def record_elastic_wait_start_time(self, event_type: str, start_time: Moment = None) -> None:
-        """Record that the job starts to wait for slices.
-
-        Args:
-            event_type: The reason; with `scale_up` in it the wait is for more slices, else for one that failed.
-            start_time: The time.
-        """
-        progress.publish("wait", self._last_step)
-        if self._enabled:
-            details = f'"elastic_wait_event_type":{encode_text(str(event_type))},'
-            self._record("elastic_wait_start_time", start_time, details)
-
-    @guarded
-    def record_elastic_wait_end_time(self, event_type: str, end_time: Moment = None) -> None:
-        """Record that the job no longer waits for slices.
-
-        Args:
-            event_type: The reason that was recorded at the start.
-            end_time: The time.
-        """
-        self._publish_return()
-        if self._enabled:
-            details = f'"elastic_wait_event_type":{encode_text(str(event_type))},'
-            self._record("elastic_wait_end_time", end_time, details)
-
-    @guarded
-    def record_elastic_reinit_start_time(self, start_time: Moment = None) -> None:
-        """Record that the job starts to initialize itself again, for other slices than before."""
-        progress.publish("init", self._last_step)
-        if self._enabled:
-            self._record("elastic_reinit_start_time", start_time)
-
-    @guarded
-    def record_elastic_reinit_end_time(self, end_time: Moment = None) -> None:
-        """Record that the job is initialized again."""
-        progress.publish("compile", self._last_step)
-        if self._enabled:
-            self._record("elastic_reinit_end_time", end_time)
-
-
-# Pickles contain the public names.
+# Pickles contain the public name.
 GoodputRecorder.__module__ = "ml_goodput_measurement.goodput"
-ElasticGoodputRecorder.__module__ = "ml_goodput_measurement.goodput_elastic"

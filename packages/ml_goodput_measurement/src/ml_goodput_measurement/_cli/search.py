@@ -1,0 +1,110 @@
+"""The search for the log of a job by the job's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ml_diagnostics_common.command.errors import NotFoundError
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement.exclusion_utils import ExclusionInterval
+    from ml_goodput_measurement.partition import JobReport
+
+__all__ = ["find_report"]
+
+_NAMES_SHOWN = 20
+_LAST = "last"
+_LOGS_OF_OTHERS = ("ml_diagnostics_metric", "tpu.googleapis.com/runtime_monitor")
+"""Logs of our other libraries, which have the same job names and no goodput."""
+
+
+def find_report(
+    job: str, logger: str | None, exclusions: Sequence[ExclusionInterval], *, with_timeline: bool
+) -> JobReport:
+    """Return the report of a job.
+
+    Args:
+        job: The job's name; `last` is the job that started last on this machine, unless a job has that name.
+        logger: The log; None is `goodput_<job>`, or else the only log of the job in the journal.
+        exclusions: Intervals to leave out.
+        with_timeline: True to fill the timeline.
+
+    Raises:
+        NotFoundError: Nothing was recorded for the job.
+        ConfigurationError: The job is in several logs.
+    """
+    from ml_diagnostics_common.environment import diagnostics_directory
+    from ml_diagnostics_common.journal import jobs_by_log, newest_job
+
+    from ml_goodput_measurement._query.calculator import GoodputCalculator
+    from ml_goodput_measurement.exceptions import NoGoodputError
+
+    logs = {log: jobs for log, jobs in jobs_by_log(diagnostics_directory()).items() if log not in _LOGS_OF_OTHERS}
+    if job == _LAST and not any(job in jobs for jobs in logs.values()):
+        newest = newest_job(diagnostics_directory(), except_logs=_LOGS_OF_OTHERS)
+        if newest is None:
+            raise NotFoundError(f"there is no last job. {_empty_journal()}")
+        logger, job = logger or newest[0], newest[1]
+    log = logger or _log_of(job, logs)
+    try:
+        calculator = GoodputCalculator(job, log, _logs_failures=False)  # The report has a note.
+        return calculator.report(include_timeline=with_timeline, exclusions=exclusions)
+    except NoGoodputError as error:
+        what, *details = str(error).splitlines()
+        raise NotFoundError("\n  ".join([what, *_hints(job, log, logs), *details])) from None
+
+
+def _log_of(job: str, logs: Mapping[str, set[str]]) -> str:
+    """Return the log to read: the conventional one, unless the journal has the job in one other log only.
+
+    Raises:
+        ConfigurationError: The job is in several logs.
+    """
+    usual = f"goodput_{job}"
+    found = sorted(log for log, jobs in logs.items() if job in jobs)
+    if usual in found or not found:
+        return usual
+    if len(found) > 1:
+        raise ConfigurationError(f"the job {job!r} is in several logs; choose one with --logger: {_listed(found)}")
+    return found[0]
+
+
+def _hints(job: str, log: str, logs: Mapping[str, set[str]]) -> list[str]:
+    """Return hints for a user who gave an unknown job."""
+    from ml_diagnostics_common.environment import diagnostics_directory
+
+    if job in logs.get(log, ()):
+        return []  # It exists: the error contains what is missing.
+    other_logs = sorted(other for other, jobs in logs.items() if job in jobs)
+    if other_logs:
+        return [f"The journal has this job in other logs: {_listed(other_logs)}. Give one of these as --logger."]
+    names = sorted(set().union(*logs.values()))
+    if not names:
+        return [_empty_journal()]
+    from difflib import get_close_matches  # Only here: most users spell the name right.
+
+    lower = {name.lower(): name for name in names}
+    similar = [lower[name] for name in get_close_matches(job.lower(), lower, n=3)]
+    return [
+        *([f"Did you mean {_listed(similar)}?"] if similar else []),
+        f"The journal {diagnostics_directory() / 'journal'} has these jobs: {_listed(names)}.",
+    ]
+
+
+def _empty_journal() -> str:
+    from ml_diagnostics_common.environment import diagnostics_directory
+
+    return (
+        f"The journal {diagnostics_directory() / 'journal'} is empty: no job was recorded on this machine with this "
+        "ML_DIAGNOSTICS_DIR."
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    from ml_diagnostics_common.texts import one_line
+
+    shown = sorted(names)
+    more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
+    return ", ".join(one_line(name, 80) for name in shown[:_NAMES_SHOWN]) + more
