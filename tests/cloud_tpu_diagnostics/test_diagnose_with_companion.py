@@ -281,7 +281,9 @@ def test_a_hang_with_the_gil_held_is_reported_with_its_frame_at_any_output_witho
         assert "in stuck_here" in written
         # The output of stacks also names the hang.
         assert f"{verdict['message']}\n" in written
-        assert verdict["message"].startswith("The job has made no progress for about ")
+        assert verdict["message"].startswith(
+            f"The job has made no progress for about {verdict['timeout_seconds']:.0f} s, the timeout of phase "
+        )
 
 
 _IS_PROCESS_1 = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]

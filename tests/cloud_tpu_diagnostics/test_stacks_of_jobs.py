@@ -109,6 +109,21 @@ def test_entries_without_a_name_belong_to_the_job_of_the_recorder_in_that_proces
     assert show("--job", "c")[0] == 3
 
 
+def test_last_is_the_job_that_started_last_unless_a_job_has_that_name(show: Show) -> None:
+    code, _, err = show("--job", "last")
+    assert (code, "no stacks of the job 'last'" in err) == (3, True)
+    for number, job in enumerate(["a", "b"]):
+        _write(LOG_ID, 2**22 + number, [snapshot(f"of_{job}")], age=100 - number, job=job)
+    code, out, _ = show("--job", "last")
+    assert (code, "of_b" in out, "of_a" in out) == (0, True, False)
+    _write("goodput_c", 2**22 + 2, [{"job_name": "c"}], age=50, job="c")
+    code, _, err = show("--job", "last")
+    assert (code, "no stacks of the job 'c'" in err) == (3, True)
+    _write(LOG_ID, 2**22 + 3, [snapshot("of_last")], age=90, job="last")
+    code, out, _ = show("--job", "last")
+    assert (code, "of_last" in out) == (0, True)
+
+
 def test_a_process_of_this_host_that_is_gone_is_not_silent(show: Show, tmp_path: Path) -> None:
     os.environ["ML_DIAGNOSTICS_JOB"] = "llama"
     try:
@@ -138,6 +153,14 @@ def test_the_exit_reason_of_a_process_of_this_host_is_shown_with_its_files(show:
     job.kill()
     wait_until(lambda: JOB_ENDED in _kinds())
     assert show(str(tmp_path))[1].startswith(f"{HOST}: The job ")
+
+
+def test_a_job_of_one_process_that_ended_well_is_one_sentence(show: Show) -> None:
+    _write(LOG_ID, 2**22 + 1, [entry(JOB_ENDED, "The job ended well", how="clean")], age=20, job="llama")
+    _, out, _ = show("--job", "llama")
+    sentence, time_of_it = out.splitlines()
+    assert sentence == f"{HOST}: The job ended well"
+    assert time_of_it.startswith("(as of ")
 
 
 def test_a_job_that_ended_well_is_not_mixed_into_the_crash_of_another(show: Show, tmp_path: Path) -> None:

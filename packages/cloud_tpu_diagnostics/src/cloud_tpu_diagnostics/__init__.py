@@ -1,5 +1,12 @@
 """Stack traces of training jobs that crash or hang, recorded even after a crash.
 
+    from cloud_tpu_diagnostics import diagnose
+
+    with diagnose(stack_traces=True, hangs=True, directory="stacks"):
+        run_job(...)
+
+A name is imported when it is first used.
+
 diagnostic      the functions that a job calls: `diagnose`, `heartbeat`
 configuration   the arguments of `diagnose`
 entries         the keys of what is written to the log
@@ -15,4 +22,23 @@ __main__        the command `python -m cloud_tpu_diagnostics run -- CMD`
 
 from cloud_tpu_diagnostics._version import __version__
 
-__all__ = ["__version__"]
+TYPE_CHECKING = False  # Not imported from typing: that takes 8 ms, in which Ctrl-C in a command prints a traceback.
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cloud_tpu_diagnostics.diagnostic import diagnose, heartbeat
+
+__all__ = ["__version__", "diagnose", "heartbeat"]
+
+
+def __getattr__(name: str) -> "Any":
+    if name in ("diagnose", "heartbeat"):
+        from cloud_tpu_diagnostics import diagnostic
+
+        value = globals()[name] = getattr(diagnostic, name)
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

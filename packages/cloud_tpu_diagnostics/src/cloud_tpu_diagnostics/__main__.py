@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.command.program import Program
 from ml_diagnostics_common.processes import read_system_file
 from ml_diagnostics_common.sidecar import IN_SIDECAR
@@ -63,6 +64,8 @@ class RunCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> NoReturn:
         """Run the job to its end, and exit as it did."""
+        if sys.platform == "win32":
+            raise CommandError("`run` does not work on Windows, which has no signals to pass on: start the job itself")
         gc.enable()  # Short commands do without; a job may run for months.
         _end_like(_run(options.job, console, is_shipped=not options.no_upload))
 
@@ -97,8 +100,16 @@ def _run(job: Sequence[str], console: Console, *, is_shipped: bool) -> int:
             _wait_for_companions()
         log.close(END_SECONDS)
     except Exception as error:
-        console.warn(f"cannot record the exit reason of the job ({type(error).__name__}: {error})")
+        _warn_after_job(console, f"cannot record the exit reason of the job ({type(error).__name__}: {error})")
     return status
+
+
+def _warn_after_job(console: Console, text: str) -> None:
+    """Print a warning; where that fails too, as on a full disk, the exit code stays that of the job."""
+    try:
+        console.warn(text)
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 (its buffer cannot be flushed)
 
 
 def _wait(pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills) -> int:

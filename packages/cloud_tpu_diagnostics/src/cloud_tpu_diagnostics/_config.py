@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -24,24 +25,28 @@ class Plan(SimpleNamespace):  # Defining a named tuple takes longer than everyth
     Attributes:
         is_collecting: True to collect stack traces; False to detect hangs only.
         to_cloud: True to write to a file, which is shipped; False to write to stderr.
+        directory: The folder of the file; empty for the one that agents read.
         interval_seconds: The time between two snapshots.
         hangs: The configuration of hang detection; None if it is off.
     """
 
     is_collecting: bool
     to_cloud: bool
+    directory: str
     interval_seconds: float
     hangs: HangConfig | None
 
 
-def plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
+def plan_of(
+    traces: StackTraceConfig | None, hangs: HangConfig | None, directory: str | os.PathLike[str] | None = None
+) -> Plan:
     """Check the configuration of a block.
 
     Raises:
         ConfigurationError: It is not valid.
     """
     try:
-        return _plan_of(traces, hangs)
+        return _plan_of(traces, hangs, _checked_directory(directory))
     except (ConfigurationError, RecursionError):
         raise
     except Exception as error:
@@ -51,12 +56,13 @@ def plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
         ) from error
 
 
-def _plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
+def _plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None, directory: str) -> Plan:
     if traces is None or not traces.collect_stack_trace:
         traces = StackTraceConfig(collect_stack_trace=False)
     plan = Plan(
         is_collecting=bool(traces.collect_stack_trace),
-        to_cloud=bool(traces.stack_trace_to_cloud),
+        to_cloud=bool(traces.stack_trace_to_cloud) or bool(directory),
+        directory=directory,
         interval_seconds=checked_interval(traces.stack_trace_interval_seconds),
         hangs=replace(hang_configuration.checked(hangs)) if hangs is not None and hangs.enabled else None,
     )
@@ -65,6 +71,23 @@ def _plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
 
         configured_backend()
     return plan
+
+
+def _checked_directory(directory: str | os.PathLike[str] | None) -> str:
+    """Return the real path of a folder of trace files; empty for None.
+
+    Raises:
+        ConfigurationError: It is not a path of this machine.
+    """
+    if directory is None:
+        return ""
+    path = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path.strip() or "://" in path or "\0" in path:
+        raise ConfigurationError(
+            f"expected directory to be a folder of this machine, got {directory!r:.200}: stack traces are written to "
+            "disk, and shipped from there"
+        )
+    return os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
 
 
 def checked_interval(value: object) -> float:

@@ -19,6 +19,7 @@ from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from cloud_tpu_diagnostics._collect.blocks import Block
+    from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 
 __all__ = ["diagnose", "heartbeat"]
 
@@ -34,7 +35,10 @@ _has_fork_hooks = False
 class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
     """Collect stack traces while the block runs: on faults, on a signal, and periodically.
 
-        with diagnostic.diagnose(diagnostic_config):
+        with diagnose(stack_traces=True, hangs=True):
+            run_job(...)
+
+        with diagnostic.diagnose(diagnostic_config):  # with all settings
             run_job(...)
 
     Blocks may be nested, and entered by any thread: the configuration of the first one applies until all are left.
@@ -42,14 +46,29 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
     second. Exceptions of the block pass through unchanged.
 
     Args:
-        config: The data to collect, and its destination. Parts that are None or off do nothing.
+        config: The data to collect, and its destination. Parts that are None or off do nothing, and so does None.
+        stack_traces: True to collect stack traces. Without `directory` they go to stderr.
+        hangs: True, or a configuration, to detect hangs.
+        directory: The folder of this machine for files with stack traces, which are also shipped; not with a config.
 
     Raises:
-        ConfigurationError: On entering, if the configuration is not valid.
+        ConfigurationError: Both a config and keywords are given. On entering, if the configuration is not valid.
     """
 
-    def __init__(self, config: DiagnosticConfig | None) -> None:
+    def __init__(
+        self,
+        config: DiagnosticConfig | None = None,
+        *,
+        stack_traces: bool = False,
+        hangs: bool | HangConfig = False,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if stack_traces or hangs or directory is not None:
+            if config is not None:
+                raise ConfigurationError("expected diagnose() to be given a config, or keywords; got both")
+            config = _config_of(stack_traces, hangs)
         self._config = config
+        self._directory = directory
         self._entered: list[Block] = []  # Several, if it decorates a recursive function.
 
     def __enter__(self) -> None:
@@ -73,7 +92,7 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
             return
         block = Block()
         try:
-            block.enter(traces, hangs)
+            block.enter(traces, hangs, self._directory)
             self._entered.append(block)  # Only now: another thread that leaves this same object may take it.
         except BaseException as error:
             if block in self._entered:
@@ -86,6 +105,19 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
     ) -> None:
         if self._entered:
             self._entered.pop().leave(error)
+
+
+def _config_of(stack_traces: bool, hangs: bool | HangConfig) -> DiagnosticConfig:
+    from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
+    from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+    from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
+
+    return DiagnosticConfig(
+        DebugConfig(
+            StackTraceConfig(collect_stack_trace=stack_traces),
+            HangConfig(enabled=hangs) if isinstance(hangs, bool) else hangs,
+        )
+    )
 
 
 def _report(error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -41,7 +42,12 @@ class Block:
     def __init__(self) -> None:
         self.token = object()
 
-    def enter(self, traces: StackTraceConfig | None, hangs: HangConfig | None) -> None:
+    def enter(
+        self,
+        traces: StackTraceConfig | None,
+        hangs: HangConfig | None,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Start a collection, or join the present one; log what cannot be collected.
 
         Raises:
@@ -54,7 +60,7 @@ class Block:
             )
             log_queue.flush()
             return
-        plan = plan_of(traces, hangs)
+        plan = plan_of(traces, hangs, directory)
         try:
             _join(plan, self)
         except Exception as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import logging
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -343,14 +344,16 @@ class Collection:
 
 def _open_output(plan: Plan) -> TraceFile | Console | None:
     """Open the file, or find stderr, and log which; return None if there is neither."""
-    if plan.to_cloud:
+    is_notebook = type(sys.stderr).__module__.partition(".")[0] == "ipykernel"
+    if plan.to_cloud or is_notebook:  # The stderr of a kernel is that of its server, which its user does not see.
         from cloud_tpu_diagnostics._collect.trace_file import (
             open_trace_file,  # Here, as most blocks write to the console.
         )
 
-        file = open_trace_file()
+        file = open_trace_file(plan.directory)
         if file is not None:
-            log(_log, logging.INFO, "Stack trace will be written in: %s", file.path)
+            level = logging.WARNING if is_notebook and not plan.to_cloud else logging.INFO
+            log(_log, level, "Stack trace will be written in: %s", file.path)
             return file
     try:
         console = Console()

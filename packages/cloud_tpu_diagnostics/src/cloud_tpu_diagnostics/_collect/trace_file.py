@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,6 +40,7 @@ _SPARED_SECONDS = 600.0
 
 _SHARED_MODE = 0o1777  # Users of a shared host write here, and none deletes what another has written.
 _PRIVATE_MODE = 0o755
+_REMEDY = "Make it a folder with mode 1777, and not a link."
 _PREFIX = "stack_trace_"
 _NAME = r"stack_trace_\d{4}(?:_\d\d){5}_([A-Za-z0-9.-]+)_(\d{1,9})(?:-\d+)?\.txt"
 _NEW = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
@@ -92,33 +93,38 @@ class _Made(NamedTuple):
 _file_of_this_process: _Made | None = None
 
 
-def open_trace_file() -> TraceFile | None:
-    """Open this process's file; make it (0644) and the folder (1777, as /tmp) if they do not exist.
+def open_trace_file(chosen: str = "") -> TraceFile | None:
+    """Open this process's file; make it (0644) and the folder if they do not exist.
+
+    Args:
+        chosen: The folder that the user has chosen, made with the user's umask; empty for the shared one (1777, as
+            /tmp).
 
     Returns:
         None if no file can be created. One WARNING has the reason.
     """
     global _file_of_this_process
+    directory = Path(chosen) if chosen else None
     try:
-        opened = _reopen(_file_of_this_process)
+        opened = _reopen(_file_of_this_process, [FOLDER, _own_folder()] if directory is None else [directory])
         if opened is None:
-            opened = _make()
+            opened = _make(directory)
             _file_of_this_process = _Made(opened.path, os.getpid(), identity(opened.number))
     except OSError as error:
         warn_once(
-            ("no trace file", str(FOLDER)),
-            "No stack traces can be written in %s (%s): they go to stderr. "
-            "Make it a folder with mode 1777, and not a link.",
-            FOLDER,
+            ("no trace file", str(directory or FOLDER)),
+            "No stack traces can be written in %s (%s): they go to stderr. %s",
+            directory or FOLDER,
             error,
+            "Give a folder that this user can write." if directory else _REMEDY,
         )
         return None
     return opened
 
 
-def _reopen(made: _Made | None) -> TraceFile | None:
+def _reopen(made: _Made | None, folders: Sequence[Path]) -> TraceFile | None:
     """Open the file that this process has created before; return None if there is none, or if it was deleted."""
-    if made is None or made.pid != os.getpid() or Path(made.path).parent not in (FOLDER, _own_folder()):
+    if made is None or made.pid != os.getpid() or Path(made.path).parent not in folders:
         return None
     try:
         descriptor = with_high_number(os.open(made.path, _EXISTING | _SAFELY))
@@ -131,9 +137,9 @@ def _reopen(made: _Made | None) -> TraceFile | None:
     return TraceFile(made.path, descriptor)
 
 
-def _make() -> TraceFile:
+def _make(directory: Path | None) -> TraceFile:
     """Create a new file through a descriptor of its folder, since a path could be redirected meanwhile."""
-    path, descriptor = _make_here()
+    path, descriptor = _make_here() if directory is None else _make_there(directory)
     _lock(descriptor)
     return TraceFile(path, descriptor)
 
@@ -175,6 +181,17 @@ def _make_here() -> tuple[str, int]:
         FOLDER,
     )
     return str(own / name), descriptor
+
+
+def _make_there(directory: Path) -> tuple[str, int]:
+    """Make a file in a folder that the user has chosen, and whose mode is the user's affair."""
+    directory.mkdir(parents=True, exist_ok=True)
+    folder = os.open(directory, _A_FOLDER)
+    try:
+        name, descriptor = _make_in(folder)
+    finally:
+        os.close(folder)
+    return str(directory / name), descriptor
 
 
 def _own_folder() -> Path:

@@ -11,7 +11,6 @@ memory.oom_control (https://docs.kernel.org/admin-guide/cgroup-v2.html, .../cgro
 from __future__ import annotations
 
 import enum
-import fcntl
 import os
 import select
 import signal
@@ -192,6 +191,8 @@ def exit_status(pid: int, descriptor: int | None, *, reaping_seconds: float = 1.
 
 
 def _status_of_reaped(descriptor: int) -> int | None:
+    import fcntl  # Not in Windows, where `python -m cloud_tpu_diagnostics` is to report that by itself.
+
     info = bytearray(_PIDFD_INFO.size)
     _PIDFD_INFO.pack_into(info, 0, _INFO_EXIT, *(0,) * 13)
     try:

@@ -333,9 +333,9 @@ class HangResponse:
         step = "" if verdict.step is None else f" (step {verdict.step})"
         frame = None if self._frame is None else where(self._frame)
         message = (
-            f"The job has made no progress for about {verdict.stuck_seconds:.0f} s in phase {verdict.phase}{step}, "
-            f"which counts as a hang after about {verdict.timeout_seconds:.0f} s; its main thread is in "
-            f"{frame or 'an unknown frame'}"
+            # The verdict may be a moment early or late: of both durations, only one is in the sentence.
+            f"The job has made no progress for about {verdict.timeout_seconds:.0f} s, the timeout of phase "
+            f"{verdict.phase}{step}; its main thread is in {frame or 'an unknown frame'}"
         )
         return entry(
             HANG_SUSPECTED,

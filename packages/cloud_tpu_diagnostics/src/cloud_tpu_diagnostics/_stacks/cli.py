@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_LAST = "last"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code.
@@ -88,7 +90,7 @@ class ShowCommand:
         source.add_argument(
             "path", metavar="PATH", nargs="?", help="a trace file, a folder of them, or gs://bucket/prefix"
         )
-        source.add_argument("--job", type=_job_name, help="a job in the journal and in Cloud Logging")
+        source.add_argument("--job", type=_job_name, help="a job in the journal and in Cloud Logging, or 'last'")
         parser.add_argument(
             "--since", metavar="TIME", type=seconds, default=3600.0, help="30m, 2h, 7d: nothing older (default: 1h)"
         )
@@ -132,8 +134,9 @@ def _recorded_dumps(options: argparse.Namespace, notes: list[str]) -> list[Proce
     if options.job is not None:
         from cloud_tpu_diagnostics._stacks.log_entries import read_job
 
-        dumps = read_job(options.job, since_seconds=options.since, notes=notes)
-        where = f"of the job {options.job!r}"
+        job = _resolved(options.job)
+        dumps = read_job(job, since_seconds=options.since, notes=notes)
+        where = f"of the job {job!r}"
     else:
         from cloud_tpu_diagnostics._stacks.trace_files import read_trace_files
 
@@ -148,6 +151,18 @@ def _recorded_dumps(options: argparse.Namespace, notes: list[str]) -> list[Proce
         processes = format_count(len(dumps) - len(recent), "process", "processes")
         notes.append(f"{processes} with older stacks than --since not shown")
     return name_processes(recent)
+
+
+def _resolved(job: str) -> str:
+    """Return the job that started last on this machine for `last`, unless a job has that name."""
+    from ml_diagnostics_common.environment import diagnostics_directory
+    from ml_diagnostics_common.journal import newest_job, processes_of_job
+
+    root = diagnostics_directory()
+    if job != _LAST or processes_of_job(root, job):
+        return job
+    newest = newest_job(root)
+    return job if newest is None else newest[1]
 
 
 def _without_clean_exits(dumps: list[ProcessDump], notes: list[str]) -> list[ProcessDump]:

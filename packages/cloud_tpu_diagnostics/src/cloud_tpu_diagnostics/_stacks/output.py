@@ -43,7 +43,9 @@ def format_text(picture: JobPicture, *, all_threads: bool = False) -> str:
         if all_threads:
             blocks += _thread_blocks(group.processes[0], len(group.processes) > 1)
     for dump in picture.ended:
-        blocks.append("\n".join(_ended_lines(dump)))
+        lines = _ended_lines(dump)
+        if lines != [describe(picture)]:  # Of one process that ended well, the title has all.
+            blocks.append("\n".join(lines))
         if all_threads and not dump.exception:
             blocks += _thread_blocks(dump, False)
     for dump, seconds in picture.silent:
@@ -120,7 +122,7 @@ def _ended_lines(dump: ProcessDump) -> list[str]:
     crashed = next((thread for thread in dump.threads if thread.is_current), None) if dump.has_crashed else None
     last = crashed or main_thread(dump.threads)
     how = dump.headline if dump.has_crashed else dump.ended
-    return [f"{dump.process}: {how}", *_stack_lines(last.frames if last else ())]
+    return [f"{dump.process}: {how}", *(_stack_lines(last.frames if last else ()) if dump.threads else ())]
 
 
 def _stack_lines(frames: Sequence[Frame]) -> list[str]:
