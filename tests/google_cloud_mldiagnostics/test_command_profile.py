@@ -104,7 +104,7 @@ def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_pr
         )
         assert code == 0, (out, err)
         assert out.startswith("profile s2: 1 of 1 captured\n")
-        assert f"xprof --logdir {folder.partition('/plugins/')[0]} --port 8791" in out
+        assert f"  open  xprofiler serve -l {folder.partition('/plugins/')[0]}" in out.splitlines()
         assert run_command(capsys, "profile", run_id, "--hosts", "nowhere")[0] == 3
     shown = json.loads(run_command(capsys, "show", run_id, "--format", "json")[1])
     assert sorted((one["session"], one["kind"], one["state"], len(one["hosts"])) for one in shown["profiles"]) == [

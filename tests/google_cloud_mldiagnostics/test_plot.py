@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.entry import LogEntry
 
+from ..pictures import texts_by_color
 from .sample_entries import entry, metric
 
 
@@ -112,3 +113,14 @@ def test_outliers_and_values_that_are_not_finite_are_noted(tmp_path: Path, monke
     entries += [metric("step_time", 0, 12.0, step=0), metric("step_time", 100, math.nan, step=100)]
     plot_metrics("run-1", series_of(*entries), tmp_path / "a.svg")
     assert "12 at step 0; 1 not finite" in (tmp_path / "a.svg").read_text()
+
+
+def test_in_the_dark_every_text_and_the_background_change(tmp_path: Path) -> None:
+    entries = [metric("loss", 0, value, step=step) for step, value in enumerate((3.0, math.inf, 1.0))]
+    series = series_of(*entries, metric("loss", 0, 1.0, step=4, host="host-1", pid=7))
+    for name, dark in (("light.svg", False), ("dark.svg", True)):
+        plot_metrics("run-1", series, tmp_path / name, dark=dark)
+    light, dark_texts = texts_by_color(tmp_path / "light.svg"), texts_by_color(tmp_path / "dark.svg")
+    assert sorted(map(sorted, light.values())) == sorted(map(sorted, dark_texts.values()))
+    assert not light.keys() & dark_texts.keys()
+    assert "fill: #0d1117" in (tmp_path / "dark.svg").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def test_the_labels_are_those_that_the_console_filters_by(server: ControlPlaneSe
     labels = server.run(RUN)["labels"]
     assert labels["created_by"] == "diagon_sdk"
     assert labels["create-tool-mode"] == "regular"
-    assert labels["diagon_sdk_version"] == __version__.replace(".", "-")
+    assert labels["diagon_sdk_version"] == re.sub("[.+]", "-", __version__)
     assert labels["on_demand_xprof"] == "disabled"
     assert labels["attempt"] == "1"
 

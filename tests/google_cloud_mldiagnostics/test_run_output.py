@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
+from google_cloud_mldiagnostics._cli.html import format_html
 from google_cloud_mldiagnostics._cli.run_output import format_run, format_runs, run_as_dict, runs_as_dicts
+from google_cloud_mldiagnostics._reading.run_view import RunView
 
 from .sample_entries import at, metric, process, resource, rfc3339, session, view
 
@@ -44,12 +47,28 @@ def test_many_attempts_and_profiles_are_cut_in_the_middle() -> None:
     assert len(page.splitlines()) < 60
 
 
-def test_profiles_are_listed_with_the_command_to_open_them_and_their_problems() -> None:
+def test_profiles_are_listed_with_the_command_to_open_them_and_their_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = "/my runs/run-1/profiles/plugins/profile/s1"
     profile = session("s1", "FAILED", 5, folder=folder, problem="its file is empty", size_bytes=0)
     page = format_run(view(resource(), profile, now=9), [], [], at(9))
     assert "host-0: its file is empty" in page
-    assert "  open: xprof --logdir '/my runs/run-1/profiles' --port 8791" in page
+    assert "  open: xprofiler serve -l '/my runs/run-1/profiles'" in page.splitlines()
+    monkeypatch.setitem(sys.modules, "xprofiler", None)  # As if it were not installed.
+    page = format_run(view(resource(), profile, now=9), [], [], at(9))
+    assert "  open: xprof --logdir '/my runs/run-1/profiles' --port 8791" in page.splitlines()
+
+
+def test_a_framework_that_is_not_installed_is_not_shown_to_people() -> None:
+    def shown(version: str) -> RunView:
+        software = {"framework": "JAX", "framework_version": version, "python_version": "3.12.1"}
+        return view(resource(configs={"softwareConfigs": software}), now=6)
+
+    for text in (format_run(shown("n/a"), [], [], at(6)), format_html(shown("n/a"), {}, [], at(6))):
+        assert "3.12.1" in text
+        assert "framework" not in text
+    for text in (format_run(shown("0.10.2"), [], [], at(6)), format_html(shown("0.10.2"), {}, [], at(6))):
+        assert "framework_version" in text
+    assert run_as_dict(shown("n/a"))["configs"]["software"]["framework"] == "JAX"
 
 
 def test_nothing_is_cut_in_a_pipe() -> None:

@@ -1,6 +1,6 @@
-"""The version of the package."""
+"""The version; its local part, which no release on the public index can have, shows that it is ours."""
 
-__version__ = "1.2.0"
+__version__ = "1.2.0+mld"
 
 
 def get_version() -> str:

@@ -28,7 +28,7 @@ from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metric_types import METRIC_UNITS, MetricType
 
-__all__ = ["Moment", "record", "record_metrics"]
+__all__ = ["Moment", "record", "record_metrics", "to_tensorboard"]
 
 Moment: TypeAlias = "datetime.datetime | float | str"
 """When a value was measured: a datetime (naive: local time), seconds since 1970, or RFC 3339."""
@@ -136,6 +136,33 @@ def record_metrics(
             )
     except Exception as error:
         report_loss("metrics.record_metrics", error, "record its values")
+
+
+def to_tensorboard(folder: str | os.PathLike[str], *, interval_seconds: float = 10.0) -> None:
+    """Write what is recorded to TensorBoard too: the values of the run, or of the next one if none is active.
+
+        metrics.to_tensorboard("runs/digits")
+
+    A thread reads them from the journal; `record` does not change. TensorBoard shows them as `metrics`, beside other
+    event files in the folder, such as a goodput monitor's. After a restart the same folder continues: steps that are
+    repeated replace the earlier ones. Values without a step are numbered, a value for each chip becomes the mean, and
+    labels are appended to the name: `loss/split=train`. System metrics are not written.
+
+    Args:
+        folder: The job's folder: a path, or `gs://bucket/folder`. Each of several jobs needs its own.
+        interval_seconds: The time between two writes; the last one is at the end of the run.
+
+    Raises:
+        ConfigurationError: The folder is neither on this machine nor in Cloud Storage, or the interval is not valid.
+        MissingExtraError: The folder is in Cloud Storage, and google-cloud-storage is not installed.
+    """
+    from google_cloud_mldiagnostics import _tensorboard
+
+    target = _tensorboard.checked_target(folder, interval_seconds)
+    try:
+        _tensorboard.export_to(target, active_run.active_run())
+    except Exception as error:
+        report_loss("metrics.to_tensorboard", error, "write to TensorBoard")
 
 
 # --- Prepared metrics ---------------------------------------------------------------------------------------

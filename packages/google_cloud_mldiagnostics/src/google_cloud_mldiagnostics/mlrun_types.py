@@ -235,6 +235,17 @@ class MLRun:
         raised = describe_exception(error) if error is not None and reason else ()
         self.end("FAILED" if reason else "COMPLETED", reason, raised=raised)
 
+    def _repr_html_(self) -> str:
+        """Return the run's page as HTML, for notebooks: see `run_page`."""
+        from html import escape
+
+        page = self.__dict__.get("_page")
+        return str(page(self.name)) if page is not None else f"<pre>{escape(repr(self))}</pre>"
+
+    def is_shown_by(self, page: Callable[[str], str]) -> None:
+        """Call `page` with the run's id for its page as HTML."""
+        self.__dict__["_page"] = page  # Not a field, as in `ends_with`.
+
     def ends_with(self, finish: Callable[..., object]) -> None:
         """Call `finish` with the arguments of `end`."""
         self.__dict__["_finish"] = finish  # Not a field, so that a copy of the run cannot end it.

@@ -32,6 +32,7 @@ __all__ = [
     "metrics_as_dicts",
     "sparkline",
     "summarise",
+    "summary_table",
     "values_as_dict",
 ]
 
@@ -96,8 +97,10 @@ def in_order(series: Iterable[Series]) -> dict[str, list[Series]]:
     return {metric: by_metric[metric] for metric in sorted(by_metric, key=position)}
 
 
-def format_summaries(by_metric: dict[str, list[Series]], width: int | None = None) -> list[str]:
-    """Return the lines of a table with a row for each metric, over all processes that recorded it."""
+def summary_table(
+    by_metric: dict[str, list[Series]], width: int | None = None
+) -> tuple[list[str], list[list[str]], str]:
+    """Return a table with a row for each metric, over all processes that recorded it: headers, rows, alignment."""
     has_processes = any(len(series) > 1 for series in by_metric.values())
     headers = ["metric", "unit", "processes", "values", "mean", "min", "max", "last", "at step", "course"]
     rows = []
@@ -124,6 +127,12 @@ def format_summaries(by_metric: dict[str, list[Series]], width: int | None = Non
         align = align.replace(">", "", 1)
         for row in (headers, *rows):
             del row[2]
+    return headers, rows, align
+
+
+def format_summaries(by_metric: dict[str, list[Series]], width: int | None = None) -> list[str]:
+    """Return the lines of `summary_table`."""
+    headers, rows, align = summary_table(by_metric, width)
     return format_table(headers, rows, align, width=width, cut=["course", "metric"], indent="  ")
 
 

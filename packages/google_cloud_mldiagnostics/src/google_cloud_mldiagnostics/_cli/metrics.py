@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ml_diagnostics_common.command.errors import DONE, NotFoundError
 from ml_diagnostics_common.command.formats import add_format_option, format_data
-from ml_diagnostics_common.command.options import picture
+from ml_diagnostics_common.command.options import add_plot_options
 from ml_diagnostics_common.payload import printable
 
 from google_cloud_mldiagnostics._cli import add_run_argument, add_source_options, run_source
@@ -35,7 +35,7 @@ class MetricsCommand:
         parser.add_argument(
             "names", metavar="NAME", nargs="*", default=[], type=printable, help="these metrics (default: all)"
         )
-        parser.add_argument("--plot", metavar="FILE.png", type=picture, help="also draw the curves")
+        add_plot_options(parser, "the curves")
         add_format_option(parser)
         add_source_options(parser)
 
@@ -90,6 +90,6 @@ class MetricsCommand:
         if options.plot is not None:
             from google_cloud_mldiagnostics._cli.plot import plot_metrics
 
-            plot_metrics(run_id, by_metric, options.plot)
+            plot_metrics(run_id, by_metric, options.plot, dark=options.dark)
             console.notify(f"Plot saved to {options.plot}.")
         return DONE

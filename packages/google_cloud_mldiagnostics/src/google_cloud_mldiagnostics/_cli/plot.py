@@ -73,7 +73,12 @@ class Limits(NamedTuple):
 
 
 def plot_metrics(
-    run_id: str, by_metric: Mapping[str, Sequence[Series]], path: str | Path, *, most_panels: int = _MOST_PANELS
+    run_id: str,
+    by_metric: Mapping[str, Sequence[Series]],
+    path: str | Path,
+    *,
+    dark: bool = False,
+    most_panels: int = _MOST_PANELS,
 ) -> None:
     """Draw metrics, a panel for each.
 
@@ -81,6 +86,7 @@ def plot_metrics(
         run_id: The run, for the title.
         by_metric: Series by metric, in the order of the panels.
         path: The picture to write; its suffix selects the format (.png, .svg, .pdf).
+        dark: True for light on dark.
         most_panels: The most metrics to draw; a note has the number of the others.
 
     Raises:
@@ -99,7 +105,7 @@ def plot_metrics(
     _write_title(figure, run_id, times_ns, left_out=len(by_metric) - len(shown))
     for number, (metric, series) in enumerate(shown, start=1):
         _draw_panel(figure.add_subplot(down, across, number), metric, series, start_ns)
-    save_figure(figure, path)
+    save_figure(figure, path, dark=dark)
 
 
 def curve_of(points: Sequence[tuple[float, Sequence[float]]], bins: int = _BINS) -> Curve:

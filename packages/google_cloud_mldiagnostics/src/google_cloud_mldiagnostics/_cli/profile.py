@@ -237,9 +237,7 @@ def _format(
     results: Sequence[CaptureResult],
     width: int | None,
 ) -> str:
-    import shlex
-
-    from google_cloud_mldiagnostics._profiling.locations import logdir_of
+    from google_cloud_mldiagnostics._profiling.locations import logdir_of, opening_command
 
     rows, problems = [], []
     for target, result in zip(targets, results, strict=True):
@@ -259,7 +257,7 @@ def _format(
         lines.append("")
         lines += [f"  in    {folder}{', uploaded by the job' * in_bucket(folder)}" for folder in folders]
         roots = dict.fromkeys(logdir_of(folder) for folder in folders)
-        lines += [f"  open  xprof --logdir {shlex.quote(root)} --port 8791" for root in roots]
+        lines += [f"  open  {opening_command(root)}" for root in roots]
     return "\n".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from ml_diagnostics_common.texts import (
     format_duration,
 )
 
-from google_cloud_mldiagnostics._profiling.locations import logdir_of
+from google_cloud_mldiagnostics._profiling.locations import logdir_of, opening_command
 from google_cloud_mldiagnostics._reading.run_view import AttemptView, ProcessView, RunView, State
 from google_cloud_mldiagnostics._reading.session_view import SessionView
 
@@ -27,16 +26,20 @@ __all__ = [
     "PROCESS_FIELDS",
     "RUN_FIELDS",
     "STATE_STYLES",
+    "attempt_table",
     "format_run",
     "format_runs",
+    "headline",
     "processes_as_dicts",
     "run_as_dict",
     "runs_as_dicts",
+    "shown_configs",
 ]
 
 _SECOND_NS: Final = 1_000_000_000
 _TRACEBACKS_SHOWN: Final = 3
 _LONGEST_VALUE: Final = 100
+_NOT_INSTALLED: Final = "n/a"
 STATE_STYLES: Final = {
     r"\A\S+(?=: )": BOLD,
     r"\bFAILED\b": RED,
@@ -88,13 +91,13 @@ def format_run(
         width: The columns of the terminal; None if there is no limit.
     """
     parts = [
-        _headline(view, where, now_ns, width),
+        headline(view, where, now_ns, width),
         _attempts(view, width),
         _processes(view, now_ns, width),
         *(_traceback(process, width) for process in _raising(view)),
         ["metrics", "", *metrics] if metrics else [],
         _sessions(view, width),
-        *(_configs(section, view.configs.get(section, {}), width) for section in ("user", "software", "hardware")),
+        *(_configs(section, shown_configs(view, section), width) for section in ("user", "software", "hardware")),
         [f"Note: {text}" for text in view.notes],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -135,7 +138,8 @@ def processes_as_dicts(view: RunView) -> list[dict[str, Any]]:
     ]
 
 
-def _headline(view: RunView, where: Sequence[tuple[str, str]], now_ns: int, width: int | None) -> list[str]:
+def headline(view: RunView, where: Sequence[tuple[str, str]], now_ns: int, width: int | None = None) -> list[str]:
+    """Return the lines with the state of a run, and the facts that have one value."""
     lines = [f"{shortened(view.run_id, 100, width)}: {view.state.value}"]
     if view.reason:
         lines.append(f"  {shortened(view.reason, 300, width)}")
@@ -152,10 +156,9 @@ def _headline(view: RunView, where: Sequence[tuple[str, str]], now_ns: int, widt
     return lines + format_table((), [(name, shortened(text, 300, width)) for name, text in facts if text], indent="  ")
 
 
-def _attempts(view: RunView, width: int | None) -> list[str]:
-    if len(view.attempts) < 2:
-        return []
-    rows = []
+def attempt_table(view: RunView, width: int | None = None) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
+    """Return the headers, a row for each attempt but those in the middle of many, and the alignment."""
+    rows: list[tuple[str, ...]] = []
     for attempt in first_and_last(view.attempts):
         lasted = _seconds_between(attempt.started_ns, attempt.ended_ns)
         rows.append(
@@ -168,8 +171,14 @@ def _attempts(view: RunView, width: int | None) -> list[str]:
                 shortened(attempt.reason, 90, width),
             )
         )
-    headers = ("attempt", "started", "lasted", "processes", "state", "why")
-    lines = format_table(headers, rows, "><>><<", width=width, cut=["processes", "lasted", "why"], indent="  ")
+    return ("attempt", "started", "lasted", "processes", "state", "why"), rows, "><>><<"
+
+
+def _attempts(view: RunView, width: int | None) -> list[str]:
+    if len(view.attempts) < 2:
+        return []
+    headers, rows, align = attempt_table(view, width)
+    lines = format_table(headers, rows, align, width=width, cut=["processes", "lasted", "why"], indent="  ")
     lines = with_gap(lines, len(view.attempts), "attempt")
     return [format_count(len(view.attempts), "attempt"), "", *lines]
 
@@ -256,8 +265,19 @@ def _sessions(view: RunView, width: int | None) -> list[str]:
     lines = format_table(headers, rows, "<<<>>><<", width=width, cut=cut, indent="  ")
     lines = with_gap(lines, len(view.sessions), "profile")
     roots = dict.fromkeys(logdir_of(session.folder) for session in view.sessions if session.folder)
-    opened = [f"  open: xprof --logdir {shlex.quote(root)} --port 8791" for root in roots]
+    opened = [f"  open: {opening_command(root)}" for root in roots]
     return [format_count(len(view.sessions), "profile"), "", *lines, *([""] if opened else []), *opened]
+
+
+def shown_configs(view: RunView, section: str) -> dict[str, str]:
+    """Return the configs of a section for people, without the framework if it is not installed.
+
+    The public package always records the framework JAX, with the version "n/a" where JAX is not installed.
+    """
+    configs = view.configs.get(section, {})
+    if configs.get("framework_version") != _NOT_INSTALLED:
+        return configs
+    return {name: value for name, value in configs.items() if name not in ("framework", "framework_version")}
 
 
 def _configs(section: str, configs: dict[str, str], width: int | None) -> list[str]:

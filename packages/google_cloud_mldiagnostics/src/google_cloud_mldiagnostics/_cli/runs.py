@@ -66,35 +66,13 @@ class ShowCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Print a page; for programs, an object, or in CSV a line for each process."""
-        import time
+        from google_cloud_mldiagnostics._cli.page import RunPage
+        from google_cloud_mldiagnostics._cli.run_output import PROCESS_FIELDS, STATE_STYLES, processes_as_dicts
 
-        from google_cloud_mldiagnostics._cli.metric_output import format_summaries, in_order, metrics_as_dicts
-        from google_cloud_mldiagnostics._cli.run_output import (
-            PROCESS_FIELDS,
-            STATE_STYLES,
-            format_run,
-            processes_as_dicts,
-            run_as_dict,
-        )
-        from google_cloud_mldiagnostics._reading.metric_series import MetricSeries
-        from google_cloud_mldiagnostics._reading.run_history import RunHistory
-
-        source = run_source(options, console)
-        run = source.find(options.run)
-        run_id = str(run["name"])
-        history, series = RunHistory(), MetricSeries()
-        for batch in source.entries.overview(run):
-            history.add(batch)
-            series.add(batch)
-        view = source.view(run, history)
-        by_metric = in_order(series)
-        link = source.control_plane.link(run_id)
-        where = [("link" if "://" in link else "folder", link)]
+        page = RunPage.read(run_source(options, console), options.run)
         if options.format == "table":
-            metrics = format_summaries(by_metric, console.width) if by_metric else []
-            page = format_run(view, metrics, where, time.time_ns(), console.width)
-            console.data(page, styles=STATE_STYLES)
+            console.data(page.as_text(console.width), styles=STATE_STYLES)
         else:
-            shown = {**run_as_dict(view), **dict(where), "metrics": metrics_as_dicts(by_metric)}
-            console.data(format_data(shown, options.format, processes_as_dicts(view), PROCESS_FIELDS))
+            rows = processes_as_dicts(page.view)
+            console.data(format_data(page.as_dict(), options.format, rows, PROCESS_FIELDS))
         return DONE

@@ -29,6 +29,7 @@ from google_cloud_mldiagnostics._profiling.locations import (
     UploadMode,
     file_of,
     location_of,
+    opening_command,
     scratch_folder,
     xplane_name,
 )
@@ -246,7 +247,7 @@ class Captures:
 
         def done(_: str) -> None:
             session.record(FAILED if problem else SUCCEEDED, problem)
-            logger.info("Profile %s: see it with `xprof --logdir %s`.", session.session_id, location.logdir)
+            logger.info("Profile %s: see it with `%s`.", session.session_id, opening_command(location.logdir))
             if problem:
                 session.report([session.name], FAILED)
             elif session.speaks:

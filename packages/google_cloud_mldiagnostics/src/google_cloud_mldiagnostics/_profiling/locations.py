@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import glob
 import os
+import shlex
 import shutil
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +36,7 @@ __all__ = [
     "file_of",
     "location_of",
     "logdir_of",
+    "opening_command",
     "scratch_folder",
     "session_folder",
     "sessions_folder",
@@ -61,6 +64,14 @@ def session_folder(logdir: str, session_id: str) -> str:
 def logdir_of(folder: str) -> str:
     """Return the logdir for XProf, from the folder of a session or of all of them."""
     return folder.partition(f"/{'/'.join(SESSIONS)}")[0]
+
+
+def opening_command(logdir: str) -> str:
+    """Return the command that shows a logdir: that of xprofiler, which stays on loopback, if it is installed."""
+    quoted = shlex.quote(logdir)
+    if find_spec("xprofiler") is None:
+        return f"xprof --logdir {quoted} --port 8791"
+    return f"xprofiler serve -l {quoted}"
 
 
 def file_of(host: str) -> str:
@@ -197,7 +208,8 @@ def _claim(path: Path, lock_seconds: float) -> bool:
         if holder.isdigit() and int(holder) != os.getpid() and _lives(int(holder), started):
             return False
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {processes.start_mark(os.getpid())}".encode(), 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, f"{os.getpid()} {processes.start_mark(os.getpid())}".encode())
         return True
     finally:
         unlock(descriptor)

@@ -151,6 +151,7 @@ class RunLog:
         run_id: The run's id.
         averages: The averages of the metrics that this process has recorded.
         lost_values: Counts of values that could not be recorded, by reason.
+        writer: The writer of the entries of the process that has started the run.
         write_text: `write_text(now, text, timestamp=None)`, the hot path: `now` is `clock.now_ns()` as digits;
             `text` is the payload's JSON in one line, and `namespace_fields` behind it; `timestamp` is the entry's time
             as digits, where that is another. An error of the disk is not raised.
@@ -198,6 +199,7 @@ class RunLog:
             project=project,
         )
         self.write_text = self._journal.append_text
+        self.writer = self._journal.writer
         self._shipper: Shipper | None = None
         if is_shipped:
             self._shipper = _started_shipper(root, project, connect, grace_period_seconds)
@@ -236,6 +238,20 @@ class RunLog:
         """Sync the journal to the disk, against a loss of power: `Journal.sync`."""
         return self._journal.sync(timeout_seconds)
 
+    def write_pending(self, timeout_seconds: float) -> bool:
+        """Write what waits for devices, or for the disk, to the journal.
+
+        Args:
+            timeout_seconds: The longest to wait.
+
+        Returns:
+            True if all entries so far are in the journal.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        is_complete = device_values.drain(timeout_seconds)
+        self._record_losses()
+        return self._journal.flush(max(0.0, deadline - time.monotonic())) and is_complete
+
     def flush(self, timeout_seconds: float) -> bool:
         """Wait until all entries so far have arrived; the rest is shipped later.
 
@@ -246,7 +262,7 @@ class RunLog:
             True if everything has arrived: in Cloud Logging, or on this disk if nothing is shipped.
         """
         deadline = time.monotonic() + timeout_seconds
-        is_complete = self._write_what_is_pending(timeout_seconds)
+        is_complete = self.write_pending(timeout_seconds)
         if self._shipper is None:
             return is_complete
         return self._shipper.flush(max(0.0, deadline - time.monotonic())) and is_complete
@@ -254,7 +270,7 @@ class RunLog:
     def close(self, timeout_seconds: float) -> bool:
         """Flush, and end the thread that ships. Later entries go to the journal alone."""
         deadline = time.monotonic() + timeout_seconds
-        is_complete = self._write_what_is_pending(timeout_seconds)
+        is_complete = self.write_pending(timeout_seconds)
         if self._shipper is None:
             return is_complete
         return self._shipper.close(max(0.0, deadline - time.monotonic())) and is_complete
@@ -263,12 +279,6 @@ class RunLog:
         """Return the counts of entries so far."""
         shipper = self._shipper.statistics() if self._shipper is not None else None
         return RunLogStatistics(self._journal.statistics(), shipper, self.lost_values.as_dict())
-
-    def _write_what_is_pending(self, timeout_seconds: float) -> bool:
-        deadline = time.monotonic() + timeout_seconds
-        is_complete = device_values.drain(timeout_seconds)
-        self._record_losses()
-        return self._journal.flush(max(0.0, deadline - time.monotonic())) and is_complete
 
     def _record_losses(self) -> None:
         """Write the counts of lost values to the log."""

@@ -298,7 +298,7 @@ def _labels(given: RunArguments) -> dict[str, str]:
     return {
         "created_by": "diagon_sdk",
         "create-tool-mode": "regular",
-        "diagon_sdk_version": get_version().replace(".", "-"),
+        "diagon_sdk_version": _label(get_version()),
         "on_demand_xprof": "enabled" if given.on_demand_xprof else "disabled",
         "sdk_report_system_metrics": str(given.log_system_metrics).lower(),
         "metric_only_run": str(given.metric_only_run).lower(),

@@ -28,6 +28,7 @@ from google_cloud_mldiagnostics._run.termination import Termination
 from google_cloud_mldiagnostics._run_state import attempts
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run, set_active_run
 from google_cloud_mldiagnostics._run_state.unreported_runs import warn_folder_failed
+from google_cloud_mldiagnostics._tensorboard import end_export, is_exported, wait_for_export
 from google_cloud_mldiagnostics._user_configs import to_wire
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.mlrun_types import RunPhase
@@ -48,6 +49,7 @@ _GRACE_SECONDS = 0.2
 _FIRST_ENTRY_SECONDS = 1.0
 _LAST_COLLECT_SECONDS = 1.0
 _SYNC_SECONDS = 0.2
+_DEVICES_SHARE = 0.5  # Of the seconds at the end, for values on devices that are also written to TensorBoard.
 _PROFILES_SHARE = 0.6  # The share of the seconds at the end for a profile in progress.
 
 
@@ -155,6 +157,7 @@ class Lifecycle:
             )
         run = self._active.run
         run.ends_with(self.finish)
+        run.is_shown_by(_page)
         run.configs.on_change(self._configs_changed)
 
     def complete(self) -> None:
@@ -366,15 +369,23 @@ class Lifecycle:
             self._worker.attempt(self._collect_at_the_end)
             for stop in self._on_end:
                 self._worker.attempt(stop)
+            if is_exported(self._active):
+                self._worker.attempt(lambda: self._end_export(deadline))
             self._worker.attempt(lambda: self._active.log.close(max(0.0, deadline - time.monotonic())))
             self._worker.attempt(lambda: self._active.log.sync(_SYNC_SECONDS))
             self._worker.attempt(
                 lambda: self._change(self._with_averages)
             )  # Includes values that were pending on devices.
             self._registration.wait(max(0.0, deadline - time.monotonic()))
+            self._worker.attempt(lambda: wait_for_export(self._active, deadline))
         finally:
             self._has_ended = True
             self._worker.stop()
+
+    def _end_export(self, deadline: float) -> None:
+        """Start to write the last values to TensorBoard, which continues while they are sent to the cloud."""
+        self._active.log.write_pending(_DEVICES_SHARE * max(0.0, deadline - time.monotonic()))
+        end_export(self._active, deadline)
 
     def _collect_at_the_end(self) -> None:
         """Collect now if the run ends before anything was collected, or before its devices were known."""
@@ -411,3 +422,9 @@ class Lifecycle:
             self._local.update_run(self._active.run.name, change)
         except ControlPlaneError as error:
             warn_folder_failed(self._active.run.name, error)
+
+
+def _page(run_id: str) -> str:
+    from google_cloud_mldiagnostics.run_page import run_page  # Reads, and so loads much that a job does not need.
+
+    return run_page(run_id)._repr_html_()

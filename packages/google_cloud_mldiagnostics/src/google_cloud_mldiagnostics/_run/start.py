@@ -39,6 +39,7 @@ from google_cloud_mldiagnostics._run_state.registration import Registration
 from google_cloud_mldiagnostics._run_state.unreported_runs import warn_folder_failed
 from google_cloud_mldiagnostics._system_configs import collector
 from google_cloud_mldiagnostics._system_metrics.sampler import SystemMetrics
+from google_cloud_mldiagnostics._tensorboard import run_started
 from google_cloud_mldiagnostics._user_configs import to_wire
 from google_cloud_mldiagnostics.control_plane import Connection, find_google, find_self_hosted
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
@@ -102,6 +103,7 @@ class RunStart:
         self._agree_on_attempt()
         lifecycle.complete()
         self._start_measuring()
+        run_started(active)
         is_settled = active.registration.wait_until_settled(max(0.0, deadline - time.monotonic()))
         if self.arguments.strict:
             self._raise_what_failed(is_settled=is_settled)
