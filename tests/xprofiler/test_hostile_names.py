@@ -408,7 +408,8 @@ def test_vms_and_zones_of_all_names_are_searched_for_or_refused(
     paths = [urllib.parse.urlsplit(request.path).path for request in compute.requests]
     asked = [path for path in paths if "/instances" in path]
     assert asked, paths
-    assert all(path.endswith(f"/zones/{target.zone}/instances/{target.name}") for path in asked), asked
+    instance = target.name.rpartition("@")[2]  # gcloud takes `user@vm`, too.
+    assert all(path.endswith(f"/zones/{target.zone}/instances/{instance}") for path in asked), asked
     assert not list(folder.rglob("pwned"))
 
 

@@ -20,7 +20,7 @@ from ml_diagnostics_testing._xspace import xspace
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 from xprofiler.summary.private_copy import PrivateCopy
-from xprofiler.summary.profiles import find_profile, find_profiles, profiles_among
+from xprofiler.summary.profiles import find_profile, find_profiles, path_of_run, profiles_among
 
 from ..waiting import bound_port
 from .typed_commands import typed
@@ -46,6 +46,31 @@ def test_profiles_of_captures_and_of_programs_are_found_the_newest_first(tmp_pat
     _capture(tmp_path, _NEW, "a")
     assert _names(tmp_path) == [_NEW, f"tensorboard/{_OLD}"]
     assert sorted(find_profiles(str(tmp_path))[1].xplanes) == ["a", "b"]
+
+
+def test_a_run_of_this_machine_is_found_by_its_name_and_the_last_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, here = tmp_path / "root", tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(root))
+    assert path_of_run("last") == "last"
+    instrumented, plain = root / "profiles" / "digits", root / "runs" / "digits-20261123" / "profiles"
+    for age, folder in enumerate([plain, instrumented]):
+        sessions = _capture(folder, _OLD, "a").parent
+        os.utime(sessions, (1e9 + age, 1e9 + age))
+    assert path_of_run("digits") == str(instrumented) == path_of_run("last")
+    assert path_of_run("digits-20261123") == str(plain)
+    assert _names(path_of_run("last")) == [_OLD]
+    os.utime(plain / "plugins" / "profile", (2e9, 2e9))
+    assert path_of_run("last") == str(plain)
+    for text in ("digit", "..", "../here", "gs://bucket/digits", ""):
+        assert path_of_run(text) == text
+    (here / "digits").mkdir()
+    assert path_of_run("digits") == "digits", "a path that exists wins"
+    ended = typed("summary", "nosuch")
+    assert (ended.code, str(root) in ended.errors) == (NOT_FOUND, True)
 
 
 def test_any_parent_folder_of_a_profile_finds_it(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from xprofiler.summary.profiles import find_profile
 from xprofiler.summary.reading import operations_of, summarized
 from xprofiler.summary.summary import Operation, Summary
 
+from ..pictures import texts_by_color
 from .made_profiles import SESSION, cpu_session, tpu_session
 from .typed_commands import typed
 from .xspaces import gpu_host, tpu_host
@@ -189,6 +190,12 @@ def test_a_plot_is_a_picture_and_another_suffix_an_error(tmp_path: Path) -> None
     ended = typed("summary", str(tmp_path), "--plot", str(plot))
     assert (ended.code, ended.errors) == (0, f"Plot saved to {plot}.\n")
     assert plot.read_bytes().startswith(b"\x89PNG")
+    plots = {name: tmp_path / f"{name or 'light'}.svg" for name in ("", "--dark")}
+    for option, svg in plots.items():
+        assert typed("summary", str(tmp_path), "--plot", str(svg), *filter(None, [option])).code == 0
+    light, dark = map(texts_by_color, plots.values())
+    assert sorted(map(sorted, light.values())) == sorted(map(sorted, dark.values()))
+    assert not light.keys() & dark.keys()
     ended = typed("summary", str(tmp_path), "--plot", str(tmp_path / "plot.nothing"))
     assert (ended.code, ended.output) == (2, "")
     assert "expected a file name that ends in .png, .svg, .pdf" in ended.errors

@@ -33,6 +33,7 @@ _JOBS = """
 import pathlib, sys, time
 import jax, jax.numpy as jnp
 import numpy as np
+from ml_diagnostics_common.worker import Worker
 
 step = jax.jit(lambda x: jnp.tanh(x @ x) / 8)
 small, large = jnp.ones((64, 64)), jnp.ones((700, 700))
@@ -88,6 +89,15 @@ jax.profiler.start_trace(f"{sys.argv[1]}/no_steps")
 for number in range(6):
     loading(number)
 jax.profiler.stop_trace()
+
+helper = Worker("helper", lambda: 0.01)
+helper.start()
+jax.profiler.start_trace(f"{sys.argv[1]}/helper_thread")
+for number in range(6):
+    sleeping(number)
+jax.profiler.stop_trace()
+helper.stop()
+helper.wait(10)
 """
 _SERVED_JOB = """
 import socket, sys, threading, time
@@ -152,6 +162,10 @@ def _json(logs: Path) -> dict[str, Any]:
         ("fetching", r"transfers between host and device take [\d.]+ % of the step: device_get [\d.]+ %"),
         ("loading_between_steps", r"load_batch takes [\d.]+ % of the step"),
         ("no_steps", r"load_batch takes [\d.]+ % of the profile"),
+        (
+            "helper_thread",
+            r"the host was in no annotated region for [\d.]+ % of the profile; Python was in time\.sleep for .*",
+        ),
     ],
 )
 def test_the_first_line_names_the_cause(jobs: Path, job: str, expected: str) -> None:
@@ -337,40 +351,40 @@ def test_every_moment_of_a_step_is_counted_once(jobs: Path) -> None:
             assert sum(step.spent_ns.values()) == step.end_ns - step.start_ns, file
 
 
+def _plane(*events: tuple[str, int, int]) -> Plane:
+    """A host with one thread, from the names, starts and ends of its events in nanoseconds."""
+    message: Any = type("Message", (), {})()
+    names = sorted({name for name, _, _ in events})
+
+    def made(**fields: Any) -> Any:
+        return type("Message", (), fields)()
+
+    message.name, message.stats = b"/host:CPU", []
+    message.stat_metadata = [made(key=1, value=made(name=b"step_num"))]
+    message.event_metadata = [made(key=number, value=made(name=name.encode())) for number, name in enumerate(names, 1)]
+    stat = made(metadata_id=1, int64_value=7, uint64_value=0, str_value=b"")
+    message.lines = [
+        made(
+            name=b"python",
+            timestamp_ns=0,
+            events=[
+                made(
+                    metadata_id=names.index(name) + 1,
+                    offset_ps=first_ns * 1000,
+                    duration_ps=(end - first_ns) * 1000,
+                    stats=[stat] if name == "train" else [],
+                )
+                for name, first_ns, end in events
+            ],
+        )
+    ]
+    return Plane(message)
+
+
 def test_nested_regions_count_for_the_innermost() -> None:
-    def plane(*events: tuple[str, int, int]) -> Plane:
-        message: Any = type("Message", (), {})()
-        names = sorted({name for name, _, _ in events})
-
-        def made(**fields: Any) -> Any:
-            return type("Message", (), fields)()
-
-        message.name, message.stats = b"/host:CPU", []
-        message.stat_metadata = [made(key=1, value=made(name=b"step_num"))]
-        message.event_metadata = [
-            made(key=number, value=made(name=name.encode())) for number, name in enumerate(names, 1)
-        ]
-        stat = made(metadata_id=1, int64_value=7, uint64_value=0, str_value=b"")
-        message.lines = [
-            made(
-                name=b"python",
-                timestamp_ns=0,
-                events=[
-                    made(
-                        metadata_id=names.index(name) + 1,
-                        offset_ps=first_ns * 1000,
-                        duration_ps=(end - first_ns) * 1000,
-                        stats=[stat] if name == "train" else [],
-                    )
-                    for name, first_ns, end in events
-                ],
-            )
-        ]
-        return Plane(message)
-
     found = host_time(
         [
-            plane(
+            _plane(
                 ("train", 0, 100),
                 ("data", 0, 80),
                 ("decode", 10, 70),
@@ -398,3 +412,15 @@ def test_nested_regions_count_for_the_innermost() -> None:
     assert found.calls[Label(ActivityKind.ANNOTATION, "data")] == (1, 80)
     assert [step.number for step in found.steps] == [7]
     assert found.compilations == 1
+
+
+@pytest.mark.parametrize(
+    "ends", [("$engines.py:74 stop", "$engines.py:90 _stop"), ("$profiler.py:230 stop_trace", "$builtins len")]
+)
+def test_the_time_to_end_the_trace_is_not_the_programs(ends: tuple[str, str]) -> None:
+    found = host_time(
+        [_plane(("PjitFunction(f)", 0, 10), ("$time sleep", 10, 100), (ends[0], 100, 900), (ends[1], 110, 890))]
+    )
+    assert found is not None
+    assert found.whole_ns == 100
+    assert found.spent_ns[Label(ActivityKind.PYTHON, "time.sleep")] == 90

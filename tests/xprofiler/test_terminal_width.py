@@ -77,7 +77,7 @@ def test_a_deletion_is_shown_as_in_the_readme(cloud: ComputeServer) -> None:
 
 def test_a_dry_run_is_one_command_to_copy(cloud: ComputeServer) -> None:
     ended = at_both_widths("create", *WHERE, "-n", "xprof-x", "--dry-run")
-    output = re.sub(r"(?<==)\d+[.-]\d+[.-]\d+(?=[, ])", "V", ended.output)
+    output = re.sub(r"(?<==)\d+[.-]\d+[.-]\d+(?:[-+]mld)?(?=[, ])", "V", ended.output)
     assert re.sub(r"startup-script=\S+", "startup-script=SCRIPT", output) == PLANNED
     assert (ended.code, ended.errors) == (0, "")
 

@@ -1,3 +1,3 @@
-"""The version of the distribution."""
+"""The version; its local part, which no release on the public index can have, shows that it is ours."""
 
-__version__ = "1.1.0"
+__version__ = "1.1.0+mld"

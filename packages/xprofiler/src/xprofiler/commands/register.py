@@ -97,6 +97,7 @@ def _check(options: argparse.Namespace) -> None:
 def _run(options: argparse.Namespace, path: str) -> dict[str, object]:
     """Return the fields of a completed run."""
     from xprofiler._version import __version__
+    from xprofiler.viewers.viewer import label_value
 
     return {
         "displayName": options.ml_run_name,
@@ -105,7 +106,7 @@ def _run(options: argparse.Namespace, path: str) -> dict[str, object]:
         "state": "STATE_COMPLETED",  # As the public command; the service may derive it from the phase.
         "artifacts": {"gcsPath": path},
         "tools": [{"xprof": {}}],
-        "labels": {"created_by": "xprofiler", "xprofiler_version": __version__.replace(".", "-")},
+        "labels": {"created_by": "xprofiler", "xprofiler_version": label_value(__version__)},
     }
 
 

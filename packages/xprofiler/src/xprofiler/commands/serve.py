@@ -26,7 +26,11 @@ class ServeCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         parser.add_argument(
-            "-l", "--log-directory", metavar="PATH", required=True, help="a folder of this machine, or gs://bucket/path"
+            "-l",
+            "--log-directory",
+            metavar="PATH",
+            required=True,
+            help="a folder of this machine, or gs://bucket/path; or a run of this machine, or 'last'",
         )
         parser.add_argument(
             "-p",
@@ -44,8 +48,9 @@ class ServeCommand:
 
         from xprofiler.log_directory import LogDirectory
         from xprofiler.serve.server import Server
+        from xprofiler.summary.profiles import path_of_run
 
-        path = LogDirectory.parse(options.log_directory, may_be_local=True).path
+        path = LogDirectory.parse(path_of_run(options.log_directory), may_be_local=True).path
         if Path(path).is_file():
             raise UsageError(f"{path} is a file: use the folder that has plugins/profile, or see `xprofiler summary`")
         with Server(path, options.port, console) as server:

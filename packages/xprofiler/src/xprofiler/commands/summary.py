@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ml_diagnostics_common.command.console import BOLD
 from ml_diagnostics_common.command.errors import DONE
 from ml_diagnostics_common.command.formats import add_format_option, format_data
-from ml_diagnostics_common.command.options import picture
+from ml_diagnostics_common.command.options import add_plot_options
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
@@ -30,11 +30,12 @@ class SummaryCommand:
         parser.add_argument(
             "path",
             metavar="PATH",
-            help="a log directory, local or gs://bucket/path; or the folder of a session, or one .xplane.pb file",
+            help="a log directory, local or gs://bucket/path; the folder of a session, or one .xplane.pb file; or a "
+            "run of this machine, or 'last'",
         )
         parser.add_argument("--session", metavar="NAME", help="which session (default: the newest)")
         add_format_option(parser)
-        parser.add_argument("--plot", metavar="FILE.png", type=picture, help="also draw it (needs the extra [plot])")
+        add_plot_options(parser, "it")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Print the summary."""
@@ -46,14 +47,14 @@ class SummaryCommand:
         from xprofiler.log_directory import LogDirectory
         from xprofiler.summary.converters import temporary_folder
         from xprofiler.summary.private_copy import PrivateCopy
-        from xprofiler.summary.profiles import find_profile
+        from xprofiler.summary.profiles import find_profile, path_of_run
         from xprofiler.summary.reading import summarized
         from xprofiler.summary.summary import Operation
         from xprofiler.summary.text import as_dict, format_summary
 
         if options.plot:
             require_matplotlib("cloud-diagnostics-xprof")
-        path = LogDirectory.parse(options.path, may_be_local=True).path
+        path = LogDirectory.parse(path_of_run(options.path), may_be_local=True).path
         with notify_if_slow(console, f"Waiting for an answer about {path} ..."):
             profile = find_profile(path, options.session)
         console.detail(f"Reading {profile.folder}")
@@ -70,6 +71,6 @@ class SummaryCommand:
         if options.plot:
             from xprofiler.summary.plot import save_plot
 
-            save_plot(found, options.plot)
+            save_plot(found, options.plot, dark=options.dark)
             console.notify(f"Plot saved to {options.plot}.")
         return DONE

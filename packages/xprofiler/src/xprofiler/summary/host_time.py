@@ -39,6 +39,12 @@ _RUNTIME = re.compile(
 _NUMPY_CALLS: Final = frozenset({"numpy.array", "numpy.asarray"})
 """Calls that are transfers if the array belongs to JAX."""
 _PYTHON_FRAME = re.compile(r"\$(?P<origin>\S+) (?P<function>.*)")
+_LAUNCH = re.compile(r"(Pjit|Pmap)Function\(")
+"""Calls of compiled functions, which the thread that runs the steps makes and helper threads do not."""
+_HELPER_FRAME = re.compile(r"\$(worker\.py:\d+ (_take|attempt)|sidecar\.py:\d+ receive)$")
+"""Python functions of the threads of ml-diagnostics-common, which wait most of the time."""
+_END_OF_TRACE = re.compile(r"\$(engines\.py:\d+ _?stop|profiler\.py:\d+ stop_trace)$")
+"""Python functions that end the trace: google-cloud-mldiagnostics's and JAX's."""
 _COMPUTING_LINES: Final = {"TPU": "XLA Modules", "GPU": "Stream #"}
 
 
@@ -109,6 +115,8 @@ def host_time(planes: Sequence[Plane]) -> HostTime | None:
     if line is None:
         return None
     events = _events(line, plane)
+    if not steps:
+        events = _before_the_end_of_the_trace(events, line, plane)
     # The start and stop times of the profile use another clock than events.
     whole = steps or events
     if not whole:
@@ -162,15 +170,47 @@ def _steps(plane: Plane) -> tuple[Any, list[HostStep], list[int]]:
 
 
 def _busiest_line(plane: Plane) -> Any:
-    """Return the thread that calls JAX the most; None if none does."""
-    calls = {number for number, name in plane.event_names.items() if _classified(name) is not None}
-    runs = [
-        (sum(event.duration_ps for event in line.events if event.metadata_id in calls), index)
-        for index, line in enumerate(plane.lines)
-        if not line.name.startswith(b"tf_")
-    ]
-    most, index = max(runs, default=(0, 0))
-    return plane.lines[index] if most else None
+    """Return the thread that calls JAX's functions the most; None if no thread has events.
+
+    The time in Python functions decides only between threads that do not call JAX: a helper thread that waits in one
+    function, as those of these packages do, has more of it than the thread that runs the program.
+    """
+    launches, calls, frames, helpers = set[int](), set[int](), set[int](), set[int]()
+    for number, name in plane.event_names.items():
+        label = _classified(name)
+        if label is None:
+            continue
+        frames.add(number)
+        if not name.startswith("$"):
+            calls.add(number)
+        if _LAUNCH.match(name):
+            launches.add(number)
+        elif _HELPER_FRAME.match(name):
+            helpers.add(number)
+    best, found = (0, 0, False, 0), None
+    for line in plane.lines:
+        if line.name.startswith(b"tf_"):
+            continue
+        spent: dict[int, int] = {}
+        for event in line.events:
+            spent[event.metadata_id] = spent.get(event.metadata_id, 0) + event.duration_ps
+        of_launches, of_calls, of_all = (
+            sum(lasted for number, lasted in spent.items() if number in kind) for kind in (launches, calls, frames)
+        )
+        rank = of_launches, of_calls, not helpers.intersection(spent), of_all
+        if of_all and rank > best:
+            best, found = rank, line
+    return found
+
+
+def _before_the_end_of_the_trace(events: list[_Event], line: Any, plane: Plane) -> list[_Event]:
+    """Return the events before the thread ended the trace, which takes time that is not the program's."""
+    ends = {number for number, name in plane.event_names.items() if _END_OF_TRACE.match(name)}
+    starts = (line.timestamp_ns + each.offset_ps // 1000 for each in line.events if each.metadata_id in ends)
+    end_ns = min(starts, default=None)
+    if end_ns is None:
+        return events
+    return [each._replace(end_ns=min(each.end_ns, end_ns)) for each in events if each.start_ns < end_ns]
 
 
 def _classified(name: str) -> Label | None:

@@ -23,12 +23,13 @@ _OPERATIONS = 12
 _TITLE_WIDTH = 120  # Characters that fit into the width.
 
 
-def save_plot(summary: Summary, file: Path) -> None:
+def save_plot(summary: Summary, file: Path, *, dark: bool = False) -> None:
     """Draw the steps' times above the slowest operations.
 
     Args:
         summary: The summary.
         file: The output file; its suffix selects the format.
+        dark: True for light on dark.
 
     Raises:
         OSError: The file cannot be written.
@@ -39,7 +40,7 @@ def save_plot(summary: Summary, file: Path) -> None:
     above, below = figure.subplots(2, 1, height_ratios=(1, 1.1))
     _draw_steps(above, summary)
     _draw_operations(below, summary)
-    save_figure(figure, file)
+    save_figure(figure, file, dark=dark)
 
 
 def _draw_steps(axes: Axes, summary: Summary) -> None:
@@ -54,7 +55,7 @@ def _draw_steps(axes: Axes, summary: Summary) -> None:
     every = max(1, len(summary.steps) // 20)
     axes.set_xticks(list(positions)[::every], [_plain(step.name) for step in summary.steps][::every])
     if summary.steps:
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        axes.legend(frameon=False, labelcolor=INK, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     else:
         axes.text(0.5, 0.5, "the program marks no steps", transform=axes.transAxes, ha="center", color=FAINT)
 

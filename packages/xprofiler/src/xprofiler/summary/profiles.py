@@ -2,7 +2,8 @@
 
 A profile is a folder `.../plugins/profile/<session>` with a file `<host>.xplane.pb` for each host. The path may be a
 log directory (`xprofiler capture` writes to its `tensorboard`, programmatic capture directly below it), any folder
-above or below `plugins/profile`, the folder of one profile, or one such file. The storage is used with the credentials
+above or below `plugins/profile`, the folder of one profile, or one such file. Instead of a path, a run of this machine
+may be named, whose profiles are in the diagnostics directory. The storage is used with the credentials
 of the other commands.
 """
 
@@ -14,10 +15,12 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import NotFoundError, UsageError
+from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.payload import decoded
 from ml_diagnostics_common.storage import Storage, storage_for
@@ -26,11 +29,15 @@ from xprofiler.gcloud.api import GoogleApi
 from xprofiler.gcloud.settings import GcloudSettings
 from xprofiler.log_directory import XPLANE_SUFFIX
 
-__all__ = ["Profile", "find_profile", "find_profiles", "profiles_among", "store_for"]
+__all__ = ["Profile", "find_profile", "find_profiles", "path_of_run", "profiles_among", "store_for"]
 
 _KNOWN_FOLDERS: Final = ("plugins/profile/", "tensorboard/plugins/profile/")
 _NOT_PRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters, and bytes that are not valid UTF-8."""
+_RUN = re.compile(r"[^./\\:~][^/\\:]*")
+_LAST: Final = "last"
+_FOLDERS_OF_RUNS: Final = ("profiles/{run}", "runs/{run}/profiles")
+"""In the diagnostics directory: those of `ml_diagnostics.instrument`, and of runs without a path for profiles."""
 _TIME = re.compile(r"\d{4}(?:_\d\d){5}")
 
 
@@ -79,6 +86,27 @@ class Profile:
     def session(self) -> str:
         """The session without the folder."""
         return posixpath.basename(self.name)
+
+
+def path_of_run(text: str) -> str:
+    """Return the folder of a run's profiles if a text names a run of this machine, otherwise the text.
+
+    Args:
+        text: A path, which is returned if it exists; a run's id; or `last`, the run with the newest profile.
+    """
+    if not _RUN.fullmatch(text) or Path(text).exists():
+        return text
+    root = diagnostics_directory()
+    for folder in (root / pattern.format(run=text) for pattern in _FOLDERS_OF_RUNS):
+        if (folder / "plugins/profile").is_dir():
+            return str(folder)
+    if text == _LAST:
+        every = [
+            folder for pattern in _FOLDERS_OF_RUNS for folder in root.glob(f"{pattern}/plugins/profile".format(run="*"))
+        ]
+        if every:
+            return str(max(every, key=lambda folder: folder.stat().st_mtime_ns).parent.parent)
+    return text
 
 
 def find_profiles(path: str, *, answer_seconds: float = 10.0) -> list[Profile]:
@@ -179,7 +207,10 @@ def _absolute(path: str) -> str:
         return path.rstrip("/")
     local = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 - a Path joins the slashes of gs://.
     if not os.path.exists(local):  # noqa: PTH110
-        raise NotFoundError(f"{path} does not exist on this machine: use a folder of profiles, or gs://bucket/path")
+        raise NotFoundError(
+            f"{path} does not exist on this machine: use a folder of profiles, gs://bucket/path, or a run that has "
+            f"profiles in {diagnostics_directory()}"
+        )
     return _slashed(local).rstrip("/")
 
 
