@@ -25,6 +25,7 @@ PACKAGES = {
     "cloud_tpu_diagnostics": "cloud_tpu_diagnostics",
     "common": "ml_diagnostics_common",
     "google_cloud_mldiagnostics": "google_cloud_mldiagnostics",
+    "ml_diagnostics": "ml_diagnostics",
     "ml_goodput_measurement": "ml_goodput_measurement",
     "testing": "ml_diagnostics_testing",
     "xprofiler": "xprofiler",
@@ -38,6 +39,8 @@ LEAST_COVERAGE = {
     "ml_diagnostics_common/redaction.py ml_diagnostics_common/_secret_*.py": 95,
 }
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
+MOST_WORDS = 4_000
+"""On a page of the site."""
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 COMPILE = [
     "--quiet",
@@ -66,6 +69,7 @@ PIN_SETS = [
     "reference-xprofiler",
     "bench-trackers",
     "torch-xla",
+    "integrations",
 ]
 AS_IN_TESTS = [
     "demo",
@@ -75,7 +79,9 @@ AS_IN_TESTS = [
     "reference-xprofiler",
     "bench-trackers",
     "torch-xla",
+    "integrations",
 ]
+WITHOUT_EXTRAS = ["torch-xla", "integrations"]  # Extras bring JAX, which users of PyTorch may not have.
 
 
 def offer_all_pyenv_pythons() -> None:
@@ -127,8 +133,8 @@ def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Run the main job: train, profile, kill, resume, and report where the time went and what the run did."""
-    install(session, "demo", "common", "google_cloud_mldiagnostics", "ml_goodput_measurement", "xprofiler")
+    """Run the main job: train, profile, kill, resume, hang, and report where the time went and what the run did."""
+    install(session, "demo", *(name for name in PACKAGES if name != "testing"))
     session.run("python", "examples/demo.py", *session.posargs, env=ON_CPU)
 
 
@@ -206,6 +212,26 @@ def torch_xla(session: nox.Session) -> None:
 
 
 @nox.session
+def integrations(session: nox.Session) -> None:
+    """Run the hooks, notebooks and loaders with real frameworks. Not part of the tests: the wheels take 8 GB.
+
+    Each file of tests has a process of its own: PyTorch's compiler crashes in one that has imported TensorFlow.
+    """
+    install(session, "integrations", *PACKAGES)
+    folder = ROOT / "tests" / "ml_diagnostics"
+    others = [folder / "test_notebook.py", folder / "test_run_of_loaders.py"]
+    failed = []
+    for path in [*sorted(folder.glob("integrations/test_*.py")), *others]:
+        options = ["-rR", str(path.relative_to(ROOT)), *session.posargs]
+        try:
+            session.run("python", "-m", "pytest", *options, env=ON_CPU, success_codes=[0, 5])  # 5: none was chosen
+        except nox.command.CommandFailed:
+            failed.append(path.name)
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
+
+
+@nox.session
 def differential(session: nox.Session) -> None:
     """Compare ours and the public package on generated histories; also part of the tests."""
     run_tests(session, "tests", *sorted(map(str, ROOT.glob("tests/*/test_differential*.py"))))
@@ -259,11 +285,15 @@ def docs(session: nox.Session) -> None:
             r"<(?:script|link rel=.stylesheet.|img)[^>]*(?:src|href)=.https?:[^>]*", page.read_text()
         ):
             session.error(f"{page} fetches from elsewhere: {fetched}")
+        article = re.search(r"<article.*</article>", page.read_text(), re.DOTALL)
+        words = re.sub(r"<[^>]*>", " ", article[0]).split() if article else []
+        if len(words) > MOST_WORDS:
+            session.error(f"{page} has {len(words)} words: split it, {MOST_WORDS} are allowed")
 
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Build every package, check what an index shows of it, and try each wheel alone (with common)."""
+    """Build every package, check what an index shows of it, and try each wheel alone (with those it depends on)."""
     install(session, "release")
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
@@ -278,9 +308,8 @@ def wheels(session: nox.Session) -> None:
         session.run("python", "-m", "venv", "--clear", str(empty))
         python = str(empty / "bin" / "python")
         wheel = next(dist.glob(f"{distribution_of(name).replace('-', '_')}-*.whl"))
-        common = next(dist.glob("ml_diagnostics_common-*.whl"))
-        chosen = dict.fromkeys([str(common), str(wheel)] if name != "testing" else [str(wheel)])
-        session.run(python, "-m", "pip", "install", "-qq", "-c", str(constraints), *chosen, external=True)
+        options = ["-qq", "-c", str(constraints), "--find-links", str(dist)]  # Ours are not on the index.
+        session.run(python, "-m", "pip", "install", *options, str(wheel), external=True)
         session.run(python, "-I", str(ROOT / "tests" / "wheels" / f"{name}.py"), external=True)
 
 
@@ -292,10 +321,10 @@ def lock(session: nox.Session) -> None:
     for name in session.posargs or PIN_SETS:
         sources = [f"requirements/{name}.in"]
         options = []
-        if name in ("demo", "tests", "typing", "oldest", "torch-xla"):
+        if name in ("demo", "tests", "typing", "oldest", *WITHOUT_EXTRAS):
             sources += manifests
             options += [f"--no-emit-package={ours}" for ours in distributions()]
-            options += ["--all-extras"] if name != "torch-xla" else []  # They bring JAX, which its users may not have.
+            options += ["--all-extras"] if name not in WITHOUT_EXTRAS else []
         if name in AS_IN_TESTS:
             options += ["--constraint", "requirements/tests.txt"]
         if name == "oldest":

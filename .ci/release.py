@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 URL = "https://github.com/ml-diagnostics/ml-diagnostics"
 MARKER = "<!-- fragments become entries here -->"
 VERSION = re.compile(r"\d+\.\d+\.\d+")
+LOCAL = "+mld"  # After the version of a package with a public name; not in its tag and its changelog.
 TAG = re.compile(rf"(?P<name>.+)-v(?P<version>{VERSION.pattern})")
 HEADING = re.compile(rf"^## \[(?P<version>{VERSION.pattern})\] - (?P<date>unreleased|\d{{4}}-\d\d-\d\d)$", re.MULTILINE)
 
@@ -87,7 +88,7 @@ def check(root: Path, tag: str) -> str:
         raise ReleaseError(f"{tag} is not the tag of a release: expected one of {', '.join(names)}, then -v1.2.3")
     folder = names[match["name"]]
     version = _version_file(folder).read_text(encoding="utf-8")
-    if f'"{match["version"]}"' not in version:
+    if not re.search(rf'"{re.escape(match["version"])}({re.escape(LOCAL)})?"', version):
         raise ReleaseError(f"{tag} does not name the version of packages/{folder.name}: {version.strip()}")
     newest = HEADING.search((folder / "CHANGELOG.md").read_text(encoding="utf-8"))
     if newest is None or (newest["version"], newest["date"] == "unreleased") != (match["version"], False):

@@ -136,6 +136,15 @@ def test_the_next_version_is_opened_in_the_source_and_in_the_changelog(repositor
     assert version.read_text() == '__version__ = "1.2.0"\n'
 
 
+def test_the_local_part_of_a_version_stays_and_is_not_in_the_tag(repository: Path) -> None:
+    version = repository / "packages" / "thing" / "src" / "thing" / "_version.py"
+    version.write_text('__version__ = "1.1.0+mld"\n')
+    assert run(repository, "prepare", "thing") == 0
+    assert run(repository, "check", "thing-v1.1.0") == 0
+    assert run(repository, "open", "thing", "1.2.0") == 0
+    assert version.read_text() == '__version__ = "1.2.0+mld"\n'
+
+
 @pytest.mark.parametrize("version", ["1.1.0", "1.0.9", "1.2", "later"])
 def test_the_next_version_must_be_newer(repository: Path, version: str) -> None:
     assert run(repository, "prepare", "thing") == 0

@@ -89,17 +89,25 @@ def test_the_release_workflow_publishes_without_a_password_and_after_its_checks(
     assert "nox -s lint api wheels" in commands
 
 
-def test_the_release_workflow_keeps_the_files_of_the_tagged_package_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tagged", "kept"),
+    [
+        ("ml-diagnostics-common", "ml_diagnostics_common-1.4.0"),
+        ("ml-goodput-measurement", "ml_goodput_measurement-1.4.0+mld"),
+    ],
+)
+def test_the_release_workflow_keeps_the_files_of_the_tagged_package_alone(
+    tagged: str, kept: str, tmp_path: Path
+) -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
     (keep,) = (step["run"] for step in workflow["jobs"]["build"]["steps"] if "cp " in step.get("run", ""))
     (tmp_path / "dist").mkdir()
-    for name in ("ml_diagnostics_common-1.4.0", "ml_diagnostics_testing-1.4.0"):
+    for name in ("ml_diagnostics_common-1.4.0", "ml_diagnostics_testing-1.4.0", "ml_goodput_measurement-1.4.0+mld"):
         (tmp_path / "dist" / f"{name}-py3-none-any.whl").touch()
         (tmp_path / "dist" / f"{name}.tar.gz").touch()
-    environ = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": "ml-diagnostics-common-v1.4.0"}
+    environ = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": f"{tagged}-v1.4.0"}
     subprocess.run(["bash", "-euo", "pipefail", "-c", keep], cwd=tmp_path, env=environ, check=True)
-    kept = sorted(path.name for path in (tmp_path / "upload").iterdir())
-    assert kept == ["ml_diagnostics_common-1.4.0-py3-none-any.whl", "ml_diagnostics_common-1.4.0.tar.gz"]
+    assert {path.name for path in (tmp_path / "upload").iterdir()} == {f"{kept}-py3-none-any.whl", f"{kept}.tar.gz"}
 
 
 def test_decisions_are_numbered_dated_short_and_listed() -> None:

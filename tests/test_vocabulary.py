@@ -66,6 +66,7 @@ FINE = [
     r"in place|takes? place|took place|taking place|decimal places?",
     r"(?:by the|on the|either|under|half|one|two|both|right of|give|gives)(?: |-)ways?",
     r"nobody'|'nobody|\"nobody\"|nogroup",  # The user of that name.
+    r"on_[a-z]+(?:_[a-z]+)?_begin",  # Hooks of Keras and Hugging Face.
     r"process_began",  # A field of journals on users' disks.
 ]
 
@@ -75,6 +76,7 @@ PARTS = [
     "packages/cloud_tpu_diagnostics",
     "packages/common",
     "packages/google_cloud_mldiagnostics",
+    "packages/ml_diagnostics",
     "packages/ml_goodput_measurement",
     "packages/testing",
     "packages/xprofiler",

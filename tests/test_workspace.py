@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,6 +22,13 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+# Packages of others have these names, so the version shows which of the two is installed.
+PUBLIC_NAMES = {
+    "cloud-diagnostics-xprof",
+    "cloud-tpu-diagnostics",
+    "google-cloud-mldiagnostics",
+    "ml-goodput-measurement",
+}
 PINS = sorted(path.name for path in ROOT.glob("requirements/*.in"))
 
 # Spelled in pieces, so that this file does not contain the text that it searches for.
@@ -150,7 +158,9 @@ class TestPackage:
         changelog = (ROOT / "packages" / package / "CHANGELOG.md").read_text()
         newest = re.search(r"^## \[(\S+)\]", changelog, re.MULTILINE)
         assert newest is not None
-        assert module.__version__ == metadata.version(name) == newest.group(1)
+        assert module.__version__ == metadata.version(name)
+        assert module.__version__ == newest.group(1) + ("+mld" if name in PUBLIC_NAMES else "")
+        assert module.__version__ in SpecifierSet(f"=={newest.group(1)}")
 
     def test_pins_for_the_tests_cover_what_it_needs(self, package: str) -> None:
         project = manifest(package)["project"]

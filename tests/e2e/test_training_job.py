@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import AttemptEnd, Bucket, JobReport
 
 from ..loopback.control_plane import ControlPlaneServer
+from ..pictures import texts_by_color
 
 for needed in ("jax", "optax", "orbax.checkpoint", "sklearn"):
     pytest.importorskip(needed)
@@ -30,6 +32,12 @@ for needed in ("jax", "optax", "orbax.checkpoint", "sklearn"):
 pytestmark = pytest.mark.timeout(300)  # half a minute each where nothing else runs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+TEXT_OF_PICTURES = {
+    "timeline": {"productive", "wasted progress", "infrastructure recovery", "checkpoint save"},
+    "curves": {"loss", "step_time", "attempt 2"},
+    "hang": {"all_reduce", "next_batch", "train"},
+}
 STEPS, CHECKPOINT_EVERY, KILL_AFTER, PRINT_EVERY = 60, 20, 40, 10
 METRICS = "ml_diagnostics_metric"
 
@@ -135,6 +143,21 @@ def check_the_run_of_a_killed_job(run: dict[str, Any]) -> None:
     assert measured["loss"]["last"] < measured["loss"]["mean"]  # It has learned.
 
 
+def check_the_pictures(folder: Path, run_name: str) -> None:
+    """Check that they are those of the documentation; a browser takes those of the page of the profiles."""
+    has_browser = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    shown = {file.name for file in PICTURES.iterdir() if has_browser or not file.name.startswith("profile")}
+    assert {file.name for file in folder.iterdir()} == shown
+    for name in shown:
+        assert (folder / name).read_bytes().startswith(b"<?xml" if name.endswith(".svg") else b"\x89PNG"), name
+        assert 0.3 < (folder / name).stat().st_size / (PICTURES / name).stat().st_size < 3, name
+    for style in ("", "-dark"):
+        for subject, expected in TEXT_OF_PICTURES.items():
+            texts = set().union(*texts_by_color(folder / f"{subject}{style}.svg").values())
+            texts = {text.partition(" (")[0] for text in texts}
+            assert texts >= expected | ({run_name} if subject != "hang" else set()), (subject, style)
+
+
 def test_the_demo_trains_kills_resumes_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 120  # Enough that the profile from outside is taken before the kill.
     command = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(tmp_path / "out"), "--steps", str(steps)]
@@ -143,10 +166,9 @@ def test_the_demo_trains_kills_resumes_and_reports(tmp_path: Path, monkeypatch: 
     demo = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=240, check=False)
     assert demo.returncode == 0, demo.stderr
 
-    [timeline] = (tmp_path / "out").glob("*-timeline.png")
-    run_name = timeline.stem.removesuffix("-timeline")
-    for picture in (timeline, timeline.with_name(f"{run_name}-curves.png")):
-        assert picture.read_bytes().startswith(b"\x89PNG")
+    [profiles] = (tmp_path / "out" / "profiles").iterdir()
+    run_name = profiles.name
+    check_the_pictures(tmp_path / "out" / "pictures", run_name)
     assert re.search(rf"^{run_name}: \d+\.\d\d % goodput$", demo.stdout, re.MULTILINE)
     assert re.search(rf"^{run_name}: COMPLETED$", demo.stdout, re.MULTILINE)
     journals = re.search(r"^Journal +(.+)\n +(.+)$", demo.stdout, re.MULTILINE)
@@ -161,17 +183,14 @@ def test_the_demo_trains_kills_resumes_and_reports(tmp_path: Path, monkeypatch: 
     run = ask(environ, "mldiagnostics", "show", run_name)
     check_the_run_of_a_killed_job(run)
 
-    # One profile by the job, one from outside; both are at the paths in the last lines, where XProf opens them.
+    # One profile by the job, one from outside; both are at the path in the last lines, where XProf opens them.
     assert [(profile["kind"], profile["state"]) for profile in run["profiles"]] == [
         ("programmatic", "SUCCEEDED"),
         ("on_demand", "SUCCEEDED"),
     ]
-    profiles_line = re.search(r"^Profiles +(.+) \(xprofiler serve -l (\S+)\)$", demo.stdout, re.MULTILINE)
+    profiles_line = re.search(r"^Profiles +xprofiler serve -l (\S+)$", demo.stdout, re.MULTILINE)
     assert profiles_line is not None
-    picture_of_profiles, logdir = profiles_line.groups()
-    assert picture_of_profiles.startswith("no picture: ") or Path(picture_of_profiles).read_bytes().startswith(
-        b"\x89PNG"
-    )
+    logdir = profiles_line[1]
     assert re.search(r"^Step time +\d", demo.stdout, re.MULTILINE)
     found = list(Path(logdir).glob("plugins/profile/*/*.xplane.pb"))
     assert {file.parent.name for file in found} == {profile["session"] for profile in run["profiles"]}
