@@ -28,6 +28,7 @@ TABLES = [
     "cloud_reading",
     "cloud_writing",
     "hangs",
+    "inferred",
     "diagnose",
     "diagnosed_trainer",
     "metrics_recorded",
@@ -37,6 +38,7 @@ TABLES = [
     "run_trainer",
     "viewers",
     "captures",
+    "front_door",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

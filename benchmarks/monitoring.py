@@ -154,14 +154,17 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
 
 def _pretend_exported(folder: str, until_ns: int) -> None:
     """Mark the deviations of the earlier steps as written to the folder's TensorBoard log."""
-    from ml_goodput_measurement._export.export_state import ExportState, Progress, state_path
+    from dataclasses import asdict
+
+    from ml_diagnostics_common.event_files import SavedLog
+    from ml_goodput_measurement._export.export_state import Progress, state_path
 
     output = Path(folder).resolve() / "goodput"
     output.mkdir()
     (output / "events.out.tfevents.0000000001.host.1").touch()  # Where there is no file, nothing was exported.
     path = state_path("tensorboard", JOB, str(output))
     path.parent.mkdir(parents=True, exist_ok=True)
-    ExportState(Progress(deviations_until_ns=until_ns)).save(path)
+    SavedLog(Progress(deviations_until_ns=until_ns)).save(path, asdict)
 
 
 # --- Step deviations ------------------------------------------------------------------------------------

@@ -112,8 +112,8 @@ def step_time_rows(times: Mapping[str, list[list[Times]]]) -> list[Row]:
         ("its CPU, p50", cpu, 0.5),
     ):
         off, on = (percentile(clocked[arm], share) for arm in ("off", "on"))
-        difference = _Difference(clocked["on"], clocked["off"], share)
-        noise = _Difference(clocked["off again"], clocked["off"], share)
+        difference = Difference(clocked["on"], clocked["off"], share)
+        noise = Difference(clocked["off again"], clocked["off"], share)
         rows.append(
             Row(
                 what,
@@ -133,7 +133,7 @@ def percentile(blocks: list[list[float]], share: float) -> float:
     return statistics.median(steps) if share == 0.5 else process.percentile(steps, share)
 
 
-class _Difference:
+class Difference:
     """The seconds by which a percentile of some steps exceeds that of others; both by rounds, which are resampled."""
 
     def __init__(self, steps: list[list[float]], others: list[list[float]], share: float) -> None:

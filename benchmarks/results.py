@@ -19,6 +19,7 @@ OURS = [
     "cloud-tpu-diagnostics",
     "google-cloud-mldiagnostics",
     "cloud-diagnostics-xprof",
+    "ml-diagnostics",
 ]
 BESIDE = "W&B 0.31.0 and MLflow 3.17.2"
 
