@@ -1,7 +1,8 @@
 """A job of three processes that hangs, in a quarter of a minute: the verdict, and the process that caused it.
 
 Each process loads a batch and then waits for the others, as a collective does. The last process's data loader stops at
-step 40, and with it all stop. Everything stays under `out/`; no cloud is asked for anything.
+step 40, and with it all stop.
+Everything stays under `out/`; no cloud is used.
 """
 
 import argparse
@@ -15,7 +16,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
 
 from cloud_tpu_diagnostics import diagnostic
 from cloud_tpu_diagnostics.configuration import (
@@ -57,14 +57,14 @@ def train(rank: int, ranks: int, barrier: Barrier, floor_seconds: float) -> None
             all_reduce(barrier)
 
 
-def verdicts(job: str) -> Iterator[dict[str, Any]]:
-    """Yield the reports of hangs of this job, as soon as they are in the journal."""
+def verdicts(job: str) -> Iterator[str]:
+    """Yield the reports of hangs of this job, as soon as they are in the journal, each with its process."""
     reader = JournalReader(LOG_ID, root=diagnostics_directory())
     while True:
         for batch in reader.read_new():
             for entry in batch:
                 if entry.context.labels["job"] == job and entry.payload.get("kind") == HANG_SUSPECTED:
-                    yield entry.payload
+                    yield f"process {entry.context.labels['process_index']}: {entry.payload['message']}"
         time.sleep(0.2)
 
 
@@ -92,10 +92,10 @@ def main() -> int:
     for process in processes:
         process.start()
     for _, verdict in zip(processes, verdicts(job), strict=False):
-        print(f"  {verdict['message']}", flush=True)
+        print(f"  {verdict}", flush=True)
 
     time.sleep(1)  # for the last stacks, on a machine with much else to do
-    print(f"\nAll of them in one picture (tpu-stacks show --job {job}):\n", flush=True)
+    print(f"\nWhich one do the others wait for (tpu-stacks show --job {job}):\n", flush=True)
     exit_code = subprocess.call([Path(sys.executable).with_name("tpu-stacks"), "show", "--job", job])
     for process in processes:
         process.kill()
