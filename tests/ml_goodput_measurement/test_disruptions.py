@@ -96,6 +96,10 @@ WORKED = {
         .end(70),
         [{"in flight": 1, "lost": 0, "infrastructure": 10, "data_loading": 1}],
     ),
+    "a load that outlasts the job": (
+        History().start(0).steps(range(2), at=0).start(40).load(41, 60).end(50),
+        [{"in flight": 1, "lost": 0, "infrastructure": 20, "data_loading": 50 - 41}],
+    ),
 }
 
 

@@ -70,7 +70,7 @@ def summarize_disruptions(
             infrastructure_ns=sum(buckets.get(Bucket.INFRASTRUCTURE_RECOVERY, 0) for buckets in between),
             init_ns=spent.get(Bucket.TPU_INITIALIZATION, 0) + spent.get(Bucket.TRAINING_PREP, 0),
             restore_ns=spent.get(Bucket.CHECKPOINT_RESTORE, 0),
-            data_loading_ns=_first_load_ns(attempts, books, after, exclusions),
+            data_loading_ns=_first_load_ns(attempts, books, after, summaries[-1].end_ns, exclusions),
             startup_ns=spent.get(Bucket.PROGRAM_STARTUP, 0),
             recompute_ns=sum(_length_without(exclusions, *span) for span in lost),
         )
@@ -152,11 +152,17 @@ def _newly_lost(
     return steps, spans
 
 
-def _first_load_ns(attempts: Attempts, books: Books, index: int, exclusions: Sequence[Interval]) -> int:
-    """Return how long an attempt waited for its first data load, as far as nothing else has that time."""
+def _first_load_ns(
+    attempts: Attempts, books: Books, index: int, end_ns: int, exclusions: Sequence[Interval]
+) -> int:
+    """Return how long an attempt waited for its first data load, as far as nothing else has that time.
+
+    A load that ends after the job did counts up to the end of the job.
+    """
     facts, load = attempts.facts, attempts[index].first_load
-    if load is None:
+    if load is None or load[0] >= end_ns:
         return 0
+    load = load[0], min(load[1], end_ns)
     overlays = [*facts.overlays.between(*load), Overlay.of(*load, Bucket.DATA_LOADING_SYNC)]
     cut = attempts.cut_index(index)
     if cut < attempts[index].stop:
