@@ -383,7 +383,7 @@ def test_an_instrumented_job_has_restores_and_searches_of_the_compilation_cache_
     counts = {each["compiled_by"]: each for each in payloads() if "compiled_by" in each}
     first, second = ((each["compilation_cache_hits"], each["compilation_cache_misses"]) for each in counts.values())
     assert first[1] > 0
-    assert second[0] > first[0]  # A first run may find what it has compiled twice.
+    assert second[0] >= sum(first)  # A first run may find what it has compiled twice.
     found = report()
     assert found["buckets"]["UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"]["seconds"] > 0.002
     assert "compilation cache" in str(found["notes"])

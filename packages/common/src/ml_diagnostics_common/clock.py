@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["now_ns", "steadied"]
+__all__ = ["now_ns", "now_seconds", "steadied"]
 
 _NOISE_SECONDS = 0.005
 _LATELY_SECONDS = 600.0
@@ -28,6 +28,11 @@ def now_ns() -> int:
     return _START_NS + _elapsed_ns(*_CLOCK)
 
 
+def now_seconds() -> float:
+    """Return seconds since 1970; never less than before in this process."""
+    return now_ns() / 1e9
+
+
 def steadied(seconds: float) -> float:
     """Return a recent time of the wall clock by this process's clock.
 
@@ -37,7 +42,7 @@ def steadied(seconds: float) -> float:
     Args:
         seconds: A time in seconds since 1970.
     """
-    wall_seconds, steady_seconds = time.time(), now_ns() / 1e9
+    wall_seconds, steady_seconds = time.time(), now_seconds()
     skew_seconds = steady_seconds - wall_seconds
     age_seconds = wall_seconds - seconds
     if abs(skew_seconds) < _NOISE_SECONDS or abs(age_seconds) > _LATELY_SECONDS:

@@ -15,7 +15,7 @@ from ml_diagnostics_common.guard import report_loss, warn_once
 from ml_diagnostics_common.process_hooks import at_fork
 
 from ml_diagnostics._inference import startup
-from ml_diagnostics._inference.instrumented import InstrumentedEvents
+from ml_diagnostics._inference.job_events import JobEvents
 from ml_diagnostics._parts import END_ORDER, Plan, blocks_of, checked_job_name, enabled_parts, installed_parts
 from ml_diagnostics._preparation import Preparation
 from ml_diagnostics._profiled_steps import ProfiledSteps
@@ -137,7 +137,7 @@ class Job(AbstractContextManager["Job"]):
         self._state = "not recorded"
         self._steps = NO_STEPS
         self._record: Callable[..., None] | None = None
-        self._events: InstrumentedEvents | None = None
+        self._events: JobEvents | None = None
 
     def __enter__(self) -> Job:
         """Start the job's parts, or return the job that this process is instrumented with already."""
@@ -281,7 +281,7 @@ class Job(AbstractContextManager["Job"]):
                 self.run, self._record = entered, record
         self._steps = StepsRecord(self._step_recorder(), preparation, self._profiled_steps())
         if self.recorder is not None and self._plan.is_recording:
-            self._events = InstrumentedEvents(self.recorder, self._steps)
+            self._events = JobEvents(self.recorder, self._steps)
             self._events.open()
 
     def _step_recorder(self) -> StepRecorder | None:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
-from ml_diagnostics_common.clock import now_ns
+from ml_diagnostics_common.clock import now_seconds
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.worker import Worker
 
@@ -228,9 +228,9 @@ class StepsRecord:
                 return
             pause_seconds = min(_LONGER * pause_seconds, _LONGEST_PAUSE_SECONDS)
         # The next step may start at any moment. As the time is read before that is checked, the end is never later.
-        now_seconds, recorder = now_ns() / 1e9, self.recorder
+        ready_seconds, recorder = now_seconds(), self.recorder
         if self.count == count and self._is_in_loop and recorder is not None and step is not None:
-            recorder.record_step_end_time(step, now_seconds)
+            recorder.record_step_end_time(step, ready_seconds)
 
     def start(self, step: int) -> None:
         """Record that a step starts, and start or end the profile."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any, Final
 
-from ml_diagnostics_common.clock import now_ns
+from ml_diagnostics_common.clock import now_seconds
 
 from ml_diagnostics._inference.dispatch_times import DispatchTimes
 from ml_diagnostics._inference.rhythm import Moment, Rhythm
@@ -180,7 +180,7 @@ class Dispatches:
                 return
             self._times.dispatched()
             self._rhythm.dispatch_seconds = self._times.usual_seconds
-            time = now_ns() / 1e9
+            time = now_seconds()
             if known is self._step:
                 self._on_step(known, time, args, kwargs, out)
             else:

@@ -12,7 +12,7 @@ import threading
 from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
-from ml_diagnostics_common.clock import now_ns
+from ml_diagnostics_common.clock import now_seconds
 
 from ml_diagnostics._inference.imports import after_import, forget_import
 
@@ -157,7 +157,7 @@ class JaxEvents:
         return is_here and not self._is_closed
 
     def _compile_part(self, event: str, duration: float, function: str) -> None:
-        now = now_ns() / 1e9
+        now = now_seconds()
         start = now - duration
         if self._compile_start is None or start > self._compile_end + _NEAR_SECONDS:
             self._compile_start = start
@@ -169,7 +169,7 @@ class JaxEvents:
             self._sink.compiled(_plain_name(function), start, now)
 
     def _checkpoint_part(self, event: str, duration: float) -> None:
-        now = now_ns() / 1e9
+        now = now_seconds()
         if event == _WAITED:
             if duration >= _NOTABLE_SECONDS:
                 self._waited = (now - duration, now)
@@ -188,7 +188,7 @@ class JaxEvents:
         waited, self._waited = self._waited, None
         if waited is None:
             return
-        if is_part_of_save and now_ns() / 1e9 - waited[1] < 1.0:
+        if is_part_of_save and now_seconds() - waited[1] < 1.0:
             self._save_start = waited[0]
         else:
             self._sink.waited_for_save(*waited)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, Protocol
 
-from ml_diagnostics_common.clock import now_ns
+from ml_diagnostics_common.clock import now_seconds
 from ml_diagnostics_common.guard import guarded_as
 
 from ml_diagnostics._inference.imports import after_import
@@ -89,10 +89,6 @@ _guarded = guarded_as("observe data loading")
 """For what is called within the program's own calls."""
 
 
-def _now() -> float:
-    return now_ns() / 1e9
-
-
 _MAIN: Final = threading.main_thread()
 
 
@@ -113,7 +109,7 @@ def _observe_annotations(profiler: ModuleType, observed: Observed) -> None:
     def note_and_enter(self: Any) -> Any:
         if _is_main():
             name, number = getattr(self, "_ml_diagnostics_step", ("", None))
-            observed.annotated(str(name), number, _now())
+            observed.annotated(str(name), number, now_seconds())
         return enter(self)
 
     @functools.wraps(leave)
@@ -132,12 +128,12 @@ def _observe_devices(bridge: ModuleType, observed: Observed) -> None:
 
     @functools.wraps(backends)
     def timed_backends() -> Any:
-        start = _now()
+        start = now_seconds()
         found = backends()
         if getattr(bridge, "backends", None) is timed_backends:
             bridge.backends = backends  # type: ignore[attr-defined]
-            if _is_main() and _now() - start >= _DEVICES_SECONDS:
-                observed.initialized_devices(start, _now())
+            if _is_main() and now_seconds() - start >= _DEVICES_SECONDS:
+                observed.initialized_devices(start, now_seconds())
         return found
 
     bridge.backends = timed_backends  # type: ignore[attr-defined]
@@ -151,13 +147,13 @@ def _observe_results(module: ModuleType, observed: Observed) -> None:
     def noted_value(array: Any) -> Any:
         found = value.fget(array)
         if _is_main():
-            observed.fetched(_now())
+            observed.fetched(now_seconds())
         return found
 
     def wait_and_note(array: Any) -> Any:
         waited = wait(array)
         if _is_main():
-            observed.fetched(_now())
+            observed.fetched(now_seconds())
         return waited
 
     # `functools.wraps` fails with a method that is written in C++.
@@ -182,11 +178,11 @@ def _observe_optimizers(module: ModuleType, observed: Observed) -> None:
     started = [0.0]
 
     def before(*_: Any) -> None:
-        started[0] = _now()
+        started[0] = now_seconds()
 
     def after(optimizer: Any, *_: Any) -> None:
         if _is_main():
-            observed.optimized(optimizer, started[0], _now())
+            observed.optimized(optimizer, started[0], now_seconds())
 
     module.register_optimizer_step_pre_hook(before)
     module.register_optimizer_step_post_hook(after)
@@ -207,7 +203,7 @@ def _observe_modes(module: ModuleType, observed: Observed) -> None:
         finally:
             depth[0] -= 1
             if not depth[0]:
-                observed.changed_mode(self, _now(), is_training=bool(mode))
+                observed.changed_mode(self, now_seconds(), is_training=bool(mode))
 
     kind.train = train_and_note
 
@@ -224,10 +220,10 @@ def _observe_torch_files(module: ModuleType, observed: Observed) -> None:
 def _timed(function: Callable[..., Any], kind: str, observed: Observed) -> Callable[..., Any]:
     @functools.wraps(function)
     def timed(*args: Any, **options: Any) -> Any:
-        start = _now()
+        start = now_seconds()
         result = function(*args, **options)
         if _is_main():
-            observed.used_file(kind, start, _now())
+            observed.used_file(kind, start, now_seconds())
         return result
 
     return timed
@@ -255,12 +251,12 @@ class _Loads:
             if not _is_main() or _Loads.is_within or os.getpid() != self._pid:
                 return following(iterator)
             _Loads.is_within = True
-            start = _now()
+            start = now_seconds()
             try:
                 return following(iterator)
             finally:
                 _Loads.is_within = False
-                self._observed.loaded(self._source, start, _now())
+                self._observed.loaded(self._source, start, now_seconds())
 
         timed_next._ml_diagnostics = True  # type: ignore[attr-defined]
         kind.__next__ = timed_next

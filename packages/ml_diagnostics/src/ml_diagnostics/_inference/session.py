@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
+from ml_diagnostics_common.clock import now_seconds
 from ml_diagnostics_common.guard import guarded_as, warn_once
 
 from ml_diagnostics._inference.children import keep_from_children
 from ml_diagnostics._inference.dispatches import Dispatches
 from ml_diagnostics._inference.imports import after_import, forget_imports
+from ml_diagnostics._inference.inferred_events import Certainty, InferredEvents
 from ml_diagnostics._inference.jax_events import JaxEvents
 from ml_diagnostics._inference.observers import observe_all
-from ml_diagnostics._inference.records import Certainty, Records
 from ml_diagnostics._inference.rhythm import Rhythm
 from ml_diagnostics._inference.torch_rhythm import TorchRhythm
 
@@ -50,7 +51,7 @@ class Session:
         self._job_name = job_name
         self._started = started
         self._startup_folder = startup_folder
-        self._records: Records | None = None
+        self._records: InferredEvents | None = None
         self._is_closed = False
         self._first_number = 0
         self._loads_before: list[tuple[str, float, float]] = []
@@ -253,7 +254,7 @@ class Session:
 
     # --- The recorder ---------------------------------------------------------------------------------
 
-    def _recording(self) -> Records | None:
+    def _recording(self) -> InferredEvents | None:
         """Return the records of this process; start them at the first call. None if it does not record."""
         if self._records is not None or self._is_closed:
             return self._records
@@ -262,7 +263,7 @@ class Session:
         if _is_worker() or not _is_recording_process():
             self._stop()
             return None
-        self._records = Records.of_new_job(self._job_name, self._started)
+        self._records = InferredEvents.of_new_job(self._job_name, self._started)
         for load in self._loads_before:
             self._records.loaded(*load)
         atexit.register(self._finish)  # After the recorder's own exit function was registered, so before it.
@@ -279,19 +280,13 @@ class Session:
 
     def _infer_rest(self) -> None:
         self._dispatches.finish()
-        self._rhythm.finish(_now())
-        self._torch.finish(_now())
+        self._rhythm.finish(now_seconds())
+        self._torch.finish(now_seconds())
 
     def _forget(self) -> None:
         """Do nothing in a forked child: it is not the job."""
         self._is_closed = True
         self._records = None
-
-
-def _now() -> float:
-    from ml_diagnostics_common.clock import now_ns
-
-    return now_ns() / 1e9
 
 
 def _is_worker() -> bool:

@@ -152,9 +152,7 @@ def _newly_lost(
     return steps, spans
 
 
-def _first_load_ns(
-    attempts: Attempts, books: Books, index: int, end_ns: int, exclusions: Sequence[Interval]
-) -> int:
+def _first_load_ns(attempts: Attempts, books: Books, index: int, end_ns: int, exclusions: Sequence[Interval]) -> int:
     """Return how long an attempt waited for its first data load, as far as nothing else has that time.
 
     A load that ends after the job did counts up to the end of the job.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from ml_diagnostics._inference.inferred_events import InferredEvents
 from ml_diagnostics._inference.jax_events import JaxEvents
-from ml_diagnostics._inference.records import Records
 
-__all__ = ["InstrumentedEvents", "Progress"]
+__all__ = ["JobEvents", "Progress"]
 
 
 class Progress(Protocol):
@@ -21,7 +21,7 @@ class Progress(Protocol):
     """True once the program is known to compute on devices, which may still compute a step that has returned."""
 
 
-class InstrumentedEvents:
+class JobEvents:
     """Records the events of JAX and Orbax beside what the program records.
 
     Nothing counts twice: what the program records at the same time with a phase, or Orbax with a `CheckpointLogger`, is
@@ -35,7 +35,7 @@ class InstrumentedEvents:
             recorder: Goodput's recorder of the job.
             progress: The job's loop over steps.
         """
-        self._records = Records(recorder)
+        self._records = InferredEvents(recorder)
         self._progress = progress
         self._events = JaxEvents(self)
 

@@ -10,7 +10,7 @@ from ml_diagnostics_common.clock import now_ns
 
 from ml_diagnostics._inference.held import HeldRecorder
 
-__all__ = ["Certainty", "Records"]
+__all__ = ["Certainty", "InferredEvents"]
 
 COMPILATION: Final = "compilation"
 EVALUATION: Final = "evaluation"
@@ -31,7 +31,7 @@ class Certainty(enum.Enum):
     """It may be another activity."""
 
 
-class Records:
+class InferredEvents:
     """Records inferred events of a job."""
 
     def __init__(self, recorder: Any) -> None:
@@ -53,7 +53,7 @@ class Records:
         self._has_recorded_compilations = True
 
     @classmethod
-    def of_new_job(cls, job_name: str, started: float) -> Records:
+    def of_new_job(cls, job_name: str, started: float) -> InferredEvents:
         """Record a job that does not record itself; until its first step it may yet do so, and events are held back.
 
         Args:
