@@ -10,6 +10,7 @@ from typing import Any
 
 import ml_diagnostics
 import pytest
+from ml_goodput_measurement.report import report
 
 from .frameworks import installed
 from .recorded_jobs import QUIET, activities, metrics, only_run, seconds
@@ -158,3 +159,19 @@ trainer(Path("out"), DiagnosticsCallback("tiny", directory="out"), model=Tiny(fa
     assert "ZeroDivisionError: no rows" in done.stderr
     assert activities("tiny")[-2:] == ["step 2", "process failed ZeroDivisionError"]
     assert only_run()["runPhase"] == "FAILED"
+
+
+def test_the_time_after_a_training_that_fails_within_a_users_job_belongs_to_no_activity_of_it(tmp_path: Path) -> None:
+    class BrokenRows(Rows):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            raise ZeroDivisionError("no rows")
+
+    callback = DiagnosticsCallback()
+    with ml_diagnostics.instrument("tiny", **QUIET):
+        with pytest.raises(ZeroDivisionError):
+            trainer(tmp_path, callback, rows=BrokenRows(6)).train()
+        time.sleep(0.5)
+        trainer(tmp_path, callback).train()
+    assert activities("tiny")[-1] == "end"
+    loaded = report("tiny").as_dict()["buckets"]["DATA_LOADING_SYNC"]
+    assert 0 < loaded["seconds"] < 0.5

@@ -58,6 +58,7 @@ class Training:
         """
         if self._owned is not None:
             self._end_abandoned()
+        self._activity, self._is_loading = None, False  # Left by an exception in the user's job: its end is not known.
         if current().name:
             return
         if self._name is None:
