@@ -314,7 +314,7 @@ def test_a_process_without_a_block_is_read_by_py_spy(
         ("import sys; sys.exit('Permission Denied: Try running again with elevated permissions')", "SYS_PTRACE"),
         ("import time; time.sleep(60)", "had not read process"),
         ("print('not JSON')", "could not be read"),
-        ("", r"pip install py-spy"),
+        ("", r"pip install 'cloud-tpu-diagnostics[native]'"),
     ],
     ids=["not allowed", "too slow", "another answer", "not installed"],
 )

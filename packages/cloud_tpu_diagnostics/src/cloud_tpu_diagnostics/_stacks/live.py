@@ -133,7 +133,7 @@ class _Target:
         if self._question is None:
             raise DumpError(
                 f"process {self._pid} is not inside diagnose() with a trace file; to read it from outside, "
-                "pip install py-spy"
+                "pip install 'cloud-tpu-diagnostics[native]'"
             )
         return self._question.answer(timeout_seconds=timeout_seconds)
 
