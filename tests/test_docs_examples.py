@@ -26,8 +26,8 @@ PAGES = sorted(
     for page in ROOT.glob(pattern)
 )
 MOST_WORDS = 4_000
-# Buckets that a report omits if no time was in them, and the verdict on a profile, which other work can change.
-VARYING = {"program", "startup", "unknown", "compute", "bound", "compute-bound"}
+VARYING = {"program", "startup", "unknown"}
+"""Buckets that a report omits if no time was in them."""
 FENCE = re.compile(r"(?P<indent> *)```(?P<language>\w*)")
 NEEDS = re.compile(r"<!-- needs: (.+) -->")
 EXITS = re.compile(r"<!-- exits (\d+) -->")
