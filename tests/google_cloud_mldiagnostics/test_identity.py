@@ -126,6 +126,17 @@ def test_on_gke_when_the_workload_was_made_is_understood_however_it_is_written(f
     assert run_id("train", environ) == run_id("train", GKE)
 
 
+def test_on_gke_a_workload_that_was_made_again_under_its_name_is_another_run_even_without_its_time() -> None:
+    first, second = (
+        {**GKE, "GKE_DIAGON_METADATA": json.dumps({"associated-labels": "", "parent-workload": "", "uid": uid})}
+        for uid in ("a9889541-0000-4000-8000-000000000000", "b1234567-0000-4000-8000-000000000000")
+    )
+    assert run_id("train", first) != run_id("train", second)
+    assert "a9889541" in run_id("train", first)
+    timed = {"creation-timestamp": "2026-03-10T01:02:03Z", "uid": "a9889541-0000-4000-8000-000000000000"}
+    assert run_id("train", {**GKE, "GKE_DIAGON_METADATA": json.dumps(timed)}) == run_id("train", GKE)
+
+
 def test_a_metadata_server_that_is_silent_changes_no_id(
     metadata_server: MetadataServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

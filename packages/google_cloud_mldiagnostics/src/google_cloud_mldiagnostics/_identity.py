@@ -206,7 +206,9 @@ def _of_gke(environ: Mapping[str, str], token: str) -> Workload:
         details["parentWorkload"] = metadata["parent-workload"]
     labels = dict(pair.split("=", 1) for pair in metadata.get("associated-labels", "").split(",") if "=" in pair)
     gke: dict[str, Any] = {**details, "labels": labels} if labels else dict(details)
-    parts = (cluster.rpartition("/")[2], namespace, kind, name, _compact_time(created))
+    # Without either, a workload that is created again under its name would continue the run of the first.
+    life = _compact_time(created) or metadata.get("uid", "")[:8]
+    parts = (cluster.rpartition("/")[2], namespace, kind, name, life)
     return Workload(Orchestrator.GKE, "GKE", tuple(part for part in parts if part), token, {"gke": gke})
 
 

@@ -1,0 +1,50 @@
+"""The names that the cluster and all parts of ours share: groups, kinds, labels, and the variables of a pod."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "EXEMPT_LABEL",
+    "IDENTIFIER",
+    "JOBSET_NAME_LABEL",
+    "JOBSET_UID_LABEL",
+    "JOB_NAME_LABEL",
+    "LABEL",
+    "LOOKED_UP",
+    "LWS_NAME_LABEL",
+    "METADATA",
+    "NAMESPACE",
+    "RAY_CLUSTER_LABEL",
+    "SUPPORTED",
+]
+
+IDENTIFIER: Final = "GKE_DIAGON_IDENTIFIER"
+METADATA: Final = "GKE_DIAGON_METADATA"
+"""The variables that a run reads; GKE's managed webhook sets the same."""
+
+LABEL: Final = "managed-mldiagnostics-gke"
+"""With the value `true` on a namespace, a workload or a pod, its pods get the variables."""
+EXEMPT_LABEL: Final = "diagon-webhook-exempt"
+"""With the value `true` on a namespace, its pods never get them."""
+NAMESPACE: Final = "gke-mldiagnostics"
+"""The namespace of the webhook and the operator."""
+
+JOBSET_NAME_LABEL: Final = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_UID_LABEL: Final = "jobset.sigs.k8s.io/jobset-uid"
+LWS_NAME_LABEL: Final = "leaderworkerset.sigs.k8s.io/name"
+RAY_CLUSTER_LABEL: Final = "ray.io/cluster"
+JOB_NAME_LABEL: Final = "job-name"
+
+SUPPORTED: Final = {
+    ("batch", "Job"): "jobs",
+    ("jobset.x-k8s.io", "JobSet"): "jobsets",
+    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): "leaderworkersets",
+    ("ray.io", "RayCluster"): "rayclusters",
+    ("ray.io", "RayJob"): "rayjobs",
+    ("trainer.kubeflow.org", "TrainJob"): "trainjobs",
+}
+"""The resource of each kind, in any version of its group, that can be the workload of a pod."""
+
+LOOKED_UP: Final = {**SUPPORTED, ("", "Pod"): "pods", ("apps", "StatefulSet"): "statefulsets"}
+"""The resource of each kind that may be between a pod and its workload, or be the workload."""
