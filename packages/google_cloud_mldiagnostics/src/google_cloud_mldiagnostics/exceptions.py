@@ -6,11 +6,14 @@
         ├── RecordingError                        (also a ValueError) not raised by `record`; for scripts that catch it
         ├── NoActiveRunError                      never raised: without a run, recording and profiling warn
         ├── ProfilingError                        a profile could not be taken, or has no destination
-        └── ControlPlaneError                     the control plane refused, or could not be reached
-            ├── ControlPlaneClientNotInitializedError
-            ├── RunNotFoundError
-            ├── RunExistsError
-            └── RunChangedError                   another process changed the run first
+        ├── ControlPlaneError                     the control plane refused, or could not be reached
+        │   ├── ControlPlaneClientNotInitializedError
+        │   ├── RunNotFoundError
+        │   ├── RunExistsError
+        │   └── RunChangedError                   another process changed the run first
+        └── KubernetesError                       a cluster cannot be used
+            ├── KubernetesApiError                its API server refused a request
+            └── KubernetesUnreachableError        its API server did not answer, or is not known
 
 Problems while the job runs are warnings instead.
 """
@@ -22,6 +25,9 @@ from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsErro
 __all__ = [
     "ControlPlaneClientNotInitializedError",
     "ControlPlaneError",
+    "KubernetesApiError",
+    "KubernetesError",
+    "KubernetesUnreachableError",
     "MLDiagnosticError",
     "MLRunConfigurationError",
     "NoActiveRunError",
@@ -81,3 +87,23 @@ class RunExistsError(ControlPlaneError):
 
 class RunChangedError(ControlPlaneError):
     """Another process changed the run since it was read."""
+
+
+class KubernetesError(MLDiagnosticError):
+    """A cluster cannot be used."""
+
+
+class KubernetesApiError(KubernetesError):
+    """The API server of a cluster refused a request.
+
+    Attributes:
+        status: The HTTP status, such as 403.
+    """
+
+    def __init__(self, path: str, status: int, reason: str) -> None:
+        super().__init__(f"{path}: the API server refused with {status}: {reason}")
+        self.status = status
+
+
+class KubernetesUnreachableError(KubernetesError):
+    """The API server of a cluster did not answer in time, or no address of one is known."""

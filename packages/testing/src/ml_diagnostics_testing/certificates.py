@@ -37,7 +37,7 @@ class CertificateAuthority:
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback authority")])
         self.path = folder / "authority.pem"
         self.path.write_bytes(self._sign(self._name, self._key.public_key(), is_authority=True))
-        self._server_files = self._issue("server")
+        self._server_files = self.issue("server")
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which gRPC, and Python's HTTP clients, trust the servers."""
@@ -45,7 +45,7 @@ class CertificateAuthority:
 
     def client_environment(self) -> dict[str, str]:
         """Return the variables by which Google's clients present a certificate of this authority (mTLS)."""
-        certificate, key = self._issue("client")
+        certificate, key = self.issue("client")
         files = {"cert_path": str(certificate), "key_path": str(key)}
         configuration = self._folder / "certificate_config.json"
         configuration.write_text(json.dumps({"version": 1, "cert_configs": {"workload": files}}))
@@ -65,8 +65,12 @@ class CertificateAuthority:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def _issue(self, name: str) -> tuple[Path, Path]:
-        """Write a certificate and its key; return their paths."""
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """Write a certificate for 127.0.0.1 and localhost and its key; return their paths.
+
+        Args:
+            name: The name of both files; another certificate of that name replaces them.
+        """
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,0 +1,178 @@
+"""A small asynchronous client of the Kubernetes API: the few calls that the webhook and the operator make."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+
+from google_cloud_mldiagnostics.exceptions import KubernetesApiError, KubernetesUnreachableError
+
+__all__ = ["Connection", "KubernetesApi", "object_path"]
+
+_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TOKEN_SECONDS: Final = 60.0
+"""The kubelet replaces the token in its file long before it expires."""
+_MOST_BYTES: Final = 16 << 20
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+
+
+def object_path(group: str, version: str, resource: str, name: str, namespace: str = "") -> str:
+    """Return the path of an object in the API.
+
+    Args:
+        group: The API group; empty for the core group.
+        version: The version of the group.
+        resource: The plural of the kind, such as `jobsets`.
+        name: The name of the object.
+        namespace: Its namespace; empty for an object of the cluster.
+    """
+    root = f"/apis/{group}/{version}" if group else f"/api/{version}"
+    scope = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    return f"{root}{scope}/{resource}/{quote(name, safe='')}"
+
+
+class Connection:
+    """The address of an API server, and how a client identifies itself there."""
+
+    def __init__(self, server: str, context: ssl.SSLContext | None, token_file: Path | None = None) -> None:
+        """Read nothing yet.
+
+        Args:
+            server: The base URL.
+            context: Which certificates are trusted; None for the system's.
+            token_file: The file of the bearer token, which may be replaced at any time; None without one.
+        """
+        self.server = server.rstrip("/")
+        self.context = context
+        self._token_file = token_file
+        self._token = ""
+        self._read_at = float("-inf")
+
+    @classmethod
+    def of_pod(cls, environ: Mapping[str, str] = os.environ, folder: Path = _SERVICE_ACCOUNT) -> Connection:
+        """Return the connection of a pod, by its service account.
+
+        Args:
+            environ: The environment of the pod.
+            folder: The folder of the service account.
+
+        Raises:
+            KubernetesUnreachableError: This process is in no pod, or the pod has no token.
+        """
+        host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+        token, authority = folder / "token", folder / "ca.crt"
+        if not host or not token.exists():
+            raise KubernetesUnreachableError(
+                f"this process is in no pod with a service account: KUBERNETES_SERVICE_HOST or {token} is missing"
+            )
+        host = f"[{host}]" if ":" in host else host
+        return cls(f"https://{host}:{port}", ssl.create_default_context(cafile=str(authority)), token)
+
+    def headers(self, now: float) -> dict[str, str]:
+        """Return the headers that identify the client.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        if self._token_file is None:
+            return {}
+        if now - self._read_at >= _TOKEN_SECONDS:
+            self._token, self._read_at = self._token_file.read_text(encoding="utf-8").strip(), now
+        return {"Authorization": f"Bearer {self._token}"}
+
+
+class KubernetesApi:
+    """Calls of the API, each within its own time. Use it in an `async with` block."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Connect to nothing yet."""
+        self._connection = connection
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> KubernetesApi:
+        context = self._connection.context
+        connector = aiohttp.TCPConnector(ssl=True if context is None else context, limit=64)
+        self._session = aiohttp.ClientSession(connector=connector)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def metadata(self, path: str, *, timeout_seconds: float) -> dict[str, Any]:
+        """Return the metadata of an object, without the rest of it.
+
+        Args:
+            path: The path of the object: see `object_path`.
+            timeout_seconds: The most time that the call may take.
+
+        Raises:
+            KubernetesApiError: The server refused, as with 403 and 404.
+            KubernetesUnreachableError: The server did not answer in time, or not with an object.
+        """
+        answer = await self._get(path, {"Accept": _METADATA_ONLY}, timeout_seconds)
+        metadata = answer.get("metadata")
+        if not isinstance(metadata, dict):
+            raise KubernetesUnreachableError(f"{path}: expected an object with metadata, got {answer!s:.100}")
+        return metadata
+
+    async def version(self, *, timeout_seconds: float) -> str:
+        """Return the version of the server, such as v1.31.0.
+
+        Args:
+            timeout_seconds: The most time that the call may take.
+
+        Raises:
+            KubernetesApiError: The server refused.
+            KubernetesUnreachableError: The server did not answer in time.
+        """
+        return str((await self._get("/version", {}, timeout_seconds)).get("gitVersion", ""))
+
+    async def _get(self, path: str, headers: Mapping[str, str], timeout_seconds: float) -> dict[str, Any]:
+        assert self._session is not None, "use it in an `async with` block"
+        try:
+            async with self._session.get(
+                self._connection.server + path,
+                headers={**headers, **self._connection.headers(time.monotonic())},
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=timeout_seconds),
+            ) as response:
+                body = await _limited(response)
+                if response.status != 200:
+                    raise KubernetesApiError(path, response.status, _message(body))
+                answer = json.loads(body)
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise KubernetesUnreachableError(f"{path}: the API server did not answer ({reason})") from error
+        if not isinstance(answer, dict):
+            raise KubernetesUnreachableError(f"{path}: expected an object, got {answer!s:.100}")
+        return answer
+
+
+async def _limited(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise ValueError(f"an answer of more than {_MOST_BYTES} bytes")
+    return bytes(body)
+
+
+def _message(body: bytes) -> str:
+    """Return the sentence of a `Status` object, which the server returns instead of the object."""
+    try:
+        return str(json.loads(body)["message"])[:500]
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:200]

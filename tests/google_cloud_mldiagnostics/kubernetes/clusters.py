@@ -1,0 +1,229 @@
+"""What a cluster has: kinds of workloads, rights, objects with owners; and the webhook as a process."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ml_diagnostics_testing.certificates import CertificateAuthority
+
+from ...kube_api import KubeApi
+from ...waiting import free_port, wait_until
+
+CUSTOM_KINDS = [
+    ("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets"),
+    ("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"),
+    ("ray.io", "v1", "RayCluster", "rayclusters"),
+    ("ray.io", "v1", "RayJob", "rayjobs"),
+    ("trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs"),
+]
+_BUILT_IN = {"Job": ("batch", "v1", "jobs"), "Pod": ("", "v1", "pods"), "StatefulSet": ("apps", "v1", "statefulsets")}
+_CUSTOM = {kind: (group, version, resource) for group, version, kind, resource in CUSTOM_KINDS}
+
+CONTAINER = {"name": "main", "image": "busybox"}
+_TEMPLATE = {"metadata": {"labels": {"app": "x"}}, "spec": {"containers": [CONTAINER], "restartPolicy": "Never"}}
+_SPECS: dict[str, dict[str, Any]] = {
+    "Job": {"template": _TEMPLATE},
+    "Pod": {"containers": [CONTAINER]},
+    "StatefulSet": {
+        "selector": {"matchLabels": {"app": "x"}},
+        "serviceName": "x",
+        "template": {**_TEMPLATE, "spec": {"containers": [CONTAINER]}},
+    },
+}
+
+
+def add_kind(server: KubeApi, group: str, version: str, kind: str, resource: str) -> None:
+    """Add a kind of objects with any fields, and wait until it is served."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    names = {"kind": kind, "plural": resource, "singular": kind.lower(), "listKind": f"{kind}List"}
+    spec = {
+        "group": group,
+        "scope": "Namespaced",
+        "names": names,
+        "versions": [{"name": version, "served": True, "storage": True, "schema": schema}],
+    }
+    server.apply(
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{resource}.{group}"},
+            "spec": spec,
+        },
+    )
+
+    def is_served() -> bool:
+        try:
+            return bool(server.call("GET", f"/apis/{group}/{version}/{resource}"))
+        except urllib.error.HTTPError:
+            return False
+
+    wait_until(is_served)
+
+
+def allow_webhook(server: KubeApi) -> None:
+    """Give the webhook's account the rights that it needs, and no others."""
+    groups = {
+        "": ["namespaces", "pods"],
+        "apps": ["statefulsets"],
+        "batch": ["jobs"],
+        "jobset.x-k8s.io": ["jobsets"],
+        "leaderworkerset.x-k8s.io": ["leaderworkersets"],
+        "ray.io": ["rayclusters", "rayjobs"],
+        "trainer.kubeflow.org": ["trainjobs"],
+    }
+    rules = [{"apiGroups": [group], "resources": some, "verbs": ["get"]} for group, some in groups.items()]
+    path = "/apis/rbac.authorization.k8s.io/v1"
+    server.apply(f"{path}/clusterroles", {"metadata": {"name": "webhook"}, "rules": rules})
+    server.apply(
+        f"{path}/clusterrolebindings",
+        {
+            "metadata": {"name": "webhook"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "webhook"},
+            "subjects": [{"kind": "ServiceAccount", "name": "webhook", "namespace": "gke-mldiagnostics"}],
+        },
+    )
+
+
+def create(
+    server: KubeApi, namespace: str, kind: str, name: str, owner: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """Create an object, with a controller if one is given, and return it.
+
+    Args:
+        server: The API server.
+        namespace: The namespace.
+        kind: The kind.
+        name: The name.
+        owner: The controller, as `create` returned it.
+        **more: `labels`, `spec`, or the `uid` in the reference to the owner.
+    """
+    group, version, resource = (_BUILT_IN | _CUSTOM)[kind]
+    metadata: dict[str, Any] = {"name": name, "labels": more.get("labels", {})}
+    if owner is not None:
+        uid = more.get("uid", owner["metadata"]["uid"])
+        reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"]}
+        metadata["ownerReferences"] = [{**reference, "uid": uid, "controller": True}]
+    version_name = f"{group}/{version}" if group else version
+    root = f"/apis/{version_name}" if group else f"/api/{version}"
+    document = {"apiVersion": version_name, "kind": kind, "metadata": metadata}
+    document["spec"] = more.get("spec", _SPECS.get(kind, {}))
+    return server.call("POST", f"{root}/namespaces/{namespace}/{resource}", document)
+
+
+def variables(pod: dict[str, Any], container: int = 0) -> dict[str, str]:
+    """Return the variables of a pod's container, by name."""
+    return {each["name"]: each["value"] for each in pod["spec"]["containers"][container].get("env", ())}
+
+
+_PROGRAM = """
+import logging, sys
+from pathlib import Path
+from google_cloud_mldiagnostics._kubernetes.api import Connection
+from google_cloud_mldiagnostics._kubernetes.webhook.server import WebhookSettings, serve
+import ssl
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+url, authority, token, certificate, key, port, metrics_port = sys.argv[1:]
+connection = Connection(url, ssl.create_default_context(cafile=authority), Path(token))
+serve(
+    WebhookSettings(Path(certificate), Path(key), "projects/p/locations/l/clusters/c", "127.0.0.1", int(port),
+                    int(metrics_port)),
+    connection,
+)
+"""
+
+
+class Webhook:
+    """The webhook's server as a process, with a certificate of an authority of its own."""
+
+    def __init__(self, server: KubeApi, folder: Path, account: str = "webhook") -> None:
+        self.server = server
+        self.authority = CertificateAuthority(folder)
+        self.certificate, self.key = self.authority.issue("webhook")
+        self.port, self.metrics_port = free_port(), free_port()
+        self._log = folder / "webhook.log"
+        self._account = account
+        self._trusting = ssl.create_default_context(cafile=str(self.authority.path))
+        self._names: list[str] = []
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Webhook:
+        files = [self.server.authority, self.server.token_file(self._account), self.certificate, self.key]
+        ports = [str(self.port), str(self.metrics_port)]
+        command = [sys.executable, "-c", _PROGRAM, self.server.url, *map(str, files), *ports]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait_until(self.is_ready, running=self.process)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for name in self._names:
+            self.server.call("DELETE", f"{_CONFIGURATIONS}/{name}")
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def log(self) -> str:
+        """What the server has logged."""
+        return self._log.read_text()
+
+    def is_ready(self) -> bool:
+        """Return True once the server says that it is ready."""
+        try:
+            return bool(self.get("/readyz") == "ok\n")
+        except OSError:
+            return False
+
+    def get(self, path: str) -> str:
+        """Return the answer to a GET of a path, with the authority trusted."""
+        url = f"https://127.0.0.1:{self.port}{path}"
+        with urllib.request.urlopen(url, timeout=10, context=self._trusting) as response:
+            return str(response.read().decode())
+
+    def metrics(self) -> str:
+        """Return what Prometheus reads."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return str(response.read().decode())
+
+    def register(self, namespace: str, *, timeout_seconds: int = 2) -> None:
+        """Have the API server ask for each pod that is created in a namespace of a test."""
+        name = f"webhook-{namespace}"
+        rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+        entry = {
+            "name": "pods.mldiagnostics.dev",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": "Ignore",
+            "reinvocationPolicy": "IfNeeded",
+            "timeoutSeconds": timeout_seconds,
+            "rules": [rule],
+            "namespaceSelector": {"matchLabels": {"test": namespace}},
+            "clientConfig": {
+                "url": f"https://127.0.0.1:{self.port}/mutate",
+                "caBundle": base64.b64encode(self.authority.path.read_bytes()).decode(),
+            },
+        }
+        self.server.apply(_CONFIGURATIONS, {"metadata": {"name": name}, "webhooks": [entry]})
+        self._names.append(name)
+        # The API server reads its configurations from a watch of its own.
+        wait_until(lambda: self._is_asked(namespace))
+
+    def _is_asked(self, namespace: str) -> bool:
+        probe = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "probe-"}, "spec": _SPECS["Pod"]}
+        self.server.call("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", probe)
+        return f'"namespace": "{namespace}"' in self.log
+
+
+_CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"

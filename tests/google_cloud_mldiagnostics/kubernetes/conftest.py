@@ -1,0 +1,54 @@
+"""A real API server with the kinds of workloads, a namespace for each test, and the webhook as a process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ...kube_api import KubeApi, UnavailableError, shared_server
+from .clusters import CUSTOM_KINDS, Webhook, add_kind, allow_webhook
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def kube_api(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[KubeApi]:
+    """Start a real Kubernetes API server, one for all workers; skip the test where that is not possible."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base if worker_id == "master" else base.parent) / "kube-api"
+    try:
+        with shared_server(shared) as server:
+            for kind in CUSTOM_KINDS:
+                add_kind(server, *kind)
+            allow_webhook(server)
+            yield server
+    except UnavailableError as error:
+        pytest.skip(f"no Kubernetes API server: {error}")
+
+
+@pytest.fixture
+def namespace(kube_api: KubeApi) -> str:
+    """Return the name of a namespace of this test's own, without the label."""
+    name = f"test-{os.getpid()}-{next(_numbers)}"
+    kube_api.apply("/api/v1/namespaces", {"metadata": {"name": name, "labels": {"test": name}}})
+    return name
+
+
+@pytest.fixture
+def labelled(kube_api: KubeApi, namespace: str) -> str:
+    """Return the name of a namespace of this test's own, whose pods are to have the variables."""
+    change = {"metadata": {"labels": {"managed-mldiagnostics-gke": "true"}}}
+    kube_api.call("PATCH", f"/api/v1/namespaces/{namespace}", change, kind="application/merge-patch+json")
+    return namespace
+
+
+@pytest.fixture
+def webhook(kube_api: KubeApi, namespace: str, tmp_path: Path) -> Iterator[Webhook]:
+    """Start the webhook, and have the API server ask it for pods of the test's namespace."""
+    with Webhook(kube_api, tmp_path) as server:
+        server.register(namespace)
+        yield server

@@ -1,0 +1,113 @@
+"""The injection webhook, asked by a real API server: pods have their variables, and none waits for us."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ...kube_api import KubeApi
+from .clusters import CONTAINER, Webhook, create, variables
+
+
+def identity(pod: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    found = variables(pod)
+    return json.loads(found["GKE_DIAGON_IDENTIFIER"]), json.loads(found["GKE_DIAGON_METADATA"])
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["Job"],
+        ["JobSet", "Job"],
+        ["TrainJob", "JobSet", "Job"],
+        ["RayJob", "RayCluster"],
+        ["RayJob", "Job"],
+        ["LeaderWorkerSet", "StatefulSet"],
+        ["LeaderWorkerSet", "StatefulSet", "Pod", "StatefulSet"],
+    ],
+    ids=" > ".join,
+)
+def test_a_pod_in_a_labelled_namespace_has_the_identity_of_its_top_workload(
+    kube_api: KubeApi, labelled: str, webhook: Webhook, kinds: list[str]
+) -> None:
+    top = owner = create(kube_api, labelled, kinds[0], "top", labels={"team": "vision"})
+    for index, kind in enumerate(kinds[1:]):
+        owner = create(kube_api, labelled, kind, f"owner-{index}", owner)
+    pod = create(kube_api, labelled, "Pod", "pod", owner)
+    identifier, metadata = identity(pod)
+    assert identifier == {
+        "metadata.name": "top",
+        "metadata.kind": kinds[0],
+        "clustername": "projects/p/locations/l/clusters/c",
+        "namespace": labelled,
+    }
+    assert metadata["uid"] == top["metadata"]["uid"]
+    assert metadata["creation-timestamp"] == top["metadata"]["creationTimestamp"]
+    assert "team=vision" in metadata["associated-labels"]
+
+
+def test_a_label_on_the_workload_or_on_the_pod_is_enough(kube_api: KubeApi, namespace: str, webhook: Webhook) -> None:
+    label = {"managed-mldiagnostics-gke": "true"}
+    jobset = create(kube_api, namespace, "JobSet", "labelled", labels=label)
+    job = create(kube_api, namespace, "Job", "of-jobset", jobset)
+    assert identity(create(kube_api, namespace, "Pod", "a", job))[0]["metadata.name"] == "labelled"
+    other = create(kube_api, namespace, "Job", "other")
+    assert variables(create(kube_api, namespace, "Pod", "b", other)) == {}
+    assert identity(create(kube_api, namespace, "Pod", "c", other, labels=label))[0]["metadata.name"] == "other"
+
+
+def test_variables_of_the_user_are_left_and_each_container_has_both(
+    kube_api: KubeApi, labelled: str, webhook: Webhook
+) -> None:
+    job = create(kube_api, labelled, "Job", "job")
+    own = {**CONTAINER, "env": [{"name": "GKE_DIAGON_METADATA", "value": "mine"}, {"name": "A", "value": "b"}]}
+    spec = {"containers": [own, {**CONTAINER, "name": "second"}], "initContainers": [{**CONTAINER, "name": "init"}]}
+    pod = create(kube_api, labelled, "Pod", "pod", job, spec=spec)
+    assert list(variables(pod)) == ["GKE_DIAGON_METADATA", "A", "GKE_DIAGON_IDENTIFIER"]
+    assert variables(pod)["GKE_DIAGON_METADATA"] == "mine"
+    assert set(variables(pod, 1)) == {"GKE_DIAGON_METADATA", "GKE_DIAGON_IDENTIFIER"}
+    assert len(pod["spec"]["initContainers"][0]["env"]) == 2
+
+
+def test_an_owner_of_the_same_name_and_another_uid_is_not_the_owner(
+    kube_api: KubeApi, labelled: str, webhook: Webhook
+) -> None:
+    job = create(kube_api, labelled, "Job", "job")
+    pod = create(kube_api, labelled, "Pod", "pod", job, uid="00000000-0000-4000-8000-000000000000")
+    assert variables(pod) == {}
+    assert "has another uid than the reference to it" in webhook.log
+    assert 'reviews_total{result="lookup_failed"} 1.0' in webhook.metrics()
+
+
+def test_an_account_without_rights_costs_the_variables_and_one_warning(
+    kube_api: KubeApi, labelled: str, tmp_path: Path
+) -> None:
+    with Webhook(kube_api, tmp_path, account="stranger") as webhook:
+        webhook.register(labelled)
+        job = create(kube_api, labelled, "Job", "job")
+        assert [variables(create(kube_api, labelled, "Pod", f"pod-{n}", job)) for n in range(3)] == [{}, {}, {}]
+        assert webhook.log.count("WARNING A pod gets no variables: ") == 1
+        assert "the API server refused with 403" in webhook.log
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_webhook_that_is_gone_or_silent_keeps_no_pod_from_starting(
+    kube_api: KubeApi, labelled: str, webhook: Webhook, stop: signal.Signals
+) -> None:
+    job = create(kube_api, labelled, "Job", "job")
+    assert webhook.process is not None
+    webhook.process.send_signal(stop)
+    started = time.monotonic()
+    assert variables(create(kube_api, labelled, "Pod", "pod", job)) == {}
+    assert time.monotonic() - started < 2 + 10  # The timeout of its entry, and what else this machine does.
+
+
+def test_sigterm_ends_the_server_after_the_open_reviews(kube_api: KubeApi, webhook: Webhook) -> None:
+    assert webhook.process is not None
+    webhook.process.terminate()
+    assert webhook.process.wait(30) in (0, -signal.SIGTERM)

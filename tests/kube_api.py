@@ -1,0 +1,228 @@
+"""A real Kubernetes API server on loopback: kube-apiserver with etcd, without a kubelet, so that pods stay Pending.
+
+One server for all workers of a test run, which the last one stops. The binary is that of KUBE_APISERVER, else of
+`../shared/kube-apiserver`, else on PATH; etcd is on PATH (Debian: etcd-server).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import lzma
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from .waiting import free_port, is_alive
+
+__all__ = ["ADMIN", "KubeApi", "UnavailableError", "shared_server"]
+
+ADMIN: Final = "admin-token"
+_PACKED: Final = Path(__file__).parents[2] / "shared" / "kube-apiserver" / "kube-apiserver.xz"
+_START_SECONDS: Final = 90.0
+
+
+_started: list[subprocess.Popen[bytes]] = []
+"""Of this process. The last worker, which may be another one, stops them."""
+
+
+class UnavailableError(Exception):
+    """No API server can be started here; the message says what is missing."""
+
+
+class KubeApi:
+    """A running API server.
+
+    Attributes:
+        url: Its base URL.
+        authority: The file of the certificate that it presents.
+        kubeconfig: A file by which kubectl is its administrator.
+    """
+
+    def __init__(self, folder: Path, port: int) -> None:
+        """Describe the server of a folder."""
+        self.folder = folder
+        self.url = f"https://127.0.0.1:{port}"
+        self.authority = folder / "certificates" / "apiserver.crt"
+        self.kubeconfig = folder / "kubeconfig"
+
+    def context(self) -> ssl.SSLContext:
+        """Return the TLS settings of a client that trusts this server alone."""
+        return ssl.create_default_context(cafile=str(self.authority))
+
+    def token_file(self, name: str = ADMIN) -> Path:
+        """Return a file with a token of `tokens.csv`."""
+        path = self.folder / f"token-{name}"
+        path.write_text(name)
+        return path
+
+    def call(
+        self, method: str, path: str, body: Any = None, *, kind: str = "application/json", token: str = ADMIN
+    ) -> dict[str, Any]:
+        """Return the answer to one request.
+
+        Raises:
+            urllib.error.HTTPError: The server refused it.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=30, context=self.context()) as response:
+            return dict(json.loads(response.read() or b"{}"))
+
+    def apply(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        """Create an object in the collection of a path, or return the existing one."""
+        try:
+            return self.call("POST", path, document)
+        except urllib.error.HTTPError as error:
+            if error.code != 409:
+                raise AssertionError(error.read().decode()) from error
+            return self.call("GET", f"{path}/{document['metadata']['name']}")
+
+
+@contextlib.contextmanager
+def shared_server(folder: Path) -> Iterator[KubeApi]:
+    """Return the server of a test run: the first worker starts it, the last one stops it.
+
+    Args:
+        folder: The folder of this server, the same in all workers.
+
+    Raises:
+        UnavailableError: A program is missing.
+    """
+    binary, etcd = _binary(), shutil.which("etcd")
+    if etcd is None:
+        raise UnavailableError("etcd is not installed (Debian: apt-get install etcd-server)")
+    folder.mkdir(parents=True, exist_ok=True)
+    users = folder / "users"
+    users.mkdir(exist_ok=True)
+    own = users / str(os.getpid())
+    with _locked(folder):
+        own.touch()
+        port = _running_port(folder) or _start(folder, binary, etcd)
+    try:
+        yield KubeApi(folder, port)
+    finally:
+        with _locked(folder):
+            own.unlink()
+            if not any(is_alive(int(user.name)) for user in users.iterdir()):
+                _stop(folder)
+
+
+def _binary() -> str:
+    given = os.environ.get("KUBE_APISERVER", "")
+    if given:
+        return given
+    if _PACKED.exists():
+        unpacked = Path(os.environ.get("TMPDIR", "/tmp")) / f"kube-apiserver-{os.getuid()}"
+        if not unpacked.exists():
+            part = unpacked.with_name(f"{unpacked.name}.{os.getpid()}")
+            with lzma.open(_PACKED) as packed, part.open("wb") as target:
+                shutil.copyfileobj(packed, target)
+            part.chmod(0o700)
+            part.rename(unpacked)
+        return str(unpacked)
+    found = shutil.which("kube-apiserver")
+    if found is None:
+        raise UnavailableError("no kube-apiserver: set KUBE_APISERVER to the path of one")
+    return found
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _running_port(folder: Path) -> int | None:
+    try:
+        port, *pids = map(int, (folder / "running").read_text().split())
+    except FileNotFoundError:
+        return None
+    return port if all(map(is_alive, pids)) else None
+
+
+def _start(folder: Path, binary: str, etcd: str) -> int:
+    port, client_port, peer_port = free_port(), free_port(), free_port()
+    shutil.rmtree(folder / "etcd", ignore_errors=True)
+    subprocess.run(["openssl", "genrsa", "-out", str(folder / "accounts.key")], check=True, capture_output=True)
+    accounts = [f"{name},system:serviceaccount:gke-mldiagnostics:{name},{name}" for name in ("stranger", "webhook")]
+    tokens = [f"{ADMIN},admin,admin,system:masters", *accounts]
+    (folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
+    storage = f"http://127.0.0.1:{client_port}"
+    commands = {
+        "etcd": [
+            etcd,
+            f"--data-dir={folder / 'etcd'}",
+            f"--listen-client-urls={storage}",
+            f"--advertise-client-urls={storage}",
+            f"--listen-peer-urls=http://127.0.0.1:{peer_port}",
+            "--unsafe-no-fsync",
+        ],
+        "apiserver": [
+            binary,
+            f"--etcd-servers={storage}",
+            f"--cert-dir={folder / 'certificates'}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={port}",
+            f"--token-auth-file={folder / 'tokens.csv'}",
+            "--authorization-mode=RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-signing-key-file={folder / 'accounts.key'}",
+            f"--service-account-key-file={folder / 'accounts.key'}",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--disable-admission-plugins=ServiceAccount",
+        ],
+    }
+    pids = []
+    for name, command in commands.items():
+        with (folder / f"{name}.log").open("wb") as log:
+            _started.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True))
+        pids.append(_started[-1].pid)
+    (folder / "running").write_text(" ".join(map(str, [port, *pids])))
+    server = KubeApi(folder, port)
+    _write_kubeconfig(server)
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        with contextlib.suppress(OSError, ssl.SSLError):
+            if server.call("GET", "/api/v1/namespaces/default")["metadata"]["name"] == "default":
+                return port
+        if time.monotonic() >= deadline or not all(map(is_alive, pids)):
+            log_end = (folder / "apiserver.log").read_text()[-2000:]
+            _stop(folder)
+            raise AssertionError(f"the API server did not start: {log_end}")
+        time.sleep(0.2)
+
+
+def _stop(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        _, *pids = map(int, (folder / "running").read_text().split())
+        (folder / "running").unlink()
+        for pid in reversed(pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for process in _started:
+        process.wait(10)
+
+
+def _write_kubeconfig(server: KubeApi) -> None:
+    cluster = {"server": server.url, "certificate-authority": str(server.authority)}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "loopback",
+        "clusters": [{"name": "loopback", "cluster": cluster}],
+        "users": [{"name": "admin", "user": {"token": ADMIN}}],
+        "contexts": [{"name": "loopback", "context": {"cluster": "loopback", "user": "admin"}}],
+    }
+    server.kubeconfig.write_text(json.dumps(config))
