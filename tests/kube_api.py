@@ -32,7 +32,7 @@ _START_SECONDS: Final = 90.0
 
 
 _started: list[subprocess.Popen[bytes]] = []
-"""Of this process. The last worker, which may be another one, stops them."""
+"""The programs that this process started; the last worker, which may be another one, stops them."""
 
 
 class UnavailableError(Exception):

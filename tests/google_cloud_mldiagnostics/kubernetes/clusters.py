@@ -1,4 +1,4 @@
-"""What a cluster has: kinds of workloads, rights, objects with owners; and the webhook as a process."""
+"""Contents of a cluster: kinds of workloads, rights, objects with owners; and the webhook as a process."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Webhook:
 
     @property
     def log(self) -> str:
-        """What the server has logged."""
+        """The log of the server."""
         return self._log.read_text()
 
     def is_ready(self) -> bool:

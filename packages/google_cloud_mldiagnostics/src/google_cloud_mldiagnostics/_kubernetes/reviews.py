@@ -41,7 +41,7 @@ class Review(NamedTuple):
 
     Attributes:
         uid: The id of the request, which its answer repeats.
-        request: What is requested; None if nothing in it can be patched.
+        request: The request; None if nothing in it can be patched.
         problem: Why nothing can be patched; empty if something can.
     """
 

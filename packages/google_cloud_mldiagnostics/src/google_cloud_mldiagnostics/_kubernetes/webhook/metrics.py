@@ -1,4 +1,4 @@
-"""What the webhook counts, for Prometheus."""
+"""The metrics of the webhook, for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class WebhookMetrics:
     """The metrics of one server.
 
     Attributes:
-        registry: What `/metrics` shows.
+        registry: The contents of `/metrics`.
         reviews: Reviews by `result`: patched, present, unlabelled, no_workload, lookup_failed, malformed or error.
         review_seconds: How long each took.
         lookups: Owners and namespaces that were asked for, by `kind` and `result`.

@@ -35,7 +35,7 @@ _log = logging.getLogger("ml_diagnostics.kubernetes")
 
 @dataclass(frozen=True)
 class WebhookSettings:
-    """What a server is started with.
+    """The settings of a server.
 
     Attributes:
         certificate: The file of the certificate.
@@ -114,7 +114,7 @@ class _CountedLookups:
 
 
 class _State:
-    """What changes while the server runs: its certificate, and whether the API server has answered once."""
+    """The state that changes while the server runs: its certificate, and the first answer of the API server."""
 
     def __init__(
         self, api: KubernetesApi, certificate: ServingCertificate, owners: Owners, metrics: WebhookMetrics
