@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from .waiting import free_port, is_alive
+from .waiting import free_port, is_alive, wait_until
 
 __all__ = ["ADMIN", "KubeApi", "UnavailableError", "shared_server"]
 
@@ -87,6 +87,25 @@ class KubeApi:
             if error.code != 409:
                 raise AssertionError(error.read().decode()) from error
             return self.call("GET", f"{path}/{document['metadata']['name']}")
+
+    def refusal(self, method: str, path: str, body: Any = None) -> int:
+        """Return the status with which a request is refused."""
+        try:
+            self.call(method, path, body)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+        raise AssertionError(f"{method} {path} was not refused")
+
+    def wait_until_served(self, path: str) -> None:
+        """Wait until the objects of a new kind can be listed."""
+
+        def is_served() -> bool:
+            with contextlib.suppress(urllib.error.HTTPError):
+                return bool(self.call("GET", path))
+            return False
+
+        wait_until(is_served)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import base64
 import ssl
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
@@ -59,14 +58,7 @@ def add_kind(server: KubeApi, group: str, version: str, kind: str, resource: str
             "spec": spec,
         },
     )
-
-    def is_served() -> bool:
-        try:
-            return bool(server.call("GET", f"/apis/{group}/{version}/{resource}"))
-        except urllib.error.HTTPError:
-            return False
-
-    wait_until(is_served)
+    server.wait_until_served(f"/apis/{group}/{version}/{resource}")
 
 
 def allow_webhook(server: KubeApi) -> None:

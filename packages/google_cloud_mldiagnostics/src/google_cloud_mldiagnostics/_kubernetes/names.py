@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "CLAIMED_BY",
+    "CONNECTIONS",
+    "CONNECTION_GROUP",
+    "CONNECTION_KIND",
     "EXEMPT_LABEL",
     "IDENTIFIER",
     "JOBSET_NAME_LABEL",
@@ -17,6 +21,7 @@ __all__ = [
     "NAMESPACE",
     "RAY_CLUSTER_LABEL",
     "SUPPORTED",
+    "TTL",
 ]
 
 IDENTIFIER: Final = "GKE_DIAGON_IDENTIFIER"
@@ -48,3 +53,11 @@ SUPPORTED: Final = {
 
 LOOKED_UP: Final = {**SUPPORTED, ("", "Pod"): "pods", ("apps", "StatefulSet"): "statefulsets"}
 """The resource of each kind that may be between a pod and its workload, or be the workload."""
+
+CONNECTION_GROUP: Final = "diagon.gke.io"
+CONNECTION_KIND: Final = "MLDiagnosticsConnection"
+CONNECTIONS: Final = "mldiagnosticsconnections"
+CLAIMED_BY: Final = "mldiagnostics.dev/claimed-by"
+"""The annotation with the operator that captures an object; set before its status."""
+TTL: Final = "mldiagnostics.dev/ttl-seconds-after-finished"
+"""The annotation with the seconds after which a finished object is deleted; 0 for never."""

@@ -1,0 +1,1 @@
+"""Connections: an MLDiagnosticsConnection object becomes one verified profile session of its pods."""
