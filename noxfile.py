@@ -30,7 +30,7 @@ PACKAGES = {
     "testing": "ml_diagnostics_testing",
     "xprofiler": "xprofiler",
 }
-# In the order of their names: by default, the files with the fewest tests come last, which are the longest tests.
+# In the order of their names: by default, the files with the fewest tests are last, and these have the longest tests.
 SIDE_BY_SIDE = [f"--numprocesses={min(4, (os.cpu_count() or 1) + 2)}", "--dist=loadfile", "--no-loadscope-reorder"]
 LEAST_COVERAGE = {
     "*": 91,

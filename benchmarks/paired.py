@@ -120,7 +120,7 @@ def step_time_rows(times: Mapping[str, list[list[Times]]]) -> list[Row]:
                 f"{seconds(on)} on, {seconds(off)} off: {difference}",
                 f"off against off: {noise}",
                 f"{on / off:.3f} times",
-                "no difference beyond noise",
+                "its range reaches into that of off against off",
                 difference.low <= max(abs(noise.low), abs(noise.high)),
             )
         )

@@ -8,14 +8,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 LONG_SECONDS = 30.0
 """Longer than anything takes that a test waits for, also on a busy machine."""
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 def wait_until(
@@ -84,6 +86,28 @@ def run_program(
     assert done.returncode == 0, done.stderr
     assert "Exception ignored" not in done.stderr
     return done.stdout
+
+
+class AtOnce(Generic[K, T]):
+    """Calls of a function that mostly waits, for tests that each check one of them.
+
+    The first test that asks for a result makes all calls, each in a thread of its own, so they have the environment of
+    a test. A result is given once: a test that is run once more has a call of its own.
+    """
+
+    def __init__(self, function: Callable[[K], T], arguments: Iterable[K]) -> None:
+        self._function, self._arguments = function, list(arguments)
+        self._calls: dict[K, Future[T]] = {}
+        self._is_called = False
+
+    def result(self, argument: K) -> T:
+        """Return the result of the call with that argument, or raise what it has raised."""
+        if not self._is_called:
+            self._is_called = True
+            with ThreadPoolExecutor(len(self._arguments)) as pool:
+                self._calls = {each: pool.submit(self._function, each) for each in self._arguments}
+        call = self._calls.pop(argument, None)
+        return self._function(argument) if call is None else call.result()
 
 
 _children: list[Child] = []

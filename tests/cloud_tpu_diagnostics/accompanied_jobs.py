@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 from cloud_tpu_diagnostics.entries import JOB_ENDED, LOG_ID
 from ml_diagnostics_common.reader import JournalReader
 
-from ..waiting import Child, wait_until
+from ..waiting import AtOnce, Child, wait_until
 from .diagnosed_jobs import WITHOUT_FORK_WARNING
 
 _HEAD = """
@@ -44,6 +46,24 @@ class Job(Child):
 
     def __init__(self, program: str, trace: Path, **popen: Any) -> None:
         super().__init__([sys.executable, *WITHOUT_FORK_WARNING, "-c", _HEAD + program, str(trace)], **popen)
+
+
+class Outcome(NamedTuple):
+    """The end of a job: its ML_DIAGNOSTICS_DIR; its exit code, stdout and stderr."""
+
+    records: Path
+    ended: tuple[int, str, str]
+
+
+def at_once(programs: Iterable[str], folders: pytest.TempPathFactory) -> AtOnce[str, Outcome]:
+    """Run jobs at once, each with records of its own."""
+
+    def outcome(program: str) -> Outcome:
+        records = folders.mktemp("ml-diagnostics")
+        job = Job(program, folders.mktemp("job") / "trace", env={**os.environ, "ML_DIAGNOSTICS_DIR": str(records)})
+        return Outcome(records, job.end())
+
+    return AtOnce(outcome, programs)
 
 
 def payloads() -> list[dict[str, Any]]:

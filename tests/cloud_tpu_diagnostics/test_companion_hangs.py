@@ -16,8 +16,8 @@ from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, V
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, SNAPSHOT
 from ml_diagnostics_common.progress import Progress
 
-from ..waiting import wait_until
-from .accompanied_jobs import Job, ending, of_kind
+from ..waiting import AtOnce, wait_until
+from .accompanied_jobs import Outcome, at_once, ending, of_kind
 
 _WATCHED = """
 from ml_diagnostics_common.progress import ProgressPage
@@ -47,24 +47,10 @@ def stuck_here():
 """
 
 
-def test_a_hang_with_the_gil_held_is_recorded_with_its_frame(tmp_path: Path) -> None:
-    program = "companion = watched()\ntrain()\nstuck_here()\ncompanion.leave('clean')"
-    job = Job(_WATCHED + program, tmp_path / "trace")
-    assert job.end() == (0, "", "")
-    ending()
-    (verdict,) = of_kind(HANG_SUSPECTED)
-    assert (verdict["phase"], verdict["step"]) == ("step", 199)
-    assert verdict["stuck_frame"].startswith("stuck_here (")
-    assert "stuck_here" in verdict["message"]
-    dumps = of_kind(DUMP)
-    assert [dump["trigger"] for dump in dumps] == ["signal"] * 2
-    assert (dumps[0]["phase"], dumps[0]["step"]) == ("step", 199)
-
-
-def test_a_job_that_can_run_python_is_asked_and_not_signalled(tmp_path: Path) -> None:
-    job = Job(
-        _WATCHED
-        + """
+_HOLDS_THE_GIL = _WATCHED + "companion = watched()\ntrain()\nstuck_here()\ncompanion.leave('clean')"
+_ANSWERS = (
+    _WATCHED
+    + """
 companion = watched()
 def answer(message):
     if message["kind"] == "hang":
@@ -77,10 +63,38 @@ train()
 has_answered.wait()
 time.sleep(1.5)  # A job that has not answered is signalled within this time.
 companion.leave("clean")
-""",
-        tmp_path / "trace",
-    )
-    assert job.end() == (0, "", "")
+"""
+)
+_IS_TO_BE_ABORTED = _WATCHED + "watched(abort=True)\ntrain()\nthreading.Event().wait()"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> AtOnce[str, Outcome]:
+    return at_once([_HOLDS_THE_GIL, _ANSWERS, _IS_TO_BE_ABORTED], tmp_path_factory)
+
+
+def test_a_hang_with_the_gil_held_is_recorded_with_its_frame(
+    monkeypatch: pytest.MonkeyPatch, outcomes: AtOnce[str, Outcome]
+) -> None:
+    records, ended = outcomes.result(_HOLDS_THE_GIL)
+    assert ended == (0, "", "")
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(records))
+    ending()
+    (verdict,) = of_kind(HANG_SUSPECTED)
+    assert (verdict["phase"], verdict["step"]) == ("step", 199)
+    assert verdict["stuck_frame"].startswith("stuck_here (")
+    assert "stuck_here" in verdict["message"]
+    dumps = of_kind(DUMP)
+    assert [dump["trigger"] for dump in dumps] == ["signal"] * 2
+    assert (dumps[0]["phase"], dumps[0]["step"]) == ("step", 199)
+
+
+def test_a_job_that_can_run_python_is_asked_and_not_signalled(
+    monkeypatch: pytest.MonkeyPatch, outcomes: AtOnce[str, Outcome]
+) -> None:
+    records, ended = outcomes.result(_ANSWERS)
+    assert ended == (0, "", "")
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(records))
     ending()
     (verdict,) = of_kind(HANG_SUSPECTED)
     assert verdict["stuck_frame"] == "psum (collectives.py:88)"
@@ -88,9 +102,12 @@ companion.leave("clean")
     assert of_kind(DUMP) == []
 
 
-def test_a_job_that_is_to_be_aborted_is_ended_after_its_stacks_are_recorded(tmp_path: Path) -> None:
-    job = Job(_WATCHED + "watched(abort=True)\ntrain()\nthreading.Event().wait()", tmp_path / "trace")
-    assert job.end()[0] == -signal.SIGABRT
+def test_a_job_that_is_to_be_aborted_is_ended_after_its_stacks_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, outcomes: AtOnce[str, Outcome]
+) -> None:
+    records, ended = outcomes.result(_IS_TO_BE_ABORTED)
+    assert ended[0] == -signal.SIGABRT
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(records))
     assert ending()["signal"] == "SIGABRT"
     assert len(of_kind(HANG_SUSPECTED)) == 1
     assert [dump["trigger"] for dump in of_kind(DUMP)] == ["signal", "signal", "fault"]

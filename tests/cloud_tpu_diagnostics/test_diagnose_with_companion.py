@@ -8,11 +8,11 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
-from ..waiting import wait_until
+from ..waiting import AtOnce, wait_until
 from .diagnosed_jobs import Job, run
 
 _COMPANION = """
@@ -256,24 +256,78 @@ def stuck_here():
     library.pthread_mutex_timedlock(mutex, ctypes.byref(Moment(int(time.time()) + 9, 0)))
 with diagnostic.diagnose(block):
     signal.signal(signal.SIGUSR1, lambda *_: output("theirs"))
-    for step in range(100):
+    for step in range(150):  # The companion looks once a second, and starts beside those of four other jobs.
         diagnostic.heartbeat(step)
         time.sleep(0.02)
     stuck_here()
 """
 
 
+_TARGETS = ("console", "file", "nothing")
+
+_ENDS_WITHOUT_DESCRIPTORS = (
+    "os.closerange(3, 4096); time.sleep(2); os._exit(0)",
+    "os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(2)'])",
+)
+
+_READS_OF_A_BUSY_LOOP = 3000
+"""In a second it reads some 20,000 times; at its end a companion reads some hundreds of times, to import modules."""
+
+
+def _end_without_spinning(end: str, folder: Path, **popen: Any) -> Job:
+    job = Job(
+        _COMPANION
+        + f"""
+with diagnostic.diagnose(config(cloud=True)):
+    output(companion())
+    input()
+    {end}
+""",
+        folder,
+        **popen,
+    )
+    counts = Path(f"/proc/{job.line()}/io")
+
+    def reads() -> int | None:
+        """Return how often it has read; None once it has ended."""
+        try:
+            return int(counts.read_text().split()[5])
+        except (FileNotFoundError, ProcessLookupError, PermissionError, IndexError):
+            return None
+
+    before = reads()
+    assert before is not None, "this kernel does not count reads"
+    job.go_on()
+    while (now := reads()) is not None:
+        assert now - before < _READS_OF_A_BUSY_LOOP
+        time.sleep(0.01)
+    return job
+
+
+_Outcome: TypeAlias = tuple[Path, Job, tuple[int, str, str]]
+"""The records of a job; the job; its exit code, stdout and stderr."""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> AtOnce[str, _Outcome]:
+    """Return the outcome of a stuck job by its target, and of a job by how it closed its descriptors."""
+
+    def outcome(of: str) -> _Outcome:
+        records, folder = tmp_path_factory.mktemp("ml-diagnostics"), tmp_path_factory.mktemp("job") / "d"
+        env = {**os.environ, "ML_DIAGNOSTICS_DIR": str(records)}
+        job = Job(_STUCK, folder, of, env=env) if of in _TARGETS else _end_without_spinning(of, folder, env=env)
+        return records, job, job.end()
+
+    return AtOnce(outcome, [*_TARGETS, *_ENDS_WITHOUT_DESCRIPTORS])
+
+
 def test_a_hang_with_the_gil_held_is_reported_with_its_frame_at_any_output_without_a_signal_of_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, outcomes: AtOnce[str, _Outcome]
 ) -> None:
-    jobs = {}
-    for target in ("console", "file", "nothing"):
-        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / target))
-        jobs[target] = Job(_STUCK, tmp_path / f"{target}-traces", target)
-    for target, job in jobs.items():
-        code, out, err = job.end()
+    for target in _TARGETS:
+        records, job, (code, out, err) = outcomes.result(target)
         assert (code, out) == (0, ""), err
-        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / target))
+        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(records))
         wait_until(lambda: _entries("job_ended"))
         (verdict,) = _entries("hang_suspected")
         assert verdict["stuck_frame"].startswith("stuck_here ("), target
@@ -351,41 +405,8 @@ def test_an_unknown_backend_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     assert "ConfigurationError: ML_DIAGNOSTICS_BACKEND is 'nowhere'" in err
 
 
-_READS_OF_A_BUSY_LOOP = 3000
-"""In a second it reads some 20,000 times; at its end a companion reads some hundreds of times, to import modules."""
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        "os.closerange(3, 4096); time.sleep(2); os._exit(0)",
-        "os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(2)'])",
-    ],
-)
-def test_a_companion_does_not_spin_once_the_job_has_closed_its_descriptors(tmp_path: Path, end: str) -> None:
-    job = Job(
-        _COMPANION
-        + f"""
-with diagnostic.diagnose(config(cloud=True)):
-    output(companion())
-    input()
-    {end}
-""",
-        tmp_path / "d",
-    )
-    counts = Path(f"/proc/{job.line()}/io")
-
-    def reads() -> int | None:
-        """Return how often it has read; None once it has ended."""
-        try:
-            return int(counts.read_text().split()[5])
-        except (FileNotFoundError, ProcessLookupError, PermissionError, IndexError):
-            return None
-
-    before = reads()
-    assert before is not None, "this kernel does not count reads"
-    job.go_on()
-    while (now := reads()) is not None:
-        assert now - before < _READS_OF_A_BUSY_LOOP
-        time.sleep(0.01)
-    job.end()
+@pytest.mark.parametrize("end", _ENDS_WITHOUT_DESCRIPTORS)
+def test_a_companion_does_not_spin_once_the_job_has_closed_its_descriptors(
+    outcomes: AtOnce[str, _Outcome], end: str
+) -> None:
+    outcomes.result(end)  # Its reads were counted while it ran.

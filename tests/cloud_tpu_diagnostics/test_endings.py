@@ -10,7 +10,8 @@ import pytest
 from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of, exit_status
 from cloud_tpu_diagnostics.entries import DUMP
 
-from .accompanied_jobs import Job, ending, of_kind
+from ..waiting import AtOnce
+from .accompanied_jobs import Job, Outcome, at_once, ending, of_kind
 
 _BLOCK = """
 companion = start()
@@ -67,29 +68,39 @@ def test_a_fault_is_an_entry_with_all_of_its_stack(tmp_path: Path) -> None:
     assert "it wrote: Fatal Python error: Segmentation fault" in ending()["evidence"]
 
 
-@pytest.mark.parametrize(
-    "life",
-    [
-        "companion.send({'kind': 'snapshot', 'time_ns': 0, 'threads': 0, 'groups': []})",
-        "faulthandler.dump_traceback_later(0.1, file=companion.timer_descriptor)",
-        "page.publish('step', 3)",
-    ],
-    ids=["snapshot", "timer", "progress"],
-)
-def test_the_fault_of_a_forked_child_is_not_the_jobs(tmp_path: Path, life: str) -> None:
-    program = """
+_FORKS = """
+from pathlib import Path
 from ml_diagnostics_common.progress import ProgressPage
 page = ProgressPage.create()
 companion = start(progress_path=str(page.path))
 if not os.fork():
     ctypes.string_at(0)
 os.wait()
-time.sleep(2)  # It has been read.
+segments = Path(os.environ["ML_DIAGNOSTICS_DIR"], "journal")
+while not any("Segmentation fault" in segment.read_text() for segment in segments.rglob("*.jsonl")):
+    time.sleep(0.01)  # It has not been read.
 {life}
 time.sleep(1.5)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    Job(program.format(life=life), tmp_path / "trace").end()
+_LIVES_AFTER_A_FORK = {
+    "snapshot": "companion.send({'kind': 'snapshot', 'time_ns': 0, 'threads': 0, 'groups': []})",
+    "timer": "faulthandler.dump_traceback_later(0.1, file=companion.timer_descriptor)",
+    "progress": "page.publish('step', 3)",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> AtOnce[str, Outcome]:
+    return at_once((_FORKS.format(life=life) for life in _LIVES_AFTER_A_FORK.values()), tmp_path_factory)
+
+
+@pytest.mark.parametrize("life", _LIVES_AFTER_A_FORK.values(), ids=_LIVES_AFTER_A_FORK)
+def test_the_fault_of_a_forked_child_is_not_the_jobs(
+    monkeypatch: pytest.MonkeyPatch, outcomes: AtOnce[str, Outcome], life: str
+) -> None:
+    records, _ = outcomes.result(_FORKS.format(life=life))
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(records))
     recorded = ending()
     assert len(of_kind(DUMP)) > 0
     assert "Segmentation fault" not in recorded["evidence"]

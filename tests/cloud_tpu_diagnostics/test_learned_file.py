@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 from cloud_tpu_diagnostics._companion.job import Job as WatchedJob
 from cloud_tpu_diagnostics._companion.learned_file import load_learned, save_learned
 from cloud_tpu_diagnostics.entries import HANG_SUSPECTED
 
-from ..waiting import wait_until
+from ..waiting import AtOnce, wait_until
 from .accompanied_jobs import of_kind
 from .diagnosed_jobs import Job, run
 
@@ -96,17 +97,17 @@ print("done", flush=True)
 """
 
 
-def test_a_pause_that_ended_a_job_once_does_not_end_its_next_attempt(tmp_path: Path) -> None:
+_Outcome: TypeAlias = tuple[Path, list[tuple[int, str, str]]]
+"""The records of a job; the exit code, stdout and stderr of its attempts."""
+
+
+def _two_attempts(folder: Path, **popen: Any) -> list[tuple[int, str, str]]:
     program = TRAIN % "time.sleep(9)"
-    code, out, _ = run(program, tmp_path)
-    assert (code, out) == (-signal.SIGABRT, "pausing\n")
-    code, out, _ = run(program, tmp_path)
-    assert (code, out) == (0, "pausing\ndone\n")
+    return [run(program, folder, **popen), run(program, folder, **popen)]
 
 
-@pytest.mark.parametrize("by", ["SIGSTOP", "a debugger"])
-def test_a_stopped_job_does_not_count_as_stuck(tmp_path: Path, by: str) -> None:
-    job = Job(TRAIN % "time.sleep(3)", tmp_path)
+def _stopped_job(by: str, folder: Path, **popen: Any) -> tuple[int, str, str]:
+    job = Job(TRAIN % "time.sleep(3)", folder, **popen)
     assert job.line() == "pausing"
     pid = job.process.pid
     if by == "SIGSTOP":
@@ -125,8 +126,36 @@ def test_a_stopped_job_does_not_count_as_stuck(tmp_path: Path, by: str) -> None:
         os.kill(pid, signal.SIGCONT)
     else:
         debugger.communicate("\n")
-    code, out, _ = job.end()
+    return job.end()
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> AtOnce[str, _Outcome]:
+    """Return the outcome of two attempts with a long pause, and of a job by what stopped it."""
+
+    def outcome(of: str) -> _Outcome:
+        records, folder = tmp_path_factory.mktemp("ml-diagnostics"), tmp_path_factory.mktemp("traces")
+        env = {**os.environ, "ML_DIAGNOSTICS_DIR": str(records)}
+        if of == "two attempts":
+            return records, _two_attempts(folder, env=env)
+        return records, [_stopped_job(of, folder, env=env)]
+
+    return AtOnce(outcome, ["two attempts", "SIGSTOP", "a debugger"])
+
+
+def test_a_pause_that_ended_a_job_once_does_not_end_its_next_attempt(outcomes: AtOnce[str, _Outcome]) -> None:
+    _, (first, second) = outcomes.result("two attempts")
+    assert first[:2] == (-signal.SIGABRT, "pausing\n")
+    assert second[:2] == (0, "pausing\ndone\n")
+
+
+@pytest.mark.parametrize("by", ["SIGSTOP", "a debugger"])
+def test_a_stopped_job_does_not_count_as_stuck(
+    monkeypatch: pytest.MonkeyPatch, outcomes: AtOnce[str, _Outcome], by: str
+) -> None:
+    records, ((code, out, _),) = outcomes.result(by)
     assert (code, out) == (0, "done\n")
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(records))
     assert of_kind(HANG_SUSPECTED) == []
 
 

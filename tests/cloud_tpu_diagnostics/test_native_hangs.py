@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..waiting import wait_until
+from ..waiting import AtOnce, wait_until
 from .diagnosed_jobs import HEADER, Job, run
 
 pytestmark = pytest.mark.timing
@@ -69,22 +69,35 @@ def test_each_dump_follows_its_header_if_any_thread_or_process_can_write_it(
     assert all(lines[number - 1] == f"{HEADER} 1 seconds." for number in dumps)
 
 
-@pytest.mark.parametrize("before_hang_seconds", [0.25, 0.75])
-def test_a_hang_with_the_gil_held_has_a_dump_within_an_interval_of_any_start(
-    tmp_path: Path, before_hang_seconds: float
-) -> None:
-    job = Job(
-        """
+_SHARES_BEFORE_A_HANG = (0.25, 0.75)
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> AtOnce[float, str]:
+    """Return what a job wrote that was stuck after that share of an interval, with the GIL held."""
+
+    def output(share: float) -> str:
+        job = Job(
+            """
 with diagnostic.diagnose(config(2)):
     time.sleep(2 * float(sys.argv[2]))
     lock_twice(ctypes.PyDLL(None))
 """,
-        tmp_path / "d",
-        str(before_hang_seconds),
-    )
-    job.wait_until_stuck()
-    time.sleep(2 * 1.3)
-    assert _STUCK_FRAME in job.kill()
+            tmp_path_factory.mktemp("traces") / "d",
+            str(share),
+        )
+        job.wait_until_stuck()
+        time.sleep(2 * 1.3)
+        return job.kill()
+
+    return AtOnce(output, _SHARES_BEFORE_A_HANG)
+
+
+@pytest.mark.parametrize("share", _SHARES_BEFORE_A_HANG)
+def test_a_hang_with_the_gil_held_has_a_dump_within_an_interval_of_any_start(
+    outputs: AtOnce[float, str], share: float
+) -> None:
+    assert _STUCK_FRAME in outputs.result(share)
 
 
 def test_python_that_is_late_by_less_than_half_a_second_writes_each_dump_itself(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_server_that_fails_half_of_the_time_loses_and_doubles_nothing(
 ) -> None:
     cloud_logging_server.faults.sometimes(fault, probability=0.5, on="write", seed=1)
     journal(tmp_path, 2000)
-    shipper = start()
+    shipper = start(backoff=Backoff(first_seconds=0.01, longest_seconds=0.1))
     wait_until(lambda: shipper.flush(1), 20)
     assert arrived(cloud_logging_server) == list(range(2000))
     assert writes(cloud_logging_server) <= 40

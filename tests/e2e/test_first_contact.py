@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ..waiting import AtOnce
+
 _HEAD = """
 import logging, time
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
@@ -34,42 +36,57 @@ with diagnostic.diagnose(DiagnosticConfig(DebugConfig(StackTraceConfig(True, Tru
 """
 
 
-def _run(program: str, home: Path, **variables: str) -> tuple[list[str], str]:
+_PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {
+    "recorder": (_RECORDER, {}),
+    "recorder and block": (_RECORDER.replace("time.sleep(3)", "") + _BLOCK, {}),
+    "block": (_BLOCK, {}),
+    "run": (_RUN, {}),
+    "recorder with half a cloud": (_RECORDER, {"GOOGLE_CLOUD_PROJECT": "my-project"}),
+}
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> AtOnce[str, tuple[list[str], str]]:
     """Return the log lines of a program, and its journal's folder, without configuration or a metadata server."""
-    home.mkdir(exist_ok=True)
-    environ = {"HOME": str(home), "PATH": os.environ["PATH"], "GCE_METADATA_HOST": "127.0.0.1:9", **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", _HEAD + program], capture_output=True, text=True, timeout=60, env=environ, check=True
-    )
-    return done.stderr.splitlines(), str(home / ".ml-diagnostics")
+
+    def output(name: str) -> tuple[list[str], str]:
+        program, variables = _PROGRAMS[name]
+        home = tmp_path_factory.mktemp("home")
+        environ = {"HOME": str(home), "PATH": os.environ["PATH"], "GCE_METADATA_HOST": "127.0.0.1:9", **variables}
+        done = subprocess.run(
+            [sys.executable, "-c", _HEAD + program], capture_output=True, text=True, timeout=60, env=environ, check=True
+        )
+        return done.stderr.splitlines(), str(home / ".ml-diagnostics")
+
+    return AtOnce(output, _PROGRAMS)
 
 
 def _line(folder: str) -> str:
     return f"INFO Recording to {folder}/journal; no Google Cloud is set up on this machine."
 
 
-@pytest.mark.parametrize("program", [_RECORDER, _RECORDER.replace("time.sleep(3)", "") + _BLOCK])
-def test_a_recorder_logs_its_path_once(tmp_path: Path, program: str) -> None:
-    lines, folder = _run(program, tmp_path / "home")
+@pytest.mark.parametrize("program", ["recorder", "recorder and block"])
+def test_a_recorder_logs_its_path_once(outputs: AtOnce[str, tuple[list[str], str]], program: str) -> None:
+    lines, folder = outputs.result(program)
     others = [line for line in lines if not line.startswith("INFO Stack trace will be written in: ")]
     assert others == [_line(folder)]
 
 
-def test_a_block_logs_its_path_once(tmp_path: Path) -> None:
-    lines, folder = _run(_BLOCK, tmp_path / "home")
+def test_a_block_logs_its_path_once(outputs: AtOnce[str, tuple[list[str], str]]) -> None:
+    lines, folder = outputs.result("block")
     assert lines[0].startswith("INFO Stack trace will be written in: ")
     assert lines[1:] == [_line(folder)]
 
 
-def test_a_run_logs_its_path_once(tmp_path: Path) -> None:
-    lines, folder = _run(_RUN, tmp_path / "home")
+def test_a_run_logs_its_path_once(outputs: AtOnce[str, tuple[list[str], str]]) -> None:
+    lines, folder = outputs.result("run")
     (line,) = lines
     assert line.startswith("INFO The run first-")
     assert f"{folder}/runs/first-" in line
 
 
-def test_a_cloud_that_is_half_set_up_is_one_warning(tmp_path: Path) -> None:
-    lines, _ = _run(_RECORDER, tmp_path / "home", GOOGLE_CLOUD_PROJECT="my-project")
+def test_a_cloud_that_is_half_set_up_is_one_warning(outputs: AtOnce[str, tuple[list[str], str]]) -> None:
+    lines, _ = outputs.result("recorder with half a cloud")
     (line,) = lines
     assert line.startswith("WARNING Nothing is sent to Cloud Logging: no Google Cloud credentials were found")
 

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
-from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang
 
 from ..loopback.control_plane import ControlPlaneServer
+from ..waiting import AtOnce
 
 _TRAINER = """
 import os, signal, sys, time
@@ -39,36 +40,46 @@ _ENDS = {
     "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)": -signal.SIGTERM,
     "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)": -signal.SIGINT,
 }
+_Ended: TypeAlias = tuple[Path, int, float]
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> AtOnce[str, _Ended]:
+    """Return the records of a trainer, its exit status, and the seconds between its last line and its end."""
+
+    def end(last: str) -> _Ended:
+        records = tmp_path_factory.mktemp("ml-diagnostics")
+        variables = {"ML_DIAGNOSTICS_DIR": str(records), "ML_DIAGNOSTICS_BACKEND": "cloud", "ML_DIAGNOSTICS_RAISE": "0"}
+        with CloudLoggingServer() as cloud_logging, ControlPlaneServer() as control_plane:
+            for server in (cloud_logging, control_plane):
+                server.faults.always(Hang())
+                variables |= server.environment()
+            trainer = subprocess.Popen(
+                [sys.executable, "-c", _TRAINER + last],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **variables},
+                cwd=records,
+            )
+            assert trainer.stdout is not None
+            with trainer.stdout as lines:
+                assert lines.readline() == b"last line\n"
+            started = time.monotonic()
+            return records, trainer.wait(timeout=60), time.monotonic() - started
+
+    return AtOnce(end, _ENDS)
 
 
 @pytest.mark.timing
 @pytest.mark.parametrize(("last", "status"), _ENDS.items(), ids=["return", "exit", "exception", "SIGTERM", "SIGINT"])
 def test_the_libraries_share_the_time_for_which_they_hold_up_the_end(
-    last: str,
-    status: int,
-    cloud_logging_server: CloudLoggingServer,
-    control_plane_server: ControlPlaneServer,
-    tmp_path: Path,
+    last: str, status: int, ends: AtOnce[str, _Ended]
 ) -> None:
     """Each waits five seconds at most; one after the other they took more than ten."""
-    variables: dict[str, str] = {}
-    for server in (cloud_logging_server, control_plane_server):
-        server.faults.always(Hang())
-        variables |= server.environment()
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", _TRAINER + last],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **variables, "ML_DIAGNOSTICS_BACKEND": "cloud", "ML_DIAGNOSTICS_RAISE": "0"},
-        cwd=tmp_path,
-    )
-    assert trainer.stdout is not None
-    with trainer.stdout as lines:
-        assert lines.readline() == b"last line\n"
-    started = time.monotonic()
-    assert trainer.wait(timeout=60) == status
-    assert time.monotonic() - started < 8
-    reader = JournalReader("goodput_attacked", root=diagnostics_directory())
+    records, found, seconds = ends.result(last)
+    assert found == status
+    assert seconds < 8
+    reader = JournalReader("goodput_attacked", root=records)
     steps = [
         entry.payload["step_count"] for batch in reader.read_new() for entry in batch if "step_count" in entry.payload
     ]

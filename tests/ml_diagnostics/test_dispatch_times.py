@@ -1,4 +1,4 @@
-"""The time of a dispatch is told from that of the load before it, with a clock that the program moves."""
+"""The time of a dispatch is distinguished from that of the load before it, with a clock that the program moves."""
 
 from __future__ import annotations
 

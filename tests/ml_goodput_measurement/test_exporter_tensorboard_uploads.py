@@ -33,6 +33,12 @@ def server(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
+def _note_soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the note of another host, which no test here has, for as long as one upload takes; by default for 5 s."""
+    monkeypatch.setattr("ml_goodput_measurement._export.tensorboard._NOTE_SECONDS", QUICK.seconds / 2)
+
+
+@pytest.fixture
 def stored(server: CloudStorageServer, tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """Read the contents of the bucket."""
 
@@ -92,6 +98,7 @@ def test_a_file_ends_at_a_quarter_of_a_mebibyte_and_leaves_the_disk(server: Clou
     assert len(kept_files()) == 1
 
 
+@pytest.mark.usefixtures("_note_soon_given_up")
 @pytest.mark.parametrize("fault", [Status(503), Status(403), Status(404), Reset(), Hang()], ids=str)
 def test_what_could_not_be_uploaded_is_uploaded_later(server: CloudStorageServer, stored: Stored, fault: Any) -> None:
     exporter, history = new_exporter(), steps_of(range(LONG))
@@ -116,6 +123,7 @@ def test_a_write_without_an_answer_is_not_repeated(server: CloudStorageServer, s
     assert stored() == [Point("goodput/goodput", 1, 80.0), Point("goodput/goodput", 2, 80.0)]
 
 
+@pytest.mark.usefixtures("_note_soon_given_up")
 @pytest.mark.timing
 def test_a_bucket_that_hangs_costs_a_bounded_time_however_much_waits(server: CloudStorageServer) -> None:
     exporter, history = new_exporter(limits=UploadLimits(seconds=0.2, part_bytes=1_000)), steps_of(range(1_000))
@@ -129,6 +137,7 @@ def test_a_bucket_that_hangs_costs_a_bounded_time_however_much_waits(server: Clo
     assert time.monotonic() - started < 4.0
 
 
+@pytest.mark.usefixtures("_note_soon_given_up")
 @pytest.mark.parametrize("ends_well", [True, False])
 def test_the_next_process_uploads_what_this_one_could_not(
     server: CloudStorageServer, stored: Stored, ends_well: bool
@@ -149,6 +158,7 @@ def test_the_next_process_uploads_what_this_one_could_not(
     assert stored() == deviation_points(range(LONG + 10))
 
 
+@pytest.mark.usefixtures("_note_soon_given_up")
 def test_flush_uploads_without_a_snapshot(server: CloudStorageServer, stored: Stored) -> None:
     exporter = new_exporter()
     server.faults.always(Status(503))
@@ -159,6 +169,7 @@ def test_flush_uploads_without_a_snapshot(server: CloudStorageServer, stored: St
     assert stored() == [Point("goodput/goodput", 1, 80.0)]
 
 
+@pytest.mark.usefixtures("_note_soon_given_up")
 def test_what_waits_on_this_host_is_bounded_and_the_oldest_go(
     server: CloudStorageServer, stored: Stored, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,6 +189,7 @@ def test_what_waits_on_this_host_is_bounded_and_the_oldest_go(
     assert LOSSES["tensorboard_part_dropped"] == (1_000 - len(kept)) // 50
 
 
+@pytest.mark.usefixtures("_note_soon_given_up")
 def test_files_on_this_host_are_private(server: CloudStorageServer) -> None:
     server.faults.always(Status(503))
     with pytest.raises(StorageError):

@@ -272,7 +272,7 @@ def test_the_last_moments_of_a_process_search_for_no_cloud_and_a_later_read_uses
     recorder.record_job_start_time(BASE + 301_500)
     recorder.record_step_start_time(300, BASE + 301_600)
     recorder.flush()
-    calculator = GoodputCalculator(JOB, LOG, **asked_at)
+    calculator = GoodputCalculator(JOB, LOG, _patience_seconds=0.2, **asked_at)
     with monkeypatch.context() as in_last_moments:
         in_last_moments.setattr(Cloud, "connect", lambda _: pytest.fail("searched for a cloud"))
         assert calculator.snapshot(local_only=True).cumulative is not None

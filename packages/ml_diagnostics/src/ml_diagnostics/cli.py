@@ -74,7 +74,7 @@ class RunCommand:
 
         name = options.name or os.environ.get(_JOB_VARIABLE) or job_name_of(options.job)
         if not options.job[0] or (which(options.job[0]) is None and not Path(options.job[0]).exists()):
-            console.warn(f"cannot run {options.job[0]!a}: there is no such program")
+            console.warn(f"cannot run {options.job[0]!a}: no such program")
             return _NOT_FOUND
         os.environ.update(_environment(name))
         _announce(console, f"job {name!r}; afterwards, or while it runs: goodput report {quote(name)}")
@@ -171,7 +171,7 @@ def _announce(console: Console, text: str) -> None:
     from ml_diagnostics_common.command.console import Console
 
     try:
-        # Without the name of a program, whose messages of errors are red on a terminal.
+        # Without the name of the command, which would make an error message of it, red on a terminal.
         Console(is_quiet=console.is_quiet).notify(f"ml-diagnostics: {text}")
     except (OSError, ValueError):
         # Python would exit with another code because of what is left in the buffer. The program has the descriptor.

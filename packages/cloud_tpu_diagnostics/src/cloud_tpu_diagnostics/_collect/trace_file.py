@@ -184,7 +184,7 @@ def _make_here() -> tuple[str, int]:
 
 
 def _make_there(directory: Path) -> tuple[str, int]:
-    """Make a file in a folder that the user has chosen, and whose mode is the user's affair."""
+    """Make a file in a folder that the user has chosen; its mode stays as it is."""
     directory.mkdir(parents=True, exist_ok=True)
     folder = os.open(directory, _A_FOLDER)
     try:

@@ -163,7 +163,7 @@ def is_exported(run: ActiveRun) -> bool:
 
 @guarded_as("write to TensorBoard")
 def end_export(run: ActiveRun, deadline: float) -> None:
-    """Write the last values of a run, in the thread; nothing if there is no export.
+    """Write the last values of a run, in the thread, if it is exported.
 
     Args:
         run: The run, all of whose values are in the journal.

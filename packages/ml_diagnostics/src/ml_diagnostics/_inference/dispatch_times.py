@@ -37,7 +37,12 @@ _MOST_FAILURES: Final = 9
 
 
 class DispatchTimes:
-    """Measures some dispatches of the main thread."""
+    """Measures some dispatches of the main thread.
+
+    Attributes:
+        usual_seconds: The mean without the longest ones, since sums depend on it; 0.0 while nothing is known.
+        is_measuring: True from the result that starts a measurement until the dispatch that ends it.
+    """
 
     def __init__(self, clock_ns: Callable[[], int] = now_ns) -> None:
         """Measure nothing yet.
@@ -47,7 +52,8 @@ class DispatchTimes:
         """
         self._clock_ns = clock_ns
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
-        self._usual_seconds = 0.0
+        self.usual_seconds = 0.0
+        self.is_measuring = False
         self._results_read = 0
         self._failures = 0
         self._events = 0
@@ -56,11 +62,6 @@ class DispatchTimes:
         self._stops_in_library = True
         self._library_call: tuple[int, CodeType] | None = None
         """The frame in which the measurement has stopped: its id, since a frame would keep arrays alive."""
-
-    @property
-    def usual_seconds(self) -> float:
-        """The mean without the longest ones, since sums depend on it; 0.0 while nothing is known."""
-        return self._usual_seconds
 
     def result_read(self) -> None:
         """Note that the program has read a result; measure the next dispatch, if it is the turn of that.
@@ -74,11 +75,12 @@ class DispatchTimes:
             return  # A profile function of the program's own is left alone.
         self._events, self._is_in_library, self._start_ns = 0, False, self._clock_ns()
         self._library_call = None
+        self.is_measuring = True
         sys.setprofile(self._on_event)
 
     def dispatched(self) -> None:
         """Note that a dispatch has returned, which ends the measurement."""
-        call, self._library_call = self._library_call, None
+        call, self._library_call, self.is_measuring = self._library_call, None, False
         if call is not None and not _is_on_stack(*call):
             self._stops_in_library = False
         elif self._stop() or call is not None:
@@ -86,7 +88,7 @@ class DispatchTimes:
             self._failures = 0
             if len(self._samples) > _LEFT_OUT:
                 samples = sorted(self._samples)[:-_LEFT_OUT]
-                self._usual_seconds = sum(samples) / len(samples)
+                self.usual_seconds = sum(samples) / len(samples)
 
     def close(self) -> None:
         """Measure no longer."""

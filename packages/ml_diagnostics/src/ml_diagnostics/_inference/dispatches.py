@@ -143,8 +143,8 @@ class Dispatches:
             self._set_hook(None)
 
     def result_read(self) -> None:
-        """Note that the program has read a result."""
-        if self._set_hook is not None and threading.get_ident() == self._main:
+        """Note that the main thread of the program has read a result."""
+        if self._set_hook is not None:
             self._times.result_read()
 
     def compiled(self, name: str, start: float, end: float) -> None:
@@ -178,8 +178,9 @@ class Dispatches:
                 known = self._learn(function)
             if known.is_internal:
                 return
-            self._times.dispatched()
-            self._rhythm.dispatch_seconds = self._times.usual_seconds
+            if self._times.is_measuring:
+                self._times.dispatched()
+                self._rhythm.dispatch_seconds = self._times.usual_seconds
             time = now_seconds()
             if known is self._step:
                 self._on_step(known, time, args, kwargs, out)

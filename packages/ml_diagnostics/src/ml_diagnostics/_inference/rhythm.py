@@ -203,13 +203,15 @@ class Rhythm:
             The end of the pause, which is earlier than the given one if a part of the step was dispatched before.
         """
         gap = self._gap
-        dispatched = (moment.time for moment in gap.moments if moment.time > fetched and moment.start is None)
-        first = next(dispatched, None)
-        if first is not None:
-            end = max(fetched, first - self.dispatch_seconds)
+        if gap.moments:
+            dispatched = (moment.time for moment in gap.moments if moment.time > fetched and moment.start is None)
+            first = next(dispatched, None)
+            if first is not None:
+                end = max(fetched, first - self.dispatch_seconds)
         # A dispatch itself takes some of this time, and a small part of a step does not matter.
-        shortest = max(_SHORTEST_PAUSE_SECONDS, _NOTABLE_SHARE * (end - (self._last or end)))
-        is_long = end - fetched >= shortest and self.has_steps
+        if end - fetched < _SHORTEST_PAUSE_SECONDS:  # As in most steps.
+            return _NEVER
+        is_long = end - fetched >= _NOTABLE_SHARE * (end - (self._last or end)) and self.has_steps
         if not is_long or gap.load is not None or gap.is_disturbed or self._evaluations_in_gap():
             return _NEVER
         self._sink.paused(self.next_number - 1, fetched, end)
@@ -226,9 +228,8 @@ class Rhythm:
 
     def _close_gap(self, limit: float) -> float:
         """Infer what the program did since the last step; return the end of that, at most the limit."""
-        gap = self._gap
+        gap, end = self._gap, 0.0
         self._was_disturbed = gap.is_disturbed
-        end = 0.0
         if self.has_steps:
             self._gaps += 1
             if gap.moments:

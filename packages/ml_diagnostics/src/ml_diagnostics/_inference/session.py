@@ -167,7 +167,7 @@ class Session:
             self._loads_before = [(source, start, end)]
 
     def fetched(self, time: float) -> None:
-        """Note that a result of the device was read."""
+        """Note that the main thread has read a result of the device."""
         self._rhythm.fetched(time)
         self._dispatches.result_read()
 

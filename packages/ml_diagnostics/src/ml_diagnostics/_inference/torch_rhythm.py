@@ -14,7 +14,7 @@ from ml_diagnostics._inference.rhythm import Rhythm
 __all__ = ["TorchRhythm"]
 
 _MANY_STEPS: Final = 20
-"""Steps of one optimizer without one of another, after which a step is no longer a part of the other's."""
+"""After so many steps of one optimizer without one of another, they are no longer parts of one step."""
 
 
 class TorchRhythm:

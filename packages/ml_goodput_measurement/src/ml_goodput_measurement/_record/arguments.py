@@ -83,6 +83,8 @@ def posix_seconds(moment: Any) -> float:
         TypeError: The value is neither.
         ValueError: The number is not finite.
     """
+    if type(moment) is float and math.isfinite(moment):  # As nearly always.
+        return moment
     if isinstance(moment, datetime.datetime):
         if moment.tzinfo is None:
             log_once(

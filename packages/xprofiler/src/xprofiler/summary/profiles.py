@@ -3,7 +3,7 @@
 A profile is a folder `.../plugins/profile/<session>` with a file `<host>.xplane.pb` for each host. The path may be a
 log directory (`xprofiler capture` writes to its `tensorboard`, programmatic capture directly below it), any folder
 above or below `plugins/profile`, the folder of one profile, or one such file. Instead of a path, a run of this machine
-may be named, whose profiles are in the diagnostics directory. The storage is used with the credentials
+may be named; its profiles are in the diagnostics directory. The storage is used with the credentials
 of the other commands.
 """
 
