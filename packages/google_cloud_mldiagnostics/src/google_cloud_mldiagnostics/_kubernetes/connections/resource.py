@@ -1,4 +1,4 @@
-"""The object MLDiagnosticsConnection: from the API server's JSON, back to its status, and its schema. No clock, no network."""
+"""The object MLDiagnosticsConnection, as the API server returns it, and its schema. No clock, no network."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def pending_status(message: str) -> dict[str, Any]:
     """Return the status of an object that waits.
 
     Args:
-        message: What it waits for.
+        message: The reason.
     """
     return {"phase": Phase.PENDING.value, "message": message}
 
@@ -87,7 +87,7 @@ def finished_status(connection: Connection, results: Sequence[PodResult], now: s
             "errorMessage": _limited([f"{each.pod}: {each.problem}" for each in failed]),
         }
     elif not is_verified:
-        message += "; the files were not read: grant roles/storage.objectViewer on the bucket to the operator's service account"
+        message += "; no file was read: grant the operator's service account roles/storage.objectViewer on the bucket"
         result = {"status": CaptureStatus.UNKNOWN.value}
     if captured and connection.capture is not None:
         result["outputLocation"] = f"{connection.capture.location}/plugins/profile/{connection.session}"

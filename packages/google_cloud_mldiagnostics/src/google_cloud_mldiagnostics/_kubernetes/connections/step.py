@@ -37,7 +37,7 @@ class Policy(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """What an operator knows beside the object.
+    """The knowledge of an operator beside the object.
 
     Attributes:
         operator: Its own identity, which no other process ever has.
@@ -100,7 +100,7 @@ def next_step(connection: Connection, situation: Situation, policy: Policy) -> S
 
     Args:
         connection: The object.
-        situation: What the operator knows beside it.
+        situation: The knowledge of the operator beside it.
         policy: The operator's settings.
     """
     if not situation.is_leader or situation.is_captured_here:
