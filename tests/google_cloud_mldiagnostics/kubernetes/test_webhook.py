@@ -13,6 +13,8 @@ import pytest
 from ...kube_api import KubeApi
 from .clusters import CONTAINER, Webhook, create, variables
 
+pytest.importorskip("starlette")  # It needs Python 3.11, as the images have.
+
 
 def identity(pod: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     found = variables(pod)

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics._kubernetes.patches import Operation
 from google_cloud_mldiagnostics._kubernetes.reviews import PodRequest
-from google_cloud_mldiagnostics._kubernetes.webhook.app import make_app
 from google_cloud_mldiagnostics._kubernetes.webhook.injection import Injection, Result
-from google_cloud_mldiagnostics._kubernetes.webhook.metrics import WebhookMetrics
 
 from .test_reviews import BODY, changed
+
+pytest.importorskip("starlette")  # It needs Python 3.11, as the images have.
+
+from google_cloud_mldiagnostics._kubernetes.webhook.app import make_app
+from google_cloud_mldiagnostics._kubernetes.webhook.metrics import WebhookMetrics
 
 OPERATIONS = [{"op": "add", "path": "/spec/containers/0/env", "value": []}]
 
