@@ -6,11 +6,13 @@ Besides those of `ml_diagnostics_testing`, these fixtures start the loopback ser
 from __future__ import annotations
 
 import _thread
+import itertools
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -66,12 +68,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def _records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return one folder for those of all tests: pytest searches all of its own for the number of the next."""
+    return tmp_path_factory.mktemp("ml-diagnostics")
+
+
 @pytest.fixture(autouse=True)
-def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _isolated(monkeypatch: pytest.MonkeyPatch, _records: Path) -> None:
     for name in list(os.environ):
         if name.startswith(_PREFIXES):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path_factory.mktemp("ml-diagnostics")))
+    folder = _records / str(next(_numbers))
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(folder))
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
     monkeypatch.setenv("ML_DIAGNOSTICS_RAISE", "1")
     guard.LOSSES._counts.clear()

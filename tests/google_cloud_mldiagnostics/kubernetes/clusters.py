@@ -144,7 +144,7 @@ class Webhook:
         self._log = folder / "webhook.log"
         self._account = account
         self._trusting = ssl.create_default_context(cafile=str(self.authority.path))
-        self._names: list[str] = []
+        self._namespaces: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Webhook:
@@ -159,8 +159,8 @@ class Webhook:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for name in self._names:
-            self.server.call("DELETE", f"{_CONFIGURATIONS}/{name}")
+        for namespace in [*self._namespaces]:
+            self.unregister(namespace)
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -191,7 +191,6 @@ class Webhook:
 
     def register(self, namespace: str, *, timeout_seconds: int = 2) -> None:
         """Have the API server ask for each pod that is created in a namespace of a test."""
-        name = f"webhook-{namespace}"
         rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
         entry = {
             "name": "pods.mldiagnostics.dev",
@@ -207,10 +206,15 @@ class Webhook:
                 "caBundle": base64.b64encode(self.authority.path.read_bytes()).decode(),
             },
         }
-        self.server.apply(_CONFIGURATIONS, {"metadata": {"name": name}, "webhooks": [entry]})
-        self._names.append(name)
+        self.server.apply(_CONFIGURATIONS, {"metadata": {"name": f"webhook-{namespace}"}, "webhooks": [entry]})
+        self._namespaces.append(namespace)
         # The API server reads its configurations from a watch of its own.
         wait_until(lambda: self._is_asked(namespace))
+
+    def unregister(self, namespace: str) -> None:
+        """Have the API server ask no longer."""
+        self._namespaces.remove(namespace)
+        self.server.call("DELETE", f"{_CONFIGURATIONS}/webhook-{namespace}")
 
     def _is_asked(self, namespace: str) -> bool:
         probe = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "probe-"}, "spec": _SPECS["Pod"]}

@@ -46,9 +46,24 @@ def labelled(kube_api: KubeApi, namespace: str) -> str:
     return namespace
 
 
+@pytest.fixture(scope="module")
+def webhook_of_module(kube_api: KubeApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
+    """Start the webhook, for all tests of a module that do not stop it."""
+    with Webhook(kube_api, tmp_path_factory.mktemp("webhook")) as server:
+        yield server
+
+
 @pytest.fixture
-def webhook(kube_api: KubeApi, namespace: str, tmp_path: Path) -> Iterator[Webhook]:
-    """Start the webhook, and have the API server ask it for pods of the test's namespace."""
+def webhook(webhook_of_module: Webhook, namespace: str) -> Iterator[Webhook]:
+    """Have the API server ask the webhook for pods of the test's namespace."""
+    webhook_of_module.register(namespace)
+    yield webhook_of_module
+    webhook_of_module.unregister(namespace)
+
+
+@pytest.fixture
+def own_webhook(kube_api: KubeApi, namespace: str, tmp_path: Path) -> Iterator[Webhook]:
+    """Start another webhook, which the test may stop, and have the API server ask it."""
     with Webhook(kube_api, tmp_path) as server:
         server.register(namespace)
         yield server

@@ -82,7 +82,7 @@ def test_an_owner_of_the_same_name_and_another_uid_is_not_the_owner(
     job = create(kube_api, labelled, "Job", "job")
     pod = create(kube_api, labelled, "Pod", "pod", job, uid="00000000-0000-4000-8000-000000000000")
     assert variables(pod) == {}
-    assert "has another uid than the reference to it" in webhook.log
+    assert f"Job {labelled}/job has another uid than the reference to it" in webhook.log
     assert 'reviews_total{result="lookup_failed"} 1.0' in webhook.metrics()
 
 
@@ -99,17 +99,17 @@ def test_an_account_without_rights_costs_the_variables_and_one_warning(
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_webhook_that_is_gone_or_silent_keeps_no_pod_from_starting(
-    kube_api: KubeApi, labelled: str, webhook: Webhook, stop: signal.Signals
+    kube_api: KubeApi, labelled: str, own_webhook: Webhook, stop: signal.Signals
 ) -> None:
     job = create(kube_api, labelled, "Job", "job")
-    assert webhook.process is not None
-    webhook.process.send_signal(stop)
+    assert own_webhook.process is not None
+    own_webhook.process.send_signal(stop)
     started = time.monotonic()
     assert variables(create(kube_api, labelled, "Pod", "pod", job)) == {}
     assert time.monotonic() - started < 2 + 10  # The timeout of its entry, and what else this machine does.
 
 
-def test_sigterm_ends_the_server_after_the_open_reviews(kube_api: KubeApi, webhook: Webhook) -> None:
-    assert webhook.process is not None
-    webhook.process.terminate()
-    assert webhook.process.wait(30) in (0, -signal.SIGTERM)
+def test_sigterm_ends_the_server_after_the_open_reviews(kube_api: KubeApi, own_webhook: Webhook) -> None:
+    assert own_webhook.process is not None
+    own_webhook.process.terminate()
+    assert own_webhook.process.wait(30) in (0, -signal.SIGTERM)
