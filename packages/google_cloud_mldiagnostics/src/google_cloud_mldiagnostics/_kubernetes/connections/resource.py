@@ -121,7 +121,8 @@ def read_connection(document: Mapping[str, Any]) -> Connection:
 def _capture(spec: Mapping[str, Any]) -> tuple[Capture | None, str]:
     """Return the capture of a spec, or None and what is wrong with it; the schema has checked most of it."""
     names = spec.get("podName")
-    pods = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip())) if _is_text(names) else ()
+    found = (name.strip() for name in names.split(",")) if isinstance(names, str) else ()
+    pods = tuple(dict.fromkeys(name for name in found if name))
     port, seconds = spec.get("capturePort"), spec.get("durationSeconds")
     namespace, location = spec.get("podNamespace"), spec.get("storageLocation")
     if not pods:
