@@ -217,10 +217,11 @@ def integrations(session: nox.Session) -> None:
     """Run the hooks, notebooks and loaders with real frameworks. Not part of the tests: the wheels take 8 GB.
 
     Each file of tests has a process of its own: PyTorch's compiler crashes in one that has imported TensorFlow.
+    `-- -m slow` compares the inferred goodput of 20 programs with the recorded one, which needs these frameworks, too.
     """
     install(session, "integrations", *PACKAGES)
     folder = ROOT / "tests" / "ml_diagnostics"
-    others = [folder / "test_notebook.py", folder / "test_run_of_loaders.py"]
+    others = [folder / f"test_{name}.py" for name in ("inferred_goodput", "notebook", "run_of_loaders")]
     failed = []
     for path in [*sorted(folder.glob("integrations/test_*.py")), *others]:
         options = ["-rR", str(path.relative_to(ROOT)), *session.posargs]
