@@ -97,6 +97,7 @@ def test_an_account_without_rights_costs_the_variables_and_one_warning(
         assert "the API server refused with 403" in webhook.log
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_webhook_that_is_gone_or_silent_keeps_no_pod_from_starting(
     kube_api: KubeApi, labelled: str, own_webhook: Webhook, stop: signal.Signals
@@ -109,7 +110,7 @@ def test_a_webhook_that_is_gone_or_silent_keeps_no_pod_from_starting(
     assert time.monotonic() - started < 2 + 10  # The timeout of its entry, and what else this machine does.
 
 
-def test_sigterm_ends_the_server_after_the_open_reviews(kube_api: KubeApi, own_webhook: Webhook) -> None:
+def test_sigterm_ends_the_server(kube_api: KubeApi, own_webhook: Webhook) -> None:
     assert own_webhook.process is not None
     own_webhook.process.terminate()
     assert own_webhook.process.wait(30) in (0, -signal.SIGTERM)

@@ -17,7 +17,7 @@ import uvloop
 from prometheus_client import start_http_server
 
 from google_cloud_mldiagnostics._kubernetes.api import Connection, KubernetesApi
-from google_cloud_mldiagnostics._kubernetes.owners import LookupFailedError, Owners
+from google_cloud_mldiagnostics._kubernetes.owners import Owners
 from google_cloud_mldiagnostics._kubernetes.webhook.app import make_app
 from google_cloud_mldiagnostics._kubernetes.webhook.certificates import ServingCertificate
 from google_cloud_mldiagnostics._kubernetes.webhook.injection import Injection
@@ -136,7 +136,7 @@ class _State:
             self._reload()
             self._metrics.cached.set(len(self._owners))
             if not self._has_answered:
-                with contextlib.suppress(KubernetesError, LookupFailedError):
+                with contextlib.suppress(KubernetesError):
                     await self._api.version(timeout_seconds=_LOOKUP_SECONDS)
                     self._has_answered = True
             await asyncio.sleep(_CHECK_SECONDS)
