@@ -225,7 +225,8 @@ def test_a_job_that_fails_and_one_that_is_killed_have_a_report(tmp_path: Path) -
     assert failed.returncode == 1
     assert "ValueError: no" in failed.stderr
     assert report()["state"] == "failed: ValueError"
-    write(tmp_path, TRAINER + "train(10); import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    # What is inferred is recorded 50 ms later.
+    write(tmp_path, TRAINER + "train(10); import os, signal, time; time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)")
     assert run(sys.executable, program).returncode in (-9, 137)
     time.sleep(0.1)
     assert report()["attempts"][1]["steps_kept"] >= 9

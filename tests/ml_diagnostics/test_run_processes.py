@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ml_diagnostics._inference import held as held_module
-from ml_diagnostics._inference.held import HeldRecorder
+from ml_diagnostics._inference.deferred_recorder import DeferredRecorder
+from ml_diagnostics_common.worker import in_parallel
 
 from tests.waiting import wait_until
 
@@ -294,31 +294,52 @@ class Recorded:
 
 def test_held_calls_are_made_in_their_order_when_they_are_released() -> None:
     recorded = Recorded()
-    held = HeldRecorder(recorded)
-    held.record(1)
-    held.record(2)
+    deferred = DeferredRecorder(recorded)
+    deferred.record(1)
+    deferred.record(2)
     assert recorded.steps == []
-    assert held.release() is recorded
-    held.record(3)
+    deferred.release()
+    deferred.record(3)
+    assert wait_until(lambda: len(recorded.steps) == 3)
     assert recorded.steps == [1, 2, 3]
-    assert not held.drop()
+    assert not deferred.drop()
 
 
-def test_held_calls_are_made_after_some_time_also_without_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_module, "_LONGEST_SECONDS", 0.0)
+def test_held_calls_are_made_after_some_time_also_without_a_step() -> None:
     recorded = Recorded()
-    held = HeldRecorder(recorded)
-    held.record(1)
+    deferred = DeferredRecorder(recorded, longest_hold_seconds=0.0)
+    deferred.record(1)
     assert wait_until(lambda: recorded.steps) == [1]
-    held.record(2)
-    assert recorded.steps == [1, 2]
+    deferred.record(2)
+    assert wait_until(lambda: recorded.steps == [1, 2])
 
 
 def test_dropped_calls_are_never_made() -> None:
     recorded = Recorded()
-    held = HeldRecorder(recorded)
-    held.record(1)
-    assert held.drop()
-    held.record(2)
-    held.release()
+    deferred = DeferredRecorder(recorded)
+    deferred.record(1)
+    assert deferred.drop()
+    deferred.record(2)
+    deferred.release()
+    deferred.finish()
     assert recorded.steps == []
+
+
+def test_deferred_calls_are_made_before_the_end_of_a_program_and_later_ones_at_once() -> None:
+    recorded = Recorded()
+    deferred = DeferredRecorder(recorded)
+    deferred.release()
+    deferred.record(1)
+    deferred.finish()
+    assert recorded.steps == [1]
+    deferred.record(2)
+    assert recorded.steps == [1, 2]
+
+
+def test_calls_of_many_threads_are_each_made_once() -> None:
+    recorded = Recorded()
+    deferred = DeferredRecorder(recorded)
+    deferred.release()
+    in_parallel(lambda first: [deferred.record(first + step) for step in range(500)], range(0, 4000, 500))
+    deferred.finish()
+    assert sorted(recorded.steps) == list(range(4000))

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ml_diagnostics_common.clock import now_ns
 
-from ml_diagnostics._inference.held import HeldRecorder
+from ml_diagnostics._inference.deferred_recorder import DeferredRecorder
 
 __all__ = ["Certainty", "InferredEvents"]
 
@@ -41,7 +41,8 @@ class InferredEvents:
             recorder: Goodput's recorder of the job.
         """
         self._recorder = recorder
-        self._held: HeldRecorder | None = None
+        self._deferred: DeferredRecorder | None = None
+        self._is_held = False
         self._inferred: dict[str, str] = {}
         self._is_prepared = False
         self._first_step = 0.0
@@ -62,15 +63,15 @@ class InferredEvents:
         """
         from ml_goodput_measurement.goodput import Recorder
 
-        held = HeldRecorder(Recorder(job_name))
-        held.record_job_start_time(started)
-        records = cls(held)
-        records._held = held
+        deferred = DeferredRecorder(Recorder(job_name))
+        deferred.record_job_start_time(started)
+        records = cls(deferred)
+        records._deferred, records._is_held = deferred, True
         return records
 
     def is_of(self, recorder: Any) -> bool:
         """Return True if events are recorded by this recorder."""
-        return recorder is (self._recorder if self._held is None else self._held.recorder)
+        return recorder is (self._recorder if self._deferred is None else self._deferred.recorder)
 
     def infers(self, activity: str, source: str, certainty: Certainty) -> None:
         """Record, once for each source, that events of an activity are inferred.
@@ -88,8 +89,9 @@ class InferredEvents:
 
     def step(self, number: int, start: float) -> None:
         """Record that a step started."""
-        if self._held is not None:
-            self._release()
+        if self._is_held and self._deferred is not None:
+            self._is_held = False
+            self._deferred.release()
         self._first_step = self._first_step or start
         self._recorder.record_step_start_time(number, start)
 
@@ -174,22 +176,19 @@ class InferredEvents:
             self._record_compilations()
 
     def finish(self) -> None:
-        """Record what is counted, and what was held back."""
+        """Record what is counted, what was held back, and what was deferred."""
         self._record_compilations()
-        self._release()
+        if self._deferred is not None:
+            self._deferred.finish()
 
     def drop(self) -> bool:
         """Record nothing; return False if something has been recorded."""
-        return self._held is not None and self._held.drop()
+        return self._deferred is not None and self._deferred.drop()
 
     def end(self) -> None:
         """Record the end of the job as far as it was observed."""
         self.finish()
         self._recorder.record_job_end_time()
-
-    def _release(self) -> None:
-        if self._held is not None:
-            self._recorder, self._held = self._held.release(), None
 
     def _record_compilations(self) -> None:
         if not self._has_recorded_compilations:
