@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -22,7 +22,9 @@ __all__ = ["Connection", "KubernetesApi", "object_path"]
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_SECONDS: Final = 60.0
 """The kubelet replaces the token in its file long before it expires."""
+_CALL_SECONDS: Final = 10.0
 _MOST_BYTES: Final = 16 << 20
+_PAGE_OBJECTS: Final = 500
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
@@ -122,13 +124,103 @@ class KubernetesApi:
             KubernetesApiError: The server refused, as with 403 and 404.
             KubernetesUnreachableError: The server did not answer in time, or not with an object.
         """
-        answer = await self._get(path, {"Accept": _METADATA_ONLY}, timeout_seconds)
+        answer = await self._request("GET", path, timeout_seconds, headers={"Accept": _METADATA_ONLY})
         metadata = answer.get("metadata")
         if not isinstance(metadata, dict):
             raise KubernetesUnreachableError(f"{path}: expected an object with metadata, got {answer!s:.100}")
         return metadata
 
-    async def version(self, *, timeout_seconds: float) -> str:
+    async def get(self, path: str, *, timeout_seconds: float = _CALL_SECONDS) -> dict[str, Any]:
+        """Return an object.
+
+        Args:
+            path: The path of the object: see `object_path`.
+            timeout_seconds: The most time that the call may take.
+
+        Raises:
+            KubernetesApiError: The server refused, as with 403 and 404.
+            KubernetesUnreachableError: The server did not answer in time, or not with an object.
+        """
+        return await self._request("GET", path, timeout_seconds)
+
+    async def objects(self, path: str, *, timeout_seconds: float = _CALL_SECONDS) -> list[dict[str, Any]]:
+        """Return all objects of a collection.
+
+        Args:
+            path: The path of the collection: that of an object without its name.
+            timeout_seconds: The most time that each call may take: there is one for 500 objects.
+
+        Raises:
+            KubernetesApiError: The server refused.
+            KubernetesUnreachableError: The server did not answer in time, or not with objects.
+        """
+        found: list[dict[str, Any]] = []
+        query = {"limit": str(_PAGE_OBJECTS)}
+        while True:
+            page = await self._request("GET", path, timeout_seconds, query=query)
+            items, metadata = page.get("items"), page.get("metadata")
+            if not isinstance(items, list) or not isinstance(metadata, dict):
+                raise KubernetesUnreachableError(f"{path}: expected a list of objects, got {page!s:.100}")
+            found += items
+            if not metadata.get("continue"):
+                return found
+            query["continue"] = str(metadata["continue"])
+
+    async def create(
+        self, path: str, document: Mapping[str, Any], *, is_dry_run: bool = False, timeout_seconds: float = _CALL_SECONDS
+    ) -> dict[str, Any]:
+        """Create an object, and return it as the server has it.
+
+        Args:
+            path: The path of its collection.
+            document: The object.
+            is_dry_run: If True the server does everything but keep the object.
+            timeout_seconds: The most time that the call may take.
+
+        Raises:
+            KubernetesApiError: The server refused, as with 409 for a name that exists.
+            KubernetesUnreachableError: The server did not answer in time: the object may exist.
+        """
+        query = {"dryRun": "All"} if is_dry_run else {}
+        return await self._request("POST", path, timeout_seconds, document, query=query)
+
+    async def patch(
+        self, path: str, change: Mapping[str, Any], *, timeout_seconds: float = _CALL_SECONDS
+    ) -> dict[str, Any]:
+        """Change the fields of an object that are given, by a merge patch, and return the object.
+
+        Args:
+            path: The path of the object, or of its status.
+            change: The fields. With `metadata.resourceVersion` the server refuses, with 409, if the object is of
+                another version by now.
+            timeout_seconds: The most time that the call may take.
+
+        Raises:
+            KubernetesApiError: The server refused.
+            KubernetesUnreachableError: The server did not answer in time: the object may be changed.
+        """
+        headers = {"Content-Type": "application/merge-patch+json"}
+        return await self._request("PATCH", path, timeout_seconds, change, headers=headers)
+
+    async def delete(
+        self, path: str, *, uid: str, resource_version: str, timeout_seconds: float = _CALL_SECONDS
+    ) -> None:
+        """Delete an object, if it is of this version.
+
+        Args:
+            path: The path of the object.
+            uid: Its id; another object of that name is not deleted.
+            resource_version: Its version; the server refuses, with 409, if it is of another one.
+            timeout_seconds: The most time that the call may take.
+
+        Raises:
+            KubernetesApiError: The server refused.
+            KubernetesUnreachableError: The server did not answer in time: the object may be gone.
+        """
+        conditions = {"uid": uid, "resourceVersion": resource_version}
+        await self._request("DELETE", path, timeout_seconds, {"preconditions": conditions})
+
+    async def version(self, *, timeout_seconds: float = _CALL_SECONDS) -> str:
         """Return the version of the server, such as v1.31.0.
 
         Args:
@@ -138,21 +230,34 @@ class KubernetesApi:
             KubernetesApiError: The server refused.
             KubernetesUnreachableError: The server did not answer in time.
         """
-        return str((await self._get("/version", {}, timeout_seconds)).get("gitVersion", ""))
+        return str((await self._request("GET", "/version", timeout_seconds)).get("gitVersion", ""))
 
-    async def _get(self, path: str, headers: Mapping[str, str], timeout_seconds: float) -> dict[str, Any]:
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        timeout_seconds: float,
+        body: Mapping[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        query: Mapping[str, str] = MappingProxyType({}),
+    ) -> dict[str, Any]:
         assert self._session is not None, "use it in an `async with` block"
+        content = {} if body is None else {"Content-Type": "application/json"}
         try:
-            async with self._session.get(
+            async with self._session.request(
+                method,
                 self._connection.server + path,
-                headers={**headers, **self._connection.headers(time.monotonic())},
+                params=query,
+                data=None if body is None else json.dumps(body).encode(),
+                headers={**content, **headers, **self._connection.headers(time.monotonic())},
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             ) as response:
-                body = await _limited(response)
-                if response.status != 200:
-                    raise KubernetesApiError(path, response.status, _message(body))
-                answer = json.loads(body)
+                answer_bytes = await _limited(response)
+                if not response.ok:
+                    raise KubernetesApiError(path, response.status, _message(answer_bytes))
+                answer = json.loads(answer_bytes)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise KubernetesUnreachableError(f"{path}: the API server did not answer ({reason})") from error
