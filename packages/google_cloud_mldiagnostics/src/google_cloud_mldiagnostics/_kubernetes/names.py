@@ -10,6 +10,7 @@ __all__ = [
     "CONNECTION_GROUP",
     "CONNECTION_KIND",
     "EXEMPT_LABEL",
+    "EXEMPT_NAMESPACES",
     "IDENTIFIER",
     "JOBSET_NAME_LABEL",
     "JOBSET_UID_LABEL",
@@ -19,9 +20,15 @@ __all__ = [
     "LWS_NAME_LABEL",
     "METADATA",
     "NAMESPACE",
+    "NAMESPACE_NAME_LABEL",
+    "POLICY",
+    "POLICY_PARAMETERS",
     "RAY_CLUSTER_LABEL",
     "SUPPORTED",
     "TTL",
+    "WEBHOOK",
+    "WEBHOOK_CERTIFICATE",
+    "WEBHOOK_CONFIGURATION",
 ]
 
 IDENTIFIER: Final = "GKE_DIAGON_IDENTIFIER"
@@ -31,9 +38,24 @@ METADATA: Final = "GKE_DIAGON_METADATA"
 LABEL: Final = "managed-mldiagnostics-gke"
 """With the value `true` on a namespace, a workload or a pod, its pods get the variables."""
 EXEMPT_LABEL: Final = "diagon-webhook-exempt"
-"""With the value `true` on a namespace, its pods never get them."""
+"""With the value `true` on a namespace or a pod, its pods, or this one, never get them."""
 NAMESPACE: Final = "gke-mldiagnostics"
 """The namespace of the webhook and the operator."""
+EXEMPT_NAMESPACES: Final = ("kube-system", "kube-node-lease")
+"""Beside that of the webhook itself."""
+NAMESPACE_NAME_LABEL: Final = "kubernetes.io/metadata.name"
+"""The API server sets it on each namespace, from Kubernetes 1.21 on."""
+
+WEBHOOK: Final = "mldiagnostics-injection-webhook"
+"""The Service of the webhook, and its Deployment."""
+WEBHOOK_CERTIFICATE: Final = f"{WEBHOOK}-certificate"
+"""The Secret of a webhook that signs its certificate itself."""
+WEBHOOK_CONFIGURATION: Final = f"{WEBHOOK}-mutating-webhook-config"
+"""The MutatingWebhookConfiguration by which the API server asks the webhook."""
+POLICY: Final = "mldiagnostics-injection"
+"""The MutatingAdmissionPolicy that does the same without a server, and its binding."""
+POLICY_PARAMETERS: Final = "mldiagnostics-cluster"
+"""The ConfigMap with the name of the cluster, for the policy."""
 
 JOBSET_NAME_LABEL: Final = "jobset.sigs.k8s.io/jobset-name"
 JOBSET_UID_LABEL: Final = "jobset.sigs.k8s.io/jobset-uid"
