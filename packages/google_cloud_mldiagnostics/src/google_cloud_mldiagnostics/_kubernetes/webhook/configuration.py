@@ -1,8 +1,8 @@
 """The MutatingWebhookConfiguration: for which pods the API server asks the webhook. No clock, no network.
 
-A label on a JobSet is not on its pods, so pods that seem to belong to a workload are asked for, too. The selectors of an
-entry are joined by AND, and each entry that matches costs a call with a timeout of its own. So the entries are disjoint:
-whatever labels a pod has, there is one call at most.
+A label on a JobSet is not on its pods, so pods that seem to belong to a workload are asked for, too. The selectors of
+an entry are joined by AND, and each entry that matches costs a call with a timeout of its own. So the entries are
+disjoint: whatever labels a pod has, there is one call at most.
 """
 
 from __future__ import annotations
