@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import ssl
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from google_cloud_mldiagnostics._kubernetes.webhook.configuration import webhook_configuration
 from ml_diagnostics_testing.certificates import CertificateAuthority
 
 from ...kube_api import KubeApi
@@ -117,40 +119,67 @@ def variables(pod: dict[str, Any], container: int = 0) -> dict[str, str]:
 
 
 _PROGRAM = """
-import logging, sys
+import json, logging, ssl, sys
 from pathlib import Path
 from google_cloud_mldiagnostics._kubernetes.api import Connection
 from google_cloud_mldiagnostics._kubernetes.webhook.server import WebhookSettings, serve
-import ssl
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-url, authority, token, certificate, key, port, metrics_port = sys.argv[1:]
+url, authority, token, settings = sys.argv[1:]
+settings = json.loads(settings)
+paths = {key: Path(settings[key]) for key in ("certificate", "key") if key in settings}
 connection = Connection(url, ssl.create_default_context(cafile=authority), Path(token))
-serve(
-    WebhookSettings(Path(certificate), Path(key), "projects/p/locations/l/clusters/c", "127.0.0.1", int(port),
-                    int(metrics_port)),
-    connection,
-)
+serve(WebhookSettings(**{**settings, **paths}), connection)
 """
 
 
-class Webhook:
-    """The webhook's server as a process, with a certificate of an authority of its own."""
+def register(server: KubeApi, namespace: str, port: int, bundle: bytes = b"", *, timeout_seconds: int = 2) -> str:
+    """Have the API server ask a port of this machine for the pods of one namespace; return the configuration's name.
 
-    def __init__(self, server: KubeApi, folder: Path, account: str = "webhook") -> None:
+    Args:
+        server: The API server.
+        namespace: The namespace; those of other tests are not concerned.
+        port: The port of the webhook.
+        bundle: The certificates that the API server trusts.
+        timeout_seconds: When it goes on without an answer.
+    """
+    document = webhook_configuration(ca_bundle=base64.b64encode(bundle).decode())
+    document["metadata"]["name"] = name = f"webhook-{namespace}"
+    for entry in document["webhooks"]:
+        client = {key: value for key, value in entry["clientConfig"].items() if key != "service"}
+        entry["clientConfig"] = {**client, "url": f"https://localhost:{port}/mutate"}
+        entry["timeoutSeconds"] = timeout_seconds
+        of_namespace = {"key": "test", "operator": "In", "values": [namespace]}
+        entry["namespaceSelector"]["matchExpressions"].append(of_namespace)
+    server.apply(CONFIGURATIONS, document)
+    return name
+
+
+class Webhook:
+    """The webhook's server as a process, with a certificate of an authority of its own.
+
+    Args:
+        server: The API server.
+        folder: A folder for its certificate and its log.
+        account: Its service account.
+        **settings: Settings of `WebhookSettings`. With a `configuration` it signs its certificate itself.
+    """
+
+    def __init__(self, server: KubeApi, folder: Path, account: str = "webhook", **settings: Any) -> None:
         self.server = server
         self.authority = CertificateAuthority(folder)
         self.certificate, self.key = self.authority.issue("webhook")
         self.port, self.metrics_port = free_port(), free_port()
-        self._log = folder / "webhook.log"
+        files = {} if "configuration" in settings else {"certificate": str(self.certificate), "key": str(self.key)}
+        ports = {"port": self.port, "metrics_port": self.metrics_port}
+        self._settings = {**_SETTINGS, **files, **ports, **settings}
+        self._log = folder / f"webhook-{self.port}.log"
         self._account = account
-        self._trusting = ssl.create_default_context(cafile=str(self.authority.path))
         self._namespaces: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Webhook:
-        files = [self.server.authority, self.server.token_file(self._account), self.certificate, self.key]
-        ports = [str(self.port), str(self.metrics_port)]
-        command = [sys.executable, "-c", _PROGRAM, self.server.url, *map(str, files), *ports]
+        files = [self.server.authority, self.server.token_file(self._account)]
+        command = [sys.executable, "-c", _PROGRAM, self.server.url, *map(str, files), json.dumps(self._settings)]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until(self.is_ready, running=self.process)
@@ -178,9 +207,9 @@ class Webhook:
             return False
 
     def get(self, path: str) -> str:
-        """Return the answer to a GET of a path, with the authority trusted."""
+        """Return the answer to a GET of a path. Only the API server checks the certificate."""
         url = f"https://127.0.0.1:{self.port}{path}"
-        with urllib.request.urlopen(url, timeout=10, context=self._trusting) as response:
+        with urllib.request.urlopen(url, timeout=10, context=ssl._create_unverified_context()) as response:
             return str(response.read().decode())
 
     def metrics(self) -> str:
@@ -189,37 +218,36 @@ class Webhook:
         with urllib.request.urlopen(url, timeout=10) as response:
             return str(response.read().decode())
 
+    def reviews(self) -> int:
+        """Return the number of reviews so far."""
+        return int(float(self.metrics().partition("\nmldiagnostics_webhook_review_seconds_count ")[2].split()[0]))
+
     def register(self, namespace: str, *, timeout_seconds: int = 2) -> None:
-        """Have the API server ask for each pod that is created in a namespace of a test."""
-        rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-        entry = {
-            "name": "pods.mldiagnostics.dev",
-            "admissionReviewVersions": ["v1"],
-            "sideEffects": "None",
-            "failurePolicy": "Ignore",
-            "reinvocationPolicy": "IfNeeded",
-            "timeoutSeconds": timeout_seconds,
-            "rules": [rule],
-            "namespaceSelector": {"matchLabels": {"test": namespace}},
-            "clientConfig": {
-                "url": f"https://127.0.0.1:{self.port}/mutate",
-                "caBundle": base64.b64encode(self.authority.path.read_bytes()).decode(),
-            },
-        }
-        self.server.apply(_CONFIGURATIONS, {"metadata": {"name": f"webhook-{namespace}"}, "webhooks": [entry]})
+        """Have the API server ask for pods that are created in a namespace of a test, and wait until it does."""
+        register(self.server, namespace, self.port, self.authority.path.read_bytes(), timeout_seconds=timeout_seconds)
         self._namespaces.append(namespace)
-        # The API server reads its configurations from a watch of its own.
+        self.wait_until_asked(namespace)
+
+    def wait_until_asked(self, namespace: str) -> None:
+        """Wait until the API server asks: it reads its configurations from a watch of its own."""
         wait_until(lambda: self._is_asked(namespace))
 
     def unregister(self, namespace: str) -> None:
         """Have the API server ask no longer."""
         self._namespaces.remove(namespace)
-        self.server.call("DELETE", f"{_CONFIGURATIONS}/webhook-{namespace}")
+        self.server.call("DELETE", f"{CONFIGURATIONS}/webhook-{namespace}")
 
     def _is_asked(self, namespace: str) -> bool:
-        probe = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "probe-"}, "spec": _SPECS["Pod"]}
+        metadata = {"generateName": "probe-", "labels": {"managed-mldiagnostics-gke": "true"}}
+        probe = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _SPECS["Pod"]}
         self.server.call("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", probe)
         return f'"namespace": "{namespace}"' in self.log
 
 
-_CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+_SETTINGS = {
+    "cluster": "projects/p/locations/l/clusters/c",
+    "host": "127.0.0.1",
+    "stand_down": "never",  # Other tests have other injectors.
+    "drain_seconds": 0.1,
+}

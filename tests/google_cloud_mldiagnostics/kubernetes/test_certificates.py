@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from google_cloud_mldiagnostics._kubernetes.webhook.certificates import ServingCertificate
+from google_cloud_mldiagnostics._kubernetes.webhook.certificates import Pair, PairFiles, ServingCertificate
 from ml_diagnostics_testing.certificates import CertificateAuthority
 
 
@@ -29,9 +29,10 @@ def test_new_connections_get_the_new_certificate_and_none_fails_while_the_files_
     authority = CertificateAuthority(tmp_path)
     certificate, key = authority.issue("webhook")
     pairs = [authority.issue(f"next-{number}") for number in range(8)]
-    serving = ServingCertificate(certificate, key)
+    files = PairFiles(certificate, key)
 
     async def rotate() -> None:
+        serving = ServingCertificate(await files.pair())
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=serving.context)
         port = server.sockets[0].getsockname()[1]
         async with server:
@@ -39,31 +40,27 @@ def test_new_connections_get_the_new_certificate_and_none_fails_while_the_files_
                 old = serial_number(certificate)
                 certificate.write_bytes(next_certificate.read_bytes())
                 with pytest.raises(ssl.SSLError):  # Its key is not there yet.
-                    serving.reload()
+                    serving.replace(await files.pair())
                 assert await served_serial_number(port, authority) == old
                 key.write_bytes(next_key.read_bytes())
-                assert serving.reload()
-                assert not serving.reload()
+                assert serving.replace(await files.pair())
+                assert not serving.replace(await files.pair())
                 assert await served_serial_number(port, authority) == serial_number(next_certificate)
 
     asyncio.run(rotate())
 
 
 @pytest.mark.parametrize("text", [b"", b"no PEM", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_a_damaged_file_is_refused_and_the_certificate_of_before_serves(tmp_path: Path, text: bytes) -> None:
+def test_a_damaged_pair_is_refused_and_the_certificate_of_before_serves(tmp_path: Path, text: bytes) -> None:
     authority = CertificateAuthority(tmp_path)
     certificate, key = authority.issue("webhook")
-    serving = ServingCertificate(certificate, key)
+    intact = Pair(certificate.read_bytes(), key.read_bytes())
+    serving = ServingCertificate(intact)
     expires = serving.not_after_seconds
-    number, intact = serial_number(certificate), certificate.read_bytes()
-    certificate.write_bytes(text)
-    with pytest.raises(ssl.SSLError):
-        serving.reload()
-    certificate.unlink()
-    with pytest.raises(FileNotFoundError):
-        serving.reload()
-    certificate.write_bytes(intact)
-    assert not serving.reload()
+    for damaged in (Pair(text, intact.key), Pair(intact.certificate, text)):
+        with pytest.raises(ssl.SSLError):
+            serving.replace(damaged)
+    assert not serving.replace(intact)
     assert serving.not_after_seconds == expires
 
     async def serve() -> int:
@@ -71,4 +68,4 @@ def test_a_damaged_file_is_refused_and_the_certificate_of_before_serves(tmp_path
         async with server:
             return await served_serial_number(server.sockets[0].getsockname()[1], authority)
 
-    assert asyncio.run(serve()) == number
+    assert asyncio.run(serve()) == serial_number(certificate)

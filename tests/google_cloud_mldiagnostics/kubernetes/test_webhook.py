@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ...kube_api import KubeApi
+from ...waiting import wait_until
 from .clusters import CONTAINER, Webhook, create, variables
 
 pytest.importorskip("starlette")  # It needs Python 3.11, as the images have.
@@ -57,9 +58,10 @@ def test_a_label_on_the_workload_or_on_the_pod_is_enough(kube_api: KubeApi, name
     label = {"managed-mldiagnostics-gke": "true"}
     jobset = create(kube_api, namespace, "JobSet", "labelled", labels=label)
     job = create(kube_api, namespace, "Job", "of-jobset", jobset)
-    assert identity(create(kube_api, namespace, "Pod", "a", job))[0]["metadata.name"] == "labelled"
+    of_jobset = {"jobset.sigs.k8s.io/jobset-name": "labelled"}  # The controllers of both kinds set such a label.
+    assert identity(create(kube_api, namespace, "Pod", "a", job, labels=of_jobset))[0]["metadata.name"] == "labelled"
     other = create(kube_api, namespace, "Job", "other")
-    assert variables(create(kube_api, namespace, "Pod", "b", other)) == {}
+    assert variables(create(kube_api, namespace, "Pod", "b", other, labels={"job-name": "other"})) == {}
     assert identity(create(kube_api, namespace, "Pod", "c", other, labels=label))[0]["metadata.name"] == "other"
 
 
@@ -110,7 +112,14 @@ def test_a_webhook_that_is_gone_or_silent_keeps_no_pod_from_starting(
     assert time.monotonic() - started < 2 + 10  # The timeout of its entry, and what else this machine does.
 
 
-def test_sigterm_ends_the_server(kube_api: KubeApi, own_webhook: Webhook) -> None:
-    assert own_webhook.process is not None
-    own_webhook.process.terminate()
-    assert own_webhook.process.wait(30) in (0, -signal.SIGTERM)
+def test_after_sigterm_pods_are_patched_until_the_cluster_knows_and_then_the_server_ends(
+    kube_api: KubeApi, labelled: str, tmp_path: Path
+) -> None:
+    with Webhook(kube_api, tmp_path, drain_seconds=1.0) as webhook:
+        webhook.register(labelled)
+        job = create(kube_api, labelled, "Job", "job")
+        assert webhook.process is not None
+        webhook.process.terminate()
+        wait_until(lambda: not webhook.is_ready())
+        assert identity(create(kube_api, labelled, "Pod", "pod", job))[0]["metadata.name"] == "job"
+        assert webhook.process.wait(30) == 0

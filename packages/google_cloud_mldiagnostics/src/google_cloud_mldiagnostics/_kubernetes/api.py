@@ -17,7 +17,7 @@ import aiohttp
 
 from google_cloud_mldiagnostics.exceptions import KubernetesApiError, KubernetesUnreachableError
 
-__all__ = ["Connection", "KubernetesApi", "object_path"]
+__all__ = ["Connection", "KubernetesApi", "object_path", "pod_namespace"]
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_SECONDS: Final = 60.0
@@ -39,8 +39,23 @@ def object_path(group: str, version: str, resource: str, name: str, namespace: s
         namespace: Its namespace; empty for an object of the cluster.
     """
     root = f"/apis/{group}/{version}" if group else f"/api/{version}"
-    scope = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
-    return f"{root}{scope}/{resource}/{quote(name, safe='')}"
+    scope = f"/namespaces/{quote(namespace, safe='', errors='replace')}" if namespace else ""
+    return f"{root}{scope}/{resource}/{quote(name, safe='', errors='replace')}"
+
+
+def pod_namespace(folder: Path = _SERVICE_ACCOUNT) -> str:
+    """Return the namespace of this pod, by its service account.
+
+    Args:
+        folder: The folder of the service account.
+
+    Raises:
+        KubernetesUnreachableError: This process is in no pod.
+    """
+    try:
+        return (folder / "namespace").read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise KubernetesUnreachableError(f"this process is in no pod with a service account: {error}") from error
 
 
 class Connection:
@@ -167,7 +182,12 @@ class KubernetesApi:
             query["continue"] = str(metadata["continue"])
 
     async def create(
-        self, path: str, document: Mapping[str, Any], *, is_dry_run: bool = False, timeout_seconds: float = _CALL_SECONDS
+        self,
+        path: str,
+        document: Mapping[str, Any],
+        *,
+        is_dry_run: bool = False,
+        timeout_seconds: float = _CALL_SECONDS,
     ) -> dict[str, Any]:
         """Create an object, and return it as the server has it.
 

@@ -27,12 +27,13 @@ from google_cloud_mldiagnostics._kubernetes.names import (
     POLICY,
     POLICY_PARAMETERS,
 )
+from google_cloud_mldiagnostics._kubernetes.values import is_cluster_name
 
 __all__ = ["policy_documents"]
 
 _VERSION: Final = "admissionregistration.k8s.io/v1"
 _MOST_CONTAINERS: Final = 64
-"""Of each kind: `map` has no index in CEL, so the indices are written out."""
+"""The limit of each kind: `map` has no index in CEL, so the indices are written out."""
 
 _LABELLED: Final = (
     "[object, namespaceObject].exists(o, has(o.metadata.labels) &&"
@@ -84,7 +85,12 @@ def policy_documents(cluster: str = "") -> list[dict[str, Any]]:
 
     Args:
         cluster: The cluster as `projects/P/locations/L/clusters/C`; empty if it is not known.
+
+    Raises:
+        ValueError: The cluster has another format.
     """
+    if cluster and not is_cluster_name(cluster):
+        raise ValueError(f"expected the cluster as projects/P/locations/L/clusters/C, got {cluster!r:.200}")
     return [_policy(), _binding(), _parameters(cluster)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ from google_cloud_mldiagnostics._kubernetes.patches import Operation
 __all__ = ["PodRequest", "Review", "ReviewError", "answer", "read_review"]
 
 _API_VERSION: Final = "admission.k8s.io/v1"
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _POD: Final = {"group": "", "kind": "Pod"}
 
 
@@ -92,7 +94,7 @@ def _pod_request(review: Mapping[str, Any], request: Mapping[str, Any]) -> PodRe
     kind, namespace, pod = request.get("kind"), request.get("namespace"), request.get("object")
     if not isinstance(kind, Mapping) or any(kind.get(key, "") != text for key, text in _POD.items()):
         raise ReviewError(f"expected a Pod, got {kind!r:.100}")
-    if not isinstance(pod, Mapping) or not isinstance(namespace, str) or not namespace:
+    if not isinstance(pod, Mapping) or not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise ReviewError("expected a Pod in a namespace, got a request without one of both")
     old_pod = request.get("oldObject")
     return PodRequest(namespace, pod, old_pod if isinstance(old_pod, Mapping) else None)

@@ -7,19 +7,31 @@ escaping nor the expansion of `$(NAME)` in a pod's variables can change them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Final
 
 from google_cloud_mldiagnostics._kubernetes.names import IDENTIFIER, METADATA
 from google_cloud_mldiagnostics._kubernetes.workloads import Workload
 
-__all__ = ["variables_of"]
+__all__ = ["is_cluster_name", "variables_of"]
 
 _MOST_LABEL_BYTES: Final = 4096
 _OMITTED: Final = frozenset(
     {"batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name", "controller-uid", "job-name"}
 )
 """Labels that the API server adds to each Job; its name and uid are in other values."""
+
+_CLUSTER: Final = re.compile(r"projects/{0}/locations/{0}/clusters/{0}".format(r"[A-Za-z0-9][-A-Za-z0-9._:]*"))
+
+
+def is_cluster_name(text: str) -> bool:
+    """Return True if a text is `projects/P/locations/L/clusters/C`.
+
+    Args:
+        text: The text.
+    """
+    return _CLUSTER.fullmatch(text) is not None
 
 
 def variables_of(workload: Workload, *, cluster: str, namespace: str) -> dict[str, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google_cloud_mldiagnostics._kubernetes.names import LABEL, SUPPORTED
 
 __all__ = ["Link", "Owner", "Workload", "controller_of", "has_label", "workload_of"]
+
+_VERSION: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class Owner(NamedTuple):
@@ -71,7 +74,8 @@ def controller_of(metadata: Mapping[str, Any]) -> Owner | None:
         if isinstance(reference, Mapping) and reference.get("controller") is True:
             group, _, version = _text(reference, "apiVersion").rpartition("/")
             kind, name, uid = (_text(reference, key) for key in ("kind", "name", "uid"))
-            if version and kind and name and uid:
+            # They become a part of a path, and a caller may invent them.
+            if _VERSION.fullmatch(version) and kind and name not in ("", ".", "..") and uid:
                 return Owner(group, version, kind, name, uid)
     return None
 

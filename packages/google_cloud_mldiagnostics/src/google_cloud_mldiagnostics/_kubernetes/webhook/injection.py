@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -14,16 +12,14 @@ from google_cloud_mldiagnostics._kubernetes.owners import LookupFailedError, Own
 from google_cloud_mldiagnostics._kubernetes.patches import Operation, patch_of, patch_of_ephemeral
 from google_cloud_mldiagnostics._kubernetes.reviews import PodRequest
 from google_cloud_mldiagnostics._kubernetes.values import variables_of
+from google_cloud_mldiagnostics._kubernetes.webhook.warnings import Warnings
 from google_cloud_mldiagnostics._kubernetes.workloads import has_label, workload_of
 
 __all__ = ["Injection", "Result"]
 
 _LOOKUPS_SECONDS: Final = 1.0
 """For all look-ups of a review: the API server waits for two seconds, and admits the pod then."""
-_WARNING_SECONDS: Final = 60.0
 _ANY: Final = dict.fromkeys((IDENTIFIER, METADATA), "")
-
-_log = logging.getLogger("ml_diagnostics.kubernetes")
 
 
 class Result(enum.Enum):
@@ -40,23 +36,25 @@ class Result(enum.Enum):
     MALFORMED = "malformed"
     ERROR = "error"
     """A bug of ours."""
+    STOOD_DOWN = "stood_down"
+    """Another injector sets the variables."""
 
 
 class Injection:
     """Decides on pods."""
 
-    def __init__(self, owners: Owners, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, owners: Owners, cluster: str, has_stood_down: Callable[[], bool] = lambda: False) -> None:
         """Look up nothing yet.
 
         Args:
             owners: Looks up owners and namespaces.
             cluster: The cluster as `projects/P/locations/L/clusters/C`; empty if it is not known.
-            clock: Monotonic seconds.
+            has_stood_down: Returns True while another injector sets the variables.
         """
         self._owners = owners
         self._cluster = cluster
-        self._clock = clock
-        self._next_warnings: dict[str, float] = {}
+        self._has_stood_down = has_stood_down
+        self._warnings = Warnings()
 
     async def decide(self, request: PodRequest) -> tuple[Result, list[Operation]]:
         """Return the result of a review, and the operations on the pod: none but for a pod that is patched.
@@ -64,6 +62,8 @@ class Injection:
         Args:
             request: The request to create a pod, or to add ephemeral containers to one.
         """
+        if self._has_stood_down():
+            return Result.STOOD_DOWN, []
         if not self._patch(request, _ANY):
             return Result.PRESENT, []
         metadata = request.pod.get("metadata")
@@ -71,9 +71,11 @@ class Injection:
         try:
             return await asyncio.wait_for(self._look_up(request, metadata), _LOOKUPS_SECONDS)
         except LookupFailedError as error:
-            self._warn(error.kind, str(error))
+            self._warnings.warn(error.kind, f"A pod gets no variables: {error}")
         except asyncio.TimeoutError:
-            self._warn("any kind", f"the API server did not answer within {_LOOKUPS_SECONDS:g} s")
+            self._warnings.warn(
+                "slow", f"A pod gets no variables: the API server did not answer within {_LOOKUPS_SECONDS:g} s"
+            )
         return Result.LOOKUP_FAILED, []
 
     async def _look_up(self, request: PodRequest, metadata: Mapping[str, Any]) -> tuple[Result, list[Operation]]:
@@ -91,9 +93,3 @@ class Injection:
         if request.old_pod is None:
             return patch_of(request.pod, variables)
         return patch_of_ephemeral(request.pod, request.old_pod, variables)
-
-    def _warn(self, kind: str, message: str) -> None:
-        now = self._clock()
-        if now >= self._next_warnings.get(kind, now):
-            self._next_warnings[kind] = now + _WARNING_SECONDS
-            _log.warning("A pod gets no variables: %s", message)

@@ -15,13 +15,14 @@ class WebhookMetrics:
 
     Attributes:
         registry: The contents of `/metrics`.
-        reviews: Reviews by `result`: patched, present, unlabelled, no_workload, lookup_failed, malformed or error.
+        reviews: Reviews by `result`; see `injection.Result`.
         review_seconds: How long each took.
         lookups: Owners and namespaces that were asked for, by `kind` and `result`.
         lookup_seconds: How long each took.
         cached: The number of answers that are kept.
+        stood_down: 1 while no pod is patched since there is another injector.
         certificate_not_after: When the certificate expires, in seconds since 1970.
-        certificate_reloads: Changes of the certificate's files, by `result`: loaded or refused.
+        certificate_reloads: Changes of the certificate, by `result`: loaded or refused.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class WebhookMetrics:
             "mldiagnostics_webhook_lookup_seconds", "Time of a look-up", buckets=_SECONDS, registry=registry
         )
         self.cached = Gauge("mldiagnostics_webhook_cache_entries", "Kept answers", registry=registry)
+        self.stood_down = Gauge("mldiagnostics_webhook_stood_down", "Another injector", registry=registry)
         self.certificate_not_after = Gauge(
             "mldiagnostics_webhook_certificate_not_after_seconds", "End of the certificate", registry=registry
         )

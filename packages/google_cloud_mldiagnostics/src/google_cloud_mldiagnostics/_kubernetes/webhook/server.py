@@ -5,53 +5,79 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import FrameType
+from typing import Any, Final, Literal
 
 import uvicorn
 import uvloop
 from prometheus_client import start_http_server
 
-from google_cloud_mldiagnostics._kubernetes.api import Connection, KubernetesApi
+from google_cloud_mldiagnostics._kubernetes.api import Connection, KubernetesApi, pod_namespace
+from google_cloud_mldiagnostics._kubernetes.names import WEBHOOK_CONFIGURATION
 from google_cloud_mldiagnostics._kubernetes.owners import Owners
+from google_cloud_mldiagnostics._kubernetes.values import is_cluster_name
 from google_cloud_mldiagnostics._kubernetes.webhook.app import make_app
-from google_cloud_mldiagnostics._kubernetes.webhook.certificates import ServingCertificate
+from google_cloud_mldiagnostics._kubernetes.webhook.certificates import PairFiles
+from google_cloud_mldiagnostics._kubernetes.webhook.cluster import cluster_name
+from google_cloud_mldiagnostics._kubernetes.webhook.health import Health
 from google_cloud_mldiagnostics._kubernetes.webhook.injection import Injection
 from google_cloud_mldiagnostics._kubernetes.webhook.metrics import WebhookMetrics
-from google_cloud_mldiagnostics.exceptions import KubernetesError
+from google_cloud_mldiagnostics._kubernetes.webhook.self_signed import SelfSigned
+from google_cloud_mldiagnostics._kubernetes.webhook.standing_down import StandDown
 
 __all__ = ["WebhookSettings", "serve"]
 
-_CHECK_SECONDS: Final = 1.0
 _LOOKUP_SECONDS: Final = 1.0
-_DRAIN_SECONDS: Final = 5
+_END_SECONDS: Final = 5
+"""For the reviews that are not answered yet at the end."""
 
 _log = logging.getLogger("ml_diagnostics.kubernetes")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WebhookSettings:
     """The settings of a server.
 
     Attributes:
-        certificate: The file of the certificate.
-        key: The file of its key.
-        cluster: The cluster as `projects/P/locations/L/clusters/C`; empty if it is not known.
+        certificate: The file of the certificate; None to sign one, and keep it in a Secret of the namespace.
+        key: The file of its key; None without a file of the certificate.
+        cluster: The cluster as `projects/P/locations/L/clusters/C`; empty to ask the metadata server.
+        stand_down: `auto` to patch no pod while there is another injector; `never` to search for none.
         host: The address to listen on.
         port: The port for reviews.
         metrics_port: The port for Prometheus, without TLS; None for none.
+        namespace: The namespace of the server; empty for that of the pod.
+        configuration: The name of the MutatingWebhookConfiguration.
+        drain_seconds: How long the server goes on after SIGTERM, until the cluster knows that it ends.
     """
 
-    certificate: Path
-    key: Path
+    certificate: Path | None = None
+    key: Path | None = None
     cluster: str = ""
+    stand_down: Literal["auto", "never"] = "auto"
     host: str = "0.0.0.0"
     port: int = 8443
     metrics_port: int | None = 8080
+    namespace: str = ""
+    configuration: str = WEBHOOK_CONFIGURATION
+    drain_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ValueError: One of them is not valid.
+        """
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("expected the files of both a certificate and its key, got one of them")
+        if self.cluster and not is_cluster_name(self.cluster):
+            raise ValueError(f"expected the cluster as projects/P/locations/L/clusters/C, got {self.cluster!r:.200}")
+        if self.stand_down not in ("auto", "never"):
+            raise ValueError(f"expected stand_down to be 'auto' or 'never', got {self.stand_down!r:.50}")
 
 
 def serve(settings: WebhookSettings, connection: Connection) -> None:
@@ -65,18 +91,21 @@ def serve(settings: WebhookSettings, connection: Connection) -> None:
         OSError: A file cannot be read, or a port is in use.
         ssl.SSLError: The files are not a certificate and its key.
     """
-    uvloop.run(_serve(settings, connection))
+    cluster = cluster_name(settings.cluster)
+    _log.info("The cluster is %s", cluster or "not known")
+    uvloop.run(_serve(settings, cluster, connection))
 
 
-async def _serve(settings: WebhookSettings, connection: Connection) -> None:
+async def _serve(settings: WebhookSettings, cluster: str, connection: Connection) -> None:
     metrics = WebhookMetrics()
-    certificate = ServingCertificate(settings.certificate, settings.key)
     async with KubernetesApi(connection) as api:
-        lookups = _CountedLookups(api, metrics)
-        owners = Owners(lookups.metadata)
-        state = _State(api, certificate, owners, metrics)
+        owners = Owners(_CountedLookups(api, metrics).metadata)
+        stand_down = StandDown(api, settings.configuration, metrics)
+        health = Health(api, _pairs(settings, api), metrics)
+        context = await health.start()
+        injection = Injection(owners, cluster, lambda: stand_down.is_active)
         config = uvicorn.Config(
-            make_app(Injection(owners, settings.cluster), metrics, lambda: state.is_ready),
+            make_app(injection, metrics, is_ready=lambda: health.is_ready, is_draining=lambda: server.is_draining),
             host=settings.host,
             port=settings.port,
             http="httptools",
@@ -84,16 +113,51 @@ async def _serve(settings: WebhookSettings, connection: Connection) -> None:
             access_log=False,
             server_header=False,
             timeout_keep_alive=120,
-            timeout_graceful_shutdown=_DRAIN_SECONDS,
+            timeout_graceful_shutdown=_END_SECONDS,
         )
         config.load()
-        config.ssl = certificate.context
-        checks = asyncio.create_task(state.check())
+        config.ssl = context
+        server = _Server(config, settings.drain_seconds)
+        tasks = [asyncio.create_task(health.watch(lambda: metrics.cached.set(len(owners))))]
+        if settings.stand_down == "auto":
+            tasks.append(asyncio.create_task(stand_down.watch()))
         try:
             with _metrics_server(settings, metrics):
-                await uvicorn.Server(config).serve()
+                await server.serve()
         finally:
-            checks.cancel()
+            for task in tasks:
+                task.cancel()
+
+
+def _pairs(settings: WebhookSettings, api: KubernetesApi) -> PairFiles | SelfSigned:
+    if settings.certificate is None or settings.key is None:
+        return SelfSigned(api, settings.namespace or pod_namespace(), configuration=settings.configuration)
+    return PairFiles(settings.certificate, settings.key)
+
+
+class _Server(uvicorn.Server):
+    """Goes on for a while after SIGTERM: until the cluster knows of it, reviews still arrive.
+
+    Attributes:
+        is_draining: True after the signal.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain_seconds: float) -> None:
+        super().__init__(config)
+        self.is_draining = False
+        self._drain_seconds = drain_seconds
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End after the while, or at once if this is the second signal."""
+        if self.is_draining:
+            self.should_exit = True
+            return
+        self.is_draining = True
+        self._loop.call_soon_threadsafe(self._loop.call_later, self._drain_seconds, self._end)
+
+    def _end(self) -> None:
+        self.should_exit = True
 
 
 class _CountedLookups:
@@ -111,44 +175,6 @@ class _CountedLookups:
         finally:
             self._metrics.lookups.labels(path.split("/")[-2], result).inc()
             self._metrics.lookup_seconds.observe(time.perf_counter() - started)
-
-
-class _State:
-    """The state that changes while the server runs: its certificate, and the first answer of the API server."""
-
-    def __init__(
-        self, api: KubernetesApi, certificate: ServingCertificate, owners: Owners, metrics: WebhookMetrics
-    ) -> None:
-        self._api = api
-        self._certificate = certificate
-        self._owners = owners
-        self._metrics = metrics
-        self._has_answered = False
-
-    @property
-    def is_ready(self) -> bool:
-        """True if the certificate is valid, and the API server has answered once."""
-        return self._has_answered and time.time() < self._certificate.not_after_seconds
-
-    async def check(self) -> None:
-        """Check the certificate's files every second, and the API server until it has answered."""
-        while True:
-            self._reload()
-            self._metrics.cached.set(len(self._owners))
-            if not self._has_answered:
-                with contextlib.suppress(KubernetesError):
-                    await self._api.version(timeout_seconds=_LOOKUP_SECONDS)
-                    self._has_answered = True
-            await asyncio.sleep(_CHECK_SECONDS)
-
-    def _reload(self) -> None:
-        try:
-            if self._certificate.reload():
-                self._metrics.certificate_reloads.labels("loaded").inc()
-        except (OSError, ssl.SSLError, ValueError) as error:
-            self._metrics.certificate_reloads.labels("refused").inc()
-            _log.warning("The certificate of before goes on serving: %s", error)
-        self._metrics.certificate_not_after.set(self._certificate.not_after_seconds)
 
 
 @contextlib.contextmanager
