@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from google_cloud_mldiagnostics._kubernetes.api import object_path
 from google_cloud_mldiagnostics._kubernetes.owners import LookupFailedError, Owners
+from google_cloud_mldiagnostics._kubernetes.workloads import controller_of
 from google_cloud_mldiagnostics.exceptions import KubernetesApiError, KubernetesUnreachableError
+from hypothesis import given
+from hypothesis import strategies as st
 
 JOB_PATH = "/apis/batch/v1/namespaces/ml/jobs/job"
 JOBSET_PATH = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets/js"
@@ -114,3 +118,34 @@ def test_a_caller_that_gives_up_does_not_end_the_question_of_the_others() -> Non
 
     assert asyncio.run(ask()) == ["job"]
     assert cluster.asked == [JOB_PATH]
+
+
+def test_a_cluster_that_was_not_reachable_is_asked_again() -> None:
+    async def ask() -> None:
+        cluster = Cluster({JOB_PATH: KubernetesUnreachableError("no answer"), JOBSET_PATH: JOBSET})
+        with pytest.raises(LookupFailedError):
+            await cluster.names()
+        cluster.objects[JOB_PATH], cluster.now = JOB, 1.1
+        assert await cluster.names() == ["job", "js"]
+
+    asyncio.run(ask())
+
+
+@given(st.lists(st.sampled_from(["Pod", "StatefulSet", "Job", "JobSet"]), min_size=1, max_size=50), st.integers(0, 49))
+def test_a_chain_of_any_length_with_a_cycle_or_an_owner_that_was_replaced_ends(kinds: list[str], back_to: int) -> None:
+    """The last owner refers back to one before it, so that no chain ends by itself."""
+    versions = {"Pod": "v1", "StatefulSet": "apps/v1", "Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2"}
+    references = [reference(versions[kind], kind, f"o{index}") for index, kind in enumerate(kinds)]
+    objects = {}
+    for index, each in enumerate(references):
+        following = references[index + 1] if index + 1 < len(references) else references[back_to % len(references)]
+        owner = controller_of({"ownerReferences": [each]})
+        assert owner is not None
+        path = object_path(owner.group, owner.version, f"{owner.kind.lower()}s", owner.name, "ml")
+        objects[path] = {"uid": owner.uid, "ownerReferences": [following]}
+    pod = {"ownerReferences": [references[0]]}
+    assert len(asyncio.run(Cluster(objects).names(pod))) == 10
+    for metadata in objects.values():
+        metadata["uid"] = "of-another-object"
+    with pytest.raises(LookupFailedError, match="has another uid"):
+        asyncio.run(Cluster(objects).names(pod))

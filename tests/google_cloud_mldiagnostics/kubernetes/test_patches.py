@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import jsonpatch
 import pytest
 from google_cloud_mldiagnostics._kubernetes.patches import patch_of, patch_of_ephemeral
 from hypothesis import given
@@ -28,6 +29,12 @@ def test_each_container_of_any_pod_has_both_variables_and_nothing_else_changes(p
             assert added[len(env) :] == [each for each in BOTH if each["name"] not in names]
             old["env"] = new["env"] = None
     assert result == pod
+
+
+@given(pods(list(VARIABLES)))
+def test_other_programs_apply_the_patch_as_we_do(pod: dict[str, Any]) -> None:
+    operations = patch_of(pod, VARIABLES)
+    assert jsonpatch.apply_patch(pod, operations) == patched(pod, operations)
 
 
 @given(pods(list(VARIABLES)))

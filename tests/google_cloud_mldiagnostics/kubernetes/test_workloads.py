@@ -85,6 +85,9 @@ def test_pods_of_other_kinds_have_no_workload() -> None:
         [{**JOB, "controller": False}],
         [{**JOB, "uid": ""}],
         [{**JOB, "apiVersion": ""}],
+        [{**JOB, "apiVersion": "batch/.."}],
+        [{**JOB, "apiVersion": "batch/v1?x"}],
+        [{**JOB, "name": ".."}],
         [{**JOB, "name": 4}],
     ],
 )

@@ -134,7 +134,7 @@ class _Answers(Generic[_Value]):
         if answer is None or (answer.done() and self._clock() >= until):
             answer = asyncio.ensure_future(self._ask(key, read))
             answer.add_done_callback(_retrieve)
-            self._kept[key] = float("inf"), answer
+            self._kept[key] = self._clock() + _FAILURE_SECONDS, answer
             self._kept.move_to_end(key)
             while len(self._kept) > _MOST_ANSWERS:
                 self._kept.popitem(last=False)

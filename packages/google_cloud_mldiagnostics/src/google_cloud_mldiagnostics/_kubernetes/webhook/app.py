@@ -23,7 +23,6 @@ __all__ = ["make_app"]
 
 _MOST_BYTES: Final = 8 << 20
 """An update carries two pods, each of at most 1.5 MB in etcd."""
-_BODY_SECONDS: Final = 1.5
 _MOST_REVIEWS: Final = 64
 """At once; the API server admits a pod without an answer."""
 
@@ -35,6 +34,8 @@ def make_app(
     metrics: WebhookMetrics,
     is_ready: Callable[[], bool],
     is_draining: Callable[[], bool] = lambda: False,
+    *,
+    body_seconds: float = 1.5,
 ) -> Starlette:
     """Return the application that a server runs.
 
@@ -43,8 +44,9 @@ def make_app(
         metrics: Counts reviews.
         is_ready: Returns True once reviews can be answered.
         is_draining: Returns True when the server is about to end: clients are asked to connect to another one.
+        body_seconds: The most time in which the body of a review may arrive.
     """
-    mutate = _Mutate(injection, metrics, is_draining)
+    mutate = _Mutate(injection, metrics, is_draining, body_seconds)
     return Starlette(
         routes=[
             Route(PATH, mutate.respond, methods=["POST"]),
@@ -59,10 +61,13 @@ def _readiness(*, is_ready: bool) -> Response:
 
 
 class _Mutate:
-    def __init__(self, injection: Injection, metrics: WebhookMetrics, is_draining: Callable[[], bool]) -> None:
+    def __init__(
+        self, injection: Injection, metrics: WebhookMetrics, is_draining: Callable[[], bool], body_seconds: float
+    ) -> None:
         self._injection = injection
         self._metrics = metrics
         self._is_draining = is_draining
+        self._body_seconds = body_seconds
         self._reviews = 0
 
     async def respond(self, request: Request) -> Response:
@@ -89,7 +94,7 @@ class _Mutate:
         if self._reviews > _MOST_REVIEWS:
             return PlainTextResponse("too many reviews at once\n", 503)
         try:
-            is_whole = await asyncio.wait_for(_read(request, body), _BODY_SECONDS)
+            is_whole = await asyncio.wait_for(_read(request, body), self._body_seconds)
         except asyncio.TimeoutError:
             return PlainTextResponse("the body did not arrive in time\n", 408)
         if not is_whole:
