@@ -161,10 +161,13 @@ class Webhook:
         server: The API server.
         folder: A folder for its certificate and its log.
         account: Its service account.
+        is_valid: If False it is not ready, since its certificate is not valid.
         **settings: Settings of `WebhookSettings`. With a `configuration` it signs its certificate itself.
     """
 
-    def __init__(self, server: KubeApi, folder: Path, account: str = "webhook", **settings: Any) -> None:
+    def __init__(
+        self, server: KubeApi, folder: Path, account: str = "webhook", *, is_valid: bool = True, **settings: Any
+    ) -> None:
         self.server = server
         self.authority = CertificateAuthority(folder)
         self.certificate, self.key = self.authority.issue("webhook")
@@ -174,6 +177,7 @@ class Webhook:
         self._settings = {**_SETTINGS, **files, **ports, **settings}
         self._log = folder / f"webhook-{self.port}.log"
         self._account = account
+        self._is_valid = is_valid
         self._namespaces: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -182,7 +186,7 @@ class Webhook:
         command = [sys.executable, "-c", _PROGRAM, self.server.url, *map(str, files), json.dumps(self._settings)]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_until(self.is_ready, running=self.process)
+        wait_until(self.is_ready if self._is_valid else self.is_alive, running=self.process)
         return self
 
     def __exit__(
@@ -201,8 +205,15 @@ class Webhook:
 
     def is_ready(self) -> bool:
         """Return True once the server says that it is ready."""
+        return self._is_ok("/readyz")
+
+    def is_alive(self) -> bool:
+        """Return True once the server answers."""
+        return self._is_ok("/healthz")
+
+    def _is_ok(self, path: str) -> bool:
         try:
-            return bool(self.get("/readyz") == "ok\n")
+            return self.get(path) == "ok\n"
         except OSError:
             return False
 
