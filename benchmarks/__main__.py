@@ -38,6 +38,7 @@ TABLES = [
     "run_trainer",
     "viewers",
     "captures",
+    "webhook",
     "front_door",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
