@@ -181,11 +181,15 @@ class Webhook:
         self._namespaces: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Webhook:
+    def start(self) -> None:
+        """Start the process, and wait for nothing."""
         files = [self.server.authority, self.server.token_file(self._account)]
         command = [sys.executable, "-c", _PROGRAM, self.server.url, *map(str, files), json.dumps(self._settings)]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def __enter__(self) -> Webhook:
+        self.start()
         wait_until(self.is_ready if self._is_valid else self.is_alive, running=self.process)
         return self
 

@@ -106,4 +106,4 @@ DEAD: dict[str, Callable[[KubeApi, Path], _Dead]] = {
     "SIGSTOP": _signalled(signal.SIGSTOP),
     "SIGKILL": _signalled(signal.SIGKILL),
 }
-"""What is wrong, and a function that starts it and yields its port and what the API server trusts."""
+"""Functions that start each, and yield its port and what the API server trusts; by what is wrong."""

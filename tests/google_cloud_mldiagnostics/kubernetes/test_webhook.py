@@ -12,6 +12,7 @@ import pytest
 
 from ...kube_api import KubeApi
 from ...waiting import wait_until
+from .adding_webhook import adding_webhook
 from .clusters import CONTAINER, Webhook, create, variables
 
 pytest.importorskip("starlette")  # It needs Python 3.11, as the images have.
@@ -76,6 +77,39 @@ def test_variables_of_the_user_are_left_and_each_container_has_both(
     assert variables(pod)["GKE_DIAGON_METADATA"] == "mine"
     assert set(variables(pod, 1)) == {"GKE_DIAGON_METADATA", "GKE_DIAGON_IDENTIFIER"}
     assert len(pod["spec"]["initContainers"][0]["env"]) == 2
+
+
+def test_a_pod_of_1000_containers_and_one_of_a_megabyte_are_patched(
+    kube_api: KubeApi, labelled: str, webhook: Webhook
+) -> None:
+    job = create(kube_api, labelled, "Job", "job")
+    many = [{**CONTAINER, "name": f"c-{number}"} for number in range(1000)]
+    pod = create(kube_api, labelled, "Pod", "many", job, spec={"containers": many})
+    assert all(len(variables(pod, index)) == 2 for index in range(1000))
+    large = {**CONTAINER, "env": [{"name": f"A{number}", "value": "x" * 100_000} for number in range(10)]}
+    pod = create(kube_api, labelled, "Pod", "large", job, spec={"containers": [large]})
+    assert list(variables(pod))[10:] == ["GKE_DIAGON_IDENTIFIER", "GKE_DIAGON_METADATA"]
+
+
+def test_containers_that_a_later_webhook_adds_have_both_variables_and_no_container_has_one_twice(
+    kube_api: KubeApi, labelled: str, webhook: Webhook, tmp_path: Path
+) -> None:
+    job = create(kube_api, labelled, "Job", "job")
+    with adding_webhook(kube_api, labelled, tmp_path) as is_asked:
+        wait_until(is_asked)
+        pod = create(kube_api, labelled, "Pod", "pod", job)
+    assert [each["name"] for each in pod["spec"]["containers"]] == ["main", "added"]
+    names = [[each["name"] for each in container["env"]] for container in pod["spec"]["containers"]]
+    assert names == [["GKE_DIAGON_IDENTIFIER", "GKE_DIAGON_METADATA"]] * 2
+
+
+def test_a_dry_run_is_answered_like_a_creation(kube_api: KubeApi, labelled: str, webhook: Webhook) -> None:
+    job = create(kube_api, labelled, "Job", "job")
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": job["metadata"]["uid"], "controller": True}
+    metadata = {"name": "dry", "ownerReferences": [owner]}
+    document = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [CONTAINER]}}
+    pod = kube_api.call("POST", f"/api/v1/namespaces/{labelled}/pods?dryRun=All", document)
+    assert identity(pod)[0]["metadata.name"] == "job"
 
 
 def test_an_owner_of_the_same_name_and_another_uid_is_not_the_owner(

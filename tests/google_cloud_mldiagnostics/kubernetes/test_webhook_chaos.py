@@ -1,4 +1,4 @@
-"""Whatever is wrong with the webhook, the API server admits each pod; minutes in all."""
+"""Chaos: whatever is wrong with the webhook, the API server admits each pod; minutes in all."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from google_cloud_mldiagnostics._kubernetes.webhook.self_signed import SelfSigne
 from google_cloud_mldiagnostics.exceptions import KubernetesApiError
 
 from ...kube_api import ADMIN, KubeApi
+from ...waiting import wait_until
 from .clusters import CONFIGURATIONS, Webhook, create, register, variables
 
 _Value = TypeVar("_Value")
@@ -143,7 +144,7 @@ def test_a_certificate_of_another_authority_is_an_error() -> None:
 # --- With the real API server --------------------------------------------------------------------------
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def client(server: KubeApi, account: str) -> AsyncIterator[KubernetesApi]:
     async with KubernetesApi(Connection(server.url, server.context(), server.token_file(account))) as api:
         yield api
@@ -282,3 +283,17 @@ def test_the_certificate_has_the_names_of_the_service(kube_api: KubeApi, namespa
     certificate = x509.load_pem_x509_certificate(pair.certificate)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert f"{WEBHOOK}.{namespace}.svc" in names.get_values_for_type(x509.DNSName)
+
+
+def test_a_server_that_may_not_read_its_secret_warns_and_starts_when_it_may(
+    kube_api: KubeApi, namespace: str, tmp_path: Path
+) -> None:
+    """The right is given while the server waits for it."""
+    webhook = Webhook(kube_api, tmp_path, namespace=namespace, configuration=f"webhook-{namespace}")
+    with contextlib.ExitStack() as stack:
+        webhook.start()
+        stack.push(webhook)
+        wait_until(lambda: "WARNING The webhook has no certificate yet, and tries again" in webhook.log)
+        assert "refused with 403" in webhook.log
+        allow_signing(kube_api, namespace)
+        wait_until(webhook.is_ready, running=webhook.process)

@@ -1,4 +1,4 @@
-"""What can change while the server runs: its certificate, and whether the API server has ever answered."""
+"""The health of a server: its certificate, which can change, and whether the API server has ever answered."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Health:
 
         Args:
             api: The API of the cluster.
-            source: Where the pair is read.
-            metrics: Has gauges for it.
+            source: The source of the pair.
+            metrics: The metrics of the certificate.
         """
         self._api = api
         self._source = source

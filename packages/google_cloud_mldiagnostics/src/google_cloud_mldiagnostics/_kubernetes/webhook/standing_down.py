@@ -53,7 +53,7 @@ class StandDown:
         Args:
             api: The API of the cluster.
             own: The name of our own configuration.
-            metrics: Has a gauge for it.
+            metrics: The metrics of the webhook.
         """
         self._api = api
         self._own = own
