@@ -175,7 +175,8 @@ def _start(folder: Path, binary: str, etcd: str) -> int:
     port, client_port, peer_port = free_port(), free_port(), free_port()
     shutil.rmtree(folder / "etcd", ignore_errors=True)
     subprocess.run(["openssl", "genrsa", "-out", str(folder / "accounts.key")], check=True, capture_output=True)
-    accounts = [f"{name},system:serviceaccount:gke-mldiagnostics:{name},{name}" for name in ("stranger", "webhook")]
+    names = ("operator", "stranger", "webhook")
+    accounts = [f"{name},system:serviceaccount:gke-mldiagnostics:{name},{name}" for name in names]
     tokens = [f"{ADMIN},admin,admin,system:masters", *accounts]
     (folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
     storage = f"http://127.0.0.1:{client_port}"

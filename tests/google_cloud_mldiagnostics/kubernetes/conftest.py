@@ -11,6 +11,7 @@ import pytest
 
 from ...kube_api import KubeApi, UnavailableError, shared_server
 from .clusters import CUSTOM_KINDS, Webhook, add_kind, allow_webhook
+from .operators import add_connections
 
 _numbers = itertools.count()
 
@@ -28,6 +29,13 @@ def kube_api(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterat
             yield server
     except UnavailableError as error:
         pytest.skip(f"no Kubernetes API server: {error}")
+
+
+@pytest.fixture(scope="session")
+def connections(kube_api: KubeApi) -> KubeApi:
+    """Return the API server, with the kind of the objects that the operator captures."""
+    add_connections(kube_api)
+    return kube_api
 
 
 @pytest.fixture

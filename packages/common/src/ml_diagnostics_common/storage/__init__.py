@@ -15,10 +15,12 @@ from typing import Protocol
 from ml_diagnostics_common.files import check_scheme, in_bucket
 from ml_diagnostics_common.storage._google import GoogleCloudStorage, split_path
 from ml_diagnostics_common.storage._local import LocalStorage
+from ml_diagnostics_common.storage._parts import Parts
 
 __all__ = [
     "GoogleCloudStorage",
     "LocalStorage",
+    "Parts",
     "Storage",
     "delete",
     "exists",

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
 
 from google_cloud_mldiagnostics.exceptions import KubernetesApiError, KubernetesUnreachableError
 
-__all__ = ["Connection", "KubernetesApi", "object_path", "pod_namespace"]
+__all__ = ["Connection", "KubernetesApi", "Listing", "object_path", "pod_namespace"]
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_SECONDS: Final = 60.0
@@ -25,6 +26,7 @@ _TOKEN_SECONDS: Final = 60.0
 _CALL_SECONDS: Final = 10.0
 _MOST_BYTES: Final = 16 << 20
 _PAGE_OBJECTS: Final = 500
+_SILENT_SECONDS: Final = 5.0
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
@@ -108,6 +110,18 @@ class Connection:
         return {"Authorization": f"Bearer {self._token}"}
 
 
+class Listing(NamedTuple):
+    """The objects of a collection.
+
+    Attributes:
+        objects: The objects.
+        resource_version: The version of the collection; a watch from it on yields what changes.
+    """
+
+    objects: list[dict[str, Any]]
+    resource_version: str
+
+
 class KubernetesApi:
     """Calls of the API, each within its own time. Use it in an `async with` block."""
 
@@ -159,7 +173,11 @@ class KubernetesApi:
         return await self._request("GET", path, timeout_seconds)
 
     async def objects(self, path: str, *, timeout_seconds: float = _CALL_SECONDS) -> list[dict[str, Any]]:
-        """Return all objects of a collection.
+        """Return all objects of a collection: see `listing`."""
+        return (await self.listing(path, timeout_seconds=timeout_seconds)).objects
+
+    async def listing(self, path: str, *, timeout_seconds: float = _CALL_SECONDS) -> Listing:
+        """Return all objects of a collection, and its version.
 
         Args:
             path: The path of the collection: that of an object without its name.
@@ -178,8 +196,43 @@ class KubernetesApi:
                 raise KubernetesUnreachableError(f"{path}: expected a list of objects, got {page!s:.100}")
             found += items
             if not metadata.get("continue"):
-                return found
+                return Listing(found, str(metadata.get("resourceVersion", "")))
             query["continue"] = str(metadata["continue"])
+
+    async def watch(self, path: str, resource_version: str, *, seconds: float) -> AsyncIterator[dict[str, Any]]:
+        """Yield the changes of a collection, as `{"type": "ADDED", "object": {...}}`, for some time.
+
+        Args:
+            path: The path of the collection.
+            resource_version: The version of its listing, after which changes are yielded.
+            seconds: The time; a server that is silent for a little longer is taken for dead.
+
+        Raises:
+            KubernetesApiError: The server refused, as with 410 for a version that it has forgotten.
+            KubernetesUnreachableError: The connection broke, or the server sent something else.
+        """
+        assert self._session is not None, "use it in an `async with` block"
+        query = {"watch": "true", "resourceVersion": resource_version, "timeoutSeconds": str(math.ceil(seconds))}
+        try:
+            async with self._session.get(
+                self._connection.server + path,
+                params=query,
+                headers=self._connection.headers(time.monotonic()),
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(
+                    total=seconds + _SILENT_SECONDS, sock_connect=_SILENT_SECONDS, sock_read=seconds + _SILENT_SECONDS
+                ),
+                read_bufsize=_MOST_BYTES,
+            ) as response:
+                if response.status != 200:
+                    raise KubernetesApiError(path, response.status, _message(await _limited(response)))
+                async for line in response.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise KubernetesApiError(path, int(event["object"]["code"]), str(event["object"]["message"]))
+                    yield event
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            raise _unreachable(path, error) from error
 
     async def create(
         self,
@@ -221,6 +274,22 @@ class KubernetesApi:
         """
         headers = {"Content-Type": "application/merge-patch+json"}
         return await self._request("PATCH", path, timeout_seconds, change, headers=headers)
+
+    async def replace(
+        self, path: str, document: Mapping[str, Any], *, timeout_seconds: float = _CALL_SECONDS
+    ) -> dict[str, Any]:
+        """Replace an object as a whole, and return it.
+
+        Args:
+            path: The path of the object.
+            document: The object; the server refuses, with 409, if its `metadata.resourceVersion` is not the newest.
+            timeout_seconds: The most time that the call may take.
+
+        Raises:
+            KubernetesApiError: The server refused.
+            KubernetesUnreachableError: The server did not answer in time: the object may be replaced.
+        """
+        return await self._request("PUT", path, timeout_seconds, document)
 
     async def delete(
         self, path: str, *, uid: str, resource_version: str, timeout_seconds: float = _CALL_SECONDS
@@ -279,11 +348,15 @@ class KubernetesApi:
                     raise KubernetesApiError(path, response.status, _message(answer_bytes))
                 answer = json.loads(answer_bytes)
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise KubernetesUnreachableError(f"{path}: the API server did not answer ({reason})") from error
+            raise _unreachable(path, error) from error
         if not isinstance(answer, dict):
             raise KubernetesUnreachableError(f"{path}: expected an object, got {answer!s:.100}")
         return answer
+
+
+def _unreachable(path: str, error: Exception) -> KubernetesUnreachableError:
+    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+    return KubernetesUnreachableError(f"{path}: the API server did not answer ({reason})")
 
 
 async def _limited(response: aiohttp.ClientResponse) -> bytes:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "ALLOW_CAPTURES_FROM",
     "CLAIMED_BY",
     "CONNECTIONS",
     "CONNECTION_GROUP",
     "CONNECTION_KIND",
+    "CONNECTION_VERSION",
     "EXEMPT_LABEL",
     "EXEMPT_NAMESPACES",
     "IDENTIFIER",
@@ -77,8 +79,11 @@ LOOKED_UP: Final = {**SUPPORTED, ("", "Pod"): "pods", ("apps", "StatefulSet"): "
 """The resource of each kind that may be between a pod and its workload, or be the workload."""
 
 CONNECTION_GROUP: Final = "diagon.gke.io"
+CONNECTION_VERSION: Final = "v1alpha1"
 CONNECTION_KIND: Final = "MLDiagnosticsConnection"
 CONNECTIONS: Final = "mldiagnosticsconnections"
+ALLOW_CAPTURES_FROM: Final = "mldiagnostics.dev/allow-captures-from"
+"""The annotation of a namespace with the namespaces whose objects may capture its pods, separated by commas."""
 CLAIMED_BY: Final = "mldiagnostics.dev/claimed-by"
 """The annotation with the operator that captures an object; set before its status."""
 TTL: Final = "mldiagnostics.dev/ttl-seconds-after-finished"

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError, StorageError
 from ml_diagnostics_common.files import in_bucket
-from ml_diagnostics_common.storage import LocalStorage, Storage
+from ml_diagnostics_common.storage import LocalStorage, Parts, Storage
 from ml_diagnostics_common.worker import in_parallel
 from ml_diagnostics_common.xplane import Xplane, summary_of
 
@@ -22,7 +22,7 @@ from xprofiler.capture.session import Destination, Session
 from xprofiler.capture.targets import Access, Target
 from xprofiler.gcloud.processes import Programs
 
-__all__ = ["Collector", "Parts", "problem_of"]
+__all__ = ["Collector", "problem_of"]
 
 _READ: Final = 'wc -c < "$1" && cat "$1"'
 _REMOTE_SECONDS: Final = 600.0
@@ -146,44 +146,6 @@ def _failed(target: Target, error: Exception) -> Outcome:
     if not isinstance(error, DiagnosticsError):
         raise error
     return Outcome.of(target, problem=str(error))
-
-
-class Parts:
-    """The content of an object; pages are fetched when they are read.
-
-    Args:
-        storage: The storage that holds it.
-        path: The object's path.
-        page_bytes: The size of a page.
-
-    Raises:
-        ObjectNotFoundError: The object does not exist.
-        StorageError: The object cannot be read.
-    """
-
-    def __init__(self, storage: Storage, path: str, page_bytes: int = 1 << 16) -> None:
-        self._storage = storage
-        self._path = path
-        self._page_bytes = page_bytes
-        self._size = storage.size(path)
-        self._pages: dict[int, bytes] = {}
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: Any, /) -> Any:
-        if not isinstance(index, slice):
-            return self._page(index // self._page_bytes)[index % self._page_bytes]
-        start, end, _ = index.indices(self._size)
-        first, last = start // self._page_bytes, max(start, end - 1) // self._page_bytes
-        joined = b"".join(self._page(number) for number in range(first, last + 1)) if start < end else b""
-        return joined[start - first * self._page_bytes : end - first * self._page_bytes]
-
-    def _page(self, number: int) -> bytes:
-        if number not in self._pages:
-            start = number * self._page_bytes
-            self._pages[number] = self._storage.read_part(self._path, start, min(start + self._page_bytes, self._size))
-        return self._pages[number]
 
 
 def problem_of(xplane: Xplane, path: str) -> str:

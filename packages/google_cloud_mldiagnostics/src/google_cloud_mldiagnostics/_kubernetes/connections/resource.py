@@ -6,7 +6,14 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from google_cloud_mldiagnostics._kubernetes.names import CLAIMED_BY, CONNECTION_GROUP, CONNECTION_KIND, CONNECTIONS, TTL
+from google_cloud_mldiagnostics._kubernetes.names import (
+    CLAIMED_BY,
+    CONNECTION_GROUP,
+    CONNECTION_KIND,
+    CONNECTION_VERSION,
+    CONNECTIONS,
+    TTL,
+)
 
 __all__ = ["Capture", "CaptureStatus", "Connection", "Phase", "custom_resource_definition", "read_connection"]
 
@@ -56,6 +63,11 @@ class Capture(NamedTuple):
     duration_seconds: int
     location: str
 
+    @property
+    def folder(self) -> str:
+        """The folder of sessions, where XProf and TensorBoard search for them."""
+        return f"{self.location}/plugins/profile"
+
 
 class Connection(NamedTuple):
     """One object.
@@ -68,6 +80,7 @@ class Connection(NamedTuple):
         capture: The capture that it asks for; None if its spec is not valid.
         problem: Why the spec is not valid; empty if it is.
         phase: Its phase; None before the first.
+        message: The message of its status; empty before the first.
         claimed_by: The operator that claimed it; empty before that.
         started: When the capture was claimed, as in the status; empty before that.
         completed: When it ended, as in the status; empty before that.
@@ -81,6 +94,7 @@ class Connection(NamedTuple):
     capture: Capture | None
     problem: str
     phase: Phase | None
+    message: str
     claimed_by: str
     started: str
     completed: str
@@ -111,6 +125,7 @@ def read_connection(document: Mapping[str, Any]) -> Connection:
         capture=capture,
         problem=problem,
         phase=phases.get(str(status.get("phase", ""))),
+        message=str(status.get("message", "")),
         claimed_by=str(annotations.get(CLAIMED_BY, "")),
         started=str(status.get("startTime", "")),
         completed=str(status.get("completionTime", "")),
@@ -172,7 +187,7 @@ def custom_resource_definition() -> dict[str, Any]:
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     ]
     version = {
-        "name": "v1alpha1",
+        "name": CONNECTION_VERSION,
         "served": True,
         "storage": True,
         "subresources": {"status": {}},

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from ml_diagnostics_common.files import in_bucket
+
 from google_cloud_mldiagnostics._kubernetes.connections.resource import CaptureStatus, Connection, Phase
 
 __all__ = ["PodResult", "finished_status", "pending_status", "refused_status", "running_status"]
@@ -87,10 +89,10 @@ def finished_status(connection: Connection, results: Sequence[PodResult], now: s
             "errorMessage": _limited([f"{each.pod}: {each.problem}" for each in failed]),
         }
     elif not is_verified:
-        message += "; no file was read: grant the operator's service account roles/storage.objectViewer on the bucket"
+        message += f"; {_unverified(connection)}"
         result = {"status": CaptureStatus.UNKNOWN.value}
     if captured and connection.capture is not None:
-        result["outputLocation"] = f"{connection.capture.location}/plugins/profile/{connection.session}"
+        result["outputLocation"] = f"{connection.capture.folder}/{connection.session}"
     return {
         "phase": (Phase.SUCCEEDED if is_whole else Phase.FAILED).value,
         "message": message,
@@ -101,6 +103,12 @@ def finished_status(connection: Connection, results: Sequence[PodResult], now: s
             _condition("Verified", *_verification(is_whole=is_whole, is_verified=is_verified), now),
         ],
     }
+
+
+def _unverified(connection: Connection) -> str:
+    if connection.capture is not None and in_bucket(connection.capture.location):
+        return "no file was read: grant the operator's service account roles/storage.objectViewer on the bucket"
+    return "no file was read: the folder is not on the operator's disk"
 
 
 def _verification(*, is_whole: bool, is_verified: bool) -> tuple[str, str]:

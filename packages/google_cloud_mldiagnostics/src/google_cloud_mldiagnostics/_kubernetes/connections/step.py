@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, TypeAlias
 
 from google_cloud_mldiagnostics._kubernetes.connections.resource import Capture, Connection, Phase
+from google_cloud_mldiagnostics._kubernetes.names import ALLOW_CAPTURES_FROM
 
 __all__ = ["Claim", "Delete", "Policy", "Queue", "Recover", "Refuse", "Situation", "Step", "Wait", "next_step"]
 
@@ -132,7 +133,7 @@ def refusal(capture: Capture, namespace: str, allowed_namespaces: frozenset[str]
     if capture.namespace != namespace and namespace not in allowed_namespaces:
         return (
             f"pods of the namespace {capture.namespace} can be captured by objects in it only: create this object "
-            f"there, or annotate that namespace with mldiagnostics.dev/allow-captures-from: {namespace}"
+            f"there, or annotate that namespace with {ALLOW_CAPTURES_FROM}: {namespace}"
         )
     if not capture.location.startswith("gs://") and not policy.allows_local_storage:
         return f"expected storageLocation to be gs://BUCKET/FOLDER, got {capture.location:.200}"
