@@ -130,6 +130,7 @@ def test_an_account_without_rights_costs_the_variables_and_one_warning(
         assert [variables(create(kube_api, labelled, "Pod", f"pod-{n}", job)) for n in range(3)] == [{}, {}, {}]
         assert webhook.log.count("WARNING A pod gets no variables: ") == 1
         assert "the API server refused with 403" in webhook.log
+        assert 'lookups_total{kind="jobs",result="forbidden"}' in webhook.metrics()
 
 
 @pytest.mark.parametrize("name", ["refused", "silent"])
