@@ -62,6 +62,7 @@ PIN_SETS = [
     "typing",
     "lint",
     "docs",
+    "kubernetes",
     "oldest",
     "reference",
     "reference-diagnostics",
@@ -74,6 +75,7 @@ PIN_SETS = [
 ]
 AS_IN_TESTS = [
     "demo",
+    "kubernetes",
     "typing",
     "reference-mldiagnostics-1.0.0",
     "reference-mldiagnostics-1.0.10",
@@ -165,6 +167,28 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
+def kube_apiserver(session: nox.Session) -> None:
+    """Build the Kubernetes API server of the tests from Debian's source package; 6 minutes of CPU, 4 GB of disk."""
+    session.run("python", ".ci/kube_apiserver.py", "build/kube-apiserver")
+
+
+@nox.session
+def charts(session: nox.Session) -> None:
+    """Write deploy/manifests: the charts with their default values, rendered by Helm's template engine."""
+    install(session, "tests", *PACKAGES)
+    needed = ["golang-1.19-go", "golang-github-masterminds-sprig-dev", "golang-k8s-sigs-yaml-dev"]
+    session.run("python", ".ci/debian_packages.py", *needed)
+    session.run("python", "-m", "tests.deploy.charts")
+
+
+@nox.session
+def kubernetes(session: nox.Session) -> None:
+    """Run all tests of the webhook, the operator and the charts, slow ones, too, with a real Kubernetes API server."""
+    folders = ["tests/google_cloud_mldiagnostics/kubernetes", "tests/deploy"]
+    run_tests(session, "tests", *folders, "-m", "slow or not slow", "--timeout=3600")
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Measure which branches the tests run, also in processes that they start; fail below the least percentages.
 
@@ -248,12 +272,13 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, import contracts and changelog fragments; the environment has the tools that pre-commit runs."""
+    """Check style, import contracts, the Dockerfile and changelog fragments, with the tools that pre-commit runs."""
     install(session, "lint", *PACKAGES)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--no-cache")
     session.run("pre-commit", "run", "--all-files", "end-of-file")
+    session.run("hadolint", "deploy/images/Dockerfile")
     for name in PACKAGES:  # a fragment with a wrong name or type is an error
         draft = ["--draft", "--version=next", "--config=.ci/towncrier.toml", f"--dir=packages/{name}"]
         session.run("towncrier", "build", *draft, silent=True)
@@ -327,6 +352,9 @@ def lock(session: nox.Session) -> None:
             sources += manifests
             options += [f"--no-emit-package={ours}" for ours in distributions()]
             options += ["--all-extras"] if name not in WITHOUT_EXTRAS else []
+        if name == "kubernetes":
+            sources += ["packages/google_cloud_mldiagnostics/pyproject.toml"]
+            options += ["--extra=kubernetes", *(f"--no-emit-package={ours}" for ours in distributions())]
         if name in AS_IN_TESTS:
             options += ["--constraint", "requirements/tests.txt"]
         if name == "oldest":

@@ -1,7 +1,8 @@
 """A real Kubernetes API server on loopback: kube-apiserver with etcd, without a kubelet, so that pods stay Pending.
 
-One server for all workers of a test run, which the last one stops. The binary is that of KUBE_APISERVER, else of
-`../shared/kube-apiserver`, else on PATH; etcd is on PATH (Debian: etcd-server).
+One server for all workers of a test run, which the last one stops. The binary is that of KUBE_APISERVER, else the one
+that `nox -s kube_apiserver` has built, else of `../shared/kube-apiserver`, else on PATH; etcd is on PATH (Debian:
+etcd-server).
 """
 
 from __future__ import annotations
@@ -27,9 +28,15 @@ from .waiting import free_port, is_alive, wait_until
 __all__ = ["ADMIN", "KubeApi", "UnavailableError", "shared_server"]
 
 ADMIN: Final = "admin-token"
+_BUILT: Final = Path(__file__).parents[1] / "build" / "kube-apiserver"
 _PACKED: Final = Path(__file__).parents[2] / "shared" / "kube-apiserver" / "kube-apiserver.xz"
 _START_SECONDS: Final = 90.0
-
+_ACCOUNTS: Final = {
+    "stranger": "stranger",
+    "webhook": "mldiagnostics-injection-webhook",
+    "operator": "mldiagnostics-connection-operator",
+}
+"""The service account that each token is for."""
 
 _started: list[subprocess.Popen[bytes]] = []
 """The programs that this process started; the last worker, which may be another one, stops them."""
@@ -141,6 +148,8 @@ def _binary() -> str:
     given = os.environ.get("KUBE_APISERVER", "")
     if given:
         return given
+    if _BUILT.exists():
+        return str(_BUILT)
     if _PACKED.exists():
         unpacked = Path(os.environ.get("TMPDIR", "/tmp")) / f"kube-apiserver-{os.getuid()}"
         if not unpacked.exists():
@@ -152,7 +161,9 @@ def _binary() -> str:
         return str(unpacked)
     found = shutil.which("kube-apiserver")
     if found is None:
-        raise UnavailableError("no kube-apiserver: set KUBE_APISERVER to the path of one")
+        raise UnavailableError(
+            "no kube-apiserver: `nox -s kube_apiserver` builds it, or set KUBE_APISERVER to its path"
+        )
     return found
 
 
@@ -175,8 +186,9 @@ def _start(folder: Path, binary: str, etcd: str) -> int:
     port, client_port, peer_port = free_port(), free_port(), free_port()
     shutil.rmtree(folder / "etcd", ignore_errors=True)
     subprocess.run(["openssl", "genrsa", "-out", str(folder / "accounts.key")], check=True, capture_output=True)
-    names = ("operator", "stranger", "webhook")
-    accounts = [f"{name},system:serviceaccount:gke-mldiagnostics:{name},{name}" for name in names]
+    accounts = [
+        f"{name},system:serviceaccount:gke-mldiagnostics:{account},{name}" for name, account in _ACCOUNTS.items()
+    ]
     tokens = [f"{ADMIN},admin,admin,system:masters", *accounts]
     (folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
     storage = f"http://127.0.0.1:{client_port}"
@@ -225,6 +237,7 @@ def _start(folder: Path, binary: str, etcd: str) -> int:
 
 
 def _stop(folder: Path) -> None:
+    pids: list[int] = []
     with contextlib.suppress(FileNotFoundError):
         _, *pids = map(int, (folder / "running").read_text().split())
         (folder / "running").unlink()
@@ -232,7 +245,8 @@ def _stop(folder: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     for process in _started:
-        process.wait(10)
+        if process.pid in pids:  # Others are of another server.
+            process.wait(10)
 
 
 def _write_kubeconfig(server: KubeApi) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from google_cloud_mldiagnostics._kubernetes.webhook.configuration import webhook_configuration
 from ml_diagnostics_testing.certificates import CertificateAuthority
 
+from ...deploy.charts import WEBHOOK, documents, manifest
 from ...kube_api import KubeApi
 from ...waiting import free_port, wait_until
 
@@ -64,27 +65,10 @@ def add_kind(server: KubeApi, group: str, version: str, kind: str, resource: str
 
 
 def allow_webhook(server: KubeApi) -> None:
-    """Give the webhook's account the rights that it needs, and no others."""
-    groups = {
-        "": ["namespaces", "pods"],
-        "apps": ["statefulsets"],
-        "batch": ["jobs"],
-        "jobset.x-k8s.io": ["jobsets"],
-        "leaderworkerset.x-k8s.io": ["leaderworkersets"],
-        "ray.io": ["rayclusters", "rayjobs"],
-        "trainer.kubeflow.org": ["trainjobs"],
-    }
-    rules = [{"apiGroups": [group], "resources": some, "verbs": ["get"]} for group, some in groups.items()]
-    path = "/apis/rbac.authorization.k8s.io/v1"
-    server.apply(f"{path}/clusterroles", {"metadata": {"name": "webhook"}, "rules": rules})
-    server.apply(
-        f"{path}/clusterrolebindings",
-        {
-            "metadata": {"name": "webhook"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "webhook"},
-            "subjects": [{"kind": "ServiceAccount", "name": "webhook", "namespace": "gke-mldiagnostics"}],
-        },
-    )
+    """Give the webhook's account the rights of its manifest, and no others."""
+    for document in documents(manifest(WEBHOOK).read_text()):
+        if document["kind"] in ("ClusterRole", "ClusterRoleBinding"):
+            server.apply(f"/apis/rbac.authorization.k8s.io/v1/{document['kind'].lower()}s", document)
 
 
 def create(

@@ -83,6 +83,7 @@ def _expired(server: KubeApi, folder: Path) -> Iterator[tuple[int, bytes]]:
     webhook.certificate.write_bytes(state.leaf.certificate)
     webhook.key.write_bytes(state.leaf.key)
     with webhook:
+        assert not webhook.is_ready()
         yield webhook.port, state.bundle
 
 

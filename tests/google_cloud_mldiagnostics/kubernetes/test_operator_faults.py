@@ -88,7 +88,7 @@ def test_an_operator_without_one_of_its_rights_says_so_and_runs_on(
     document = manifest(namespace, "a", "w0", service.port, str(tmp_path), annotations=annotations)
     connections.call("POST", path_of(namespace), document)
     with Operator(connections, namespace, tmp_path, account="stranger", watch_seconds=2) as operator:
-        # The object may be captured, and even deleted: an operator leads for some seconds without `update` of its lease.
+        # The object may be captured, and deleted: an operator leads for some seconds without renewing its lease.
         wait_until(lambda: "forbidden" in operator.log + str(connections.call("GET", path_of(namespace))))
         assert operator.process is not None
         assert operator.process.poll() is None

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import jsonpatch
 import pytest
 
 pytest.importorskip("starlette")  # It needs Python 3.11, as the images have.
@@ -21,7 +22,7 @@ from google_cloud_mldiagnostics._kubernetes.webhook.injection import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .pods import JSON
+from .pods import JSON, pods
 from .routes import Routes, operations_of, pod_of_job, review
 
 _OURS = str(Path(_kubernetes.__file__).parent)
@@ -164,3 +165,19 @@ def test_a_field_of_any_type_is_no_bug(path: list[Any], value: Any) -> None:
     assert status == 200
     operations_of(body)
     assert routes.count(Result.ERROR) == 0
+
+
+@given(pods(["GKE_DIAGON_IDENTIFIER", "GKE_DIAGON_METADATA"]))
+def test_any_pod_is_patched_once_and_the_patched_pod_not_again(pod: dict[str, Any]) -> None:
+    owned = {**pod, "metadata": pod_of_job()["metadata"]}
+
+    async def post_twice() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        routes = Routes()
+        first = operations_of((await routes.post([review(owned)]))[1])
+        return first, operations_of((await routes.post([review(jsonpatch.apply_patch(owned, first))]))[1])
+
+    first, second = asyncio.run(post_twice())
+    lists = (owned["spec"].get(kind) or [] for kind in ("initContainers", "containers"))
+    names = [{each["name"] for each in container.get("env") or []} for some in lists for container in some]
+    assert bool(first) == any(not {"GKE_DIAGON_IDENTIFIER", "GKE_DIAGON_METADATA"} <= each for each in names)
+    assert second == []

@@ -32,6 +32,7 @@ from google_cloud_mldiagnostics.exceptions import KubernetesApiError
 from ...kube_api import ADMIN, KubeApi
 from ...waiting import wait_until
 from .clusters import CONFIGURATIONS, Webhook, create, register, variables
+from .test_webhook_rights import allow
 
 _Value = TypeVar("_Value")
 _DAY = 86400.0
@@ -159,7 +160,7 @@ def using(server: KubeApi, use: Callable[[KubernetesApi], Awaitable[_Value]], ac
 
 
 def allow_signing(server: KubeApi, namespace: str, *without: str) -> None:
-    """Give the webhook's account the rights that it needs for one namespace, but for some of them."""
+    """Give an account that has no rights those that it needs for one namespace, but for some of them."""
     secret = {"apiGroups": [""], "resources": ["secrets"]}
     configuration = {
         "apiGroups": ["admissionregistration.k8s.io"],
@@ -171,7 +172,7 @@ def allow_signing(server: KubeApi, namespace: str, *without: str) -> None:
         "create": {**secret, "verbs": ["create"]},
         "secret": {**secret, "resourceNames": [WEBHOOK_CERTIFICATE], "verbs": ["get", "patch"]},
     }
-    subjects = [{"kind": "ServiceAccount", "name": "webhook", "namespace": "gke-mldiagnostics"}]
+    subjects = [{"kind": "ServiceAccount", "name": "stranger", "namespace": "gke-mldiagnostics"}]
     root = "/apis/rbac.authorization.k8s.io/v1"
     for path, kind, some in (
         (f"{root}/namespaces/{namespace}/role", "Role", [rules[key] for key in rules if key not in without]),
@@ -181,6 +182,19 @@ def allow_signing(server: KubeApi, namespace: str, *without: str) -> None:
         server.apply(f"{path}s", {"metadata": {"name": name}, "rules": some})
         reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
         server.apply(f"{path}bindings", {"metadata": {"name": name}, "roleRef": reference, "subjects": subjects})
+
+
+def wait_until_allowed(server: KubeApi, namespace: str) -> None:
+    """Wait until the API server knows the rights of the account."""
+
+    async def is_allowed(api: KubernetesApi) -> bool:
+        with contextlib.suppress(KubernetesApiError):
+            await api.get(f"/api/v1/namespaces/{namespace}/secrets/{WEBHOOK_CERTIFICATE}")
+            await api.get(f"{CONFIGURATIONS}/webhook-{namespace}")
+            return True
+        return False
+
+    wait_until(lambda: using(server, is_allowed, "stranger"))
 
 
 def bundles(server: KubeApi, name: str) -> list[bytes]:
@@ -202,7 +216,8 @@ def test_a_server_that_signs_itself_is_trusted_with_these_rights_and_no_others(
     kube_api: KubeApi, labelled: str, tmp_path: Path
 ) -> None:
     allow_signing(kube_api, labelled)
-    webhook = Webhook(kube_api, tmp_path, namespace=labelled, configuration=f"webhook-{labelled}")
+    allow(kube_api, labelled)
+    webhook = Webhook(kube_api, tmp_path, "stranger", namespace=labelled, configuration=f"webhook-{labelled}")
     register(kube_api, labelled, webhook.port)
     try:
         with webhook:
@@ -224,6 +239,23 @@ def test_two_replicas_that_start_at_once_share_one_certificate(
     pairs = using(kube_api, start)
     assert len(set(pairs)) == 1
     assert all(is_trusted(pairs[0], bundle) for bundle in bundles(kube_api, configuration))
+
+
+def test_two_replicas_fill_the_empty_secret_of_the_chart_without_a_right_to_create_one(
+    kube_api: KubeApi, namespace: str, configuration: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kube_api.apply(f"/api/v1/namespaces/{namespace}/secrets", {"metadata": {"name": WEBHOOK_CERTIFICATE}})
+    allow_signing(kube_api, namespace, "create")
+
+    async def start(api: KubernetesApi) -> list[Pair]:
+        replicas = [SelfSigned(api, namespace, configuration=configuration) for _ in range(4)]
+        return await asyncio.gather(*(replica.pair() for replica in replicas))
+
+    wait_until_allowed(kube_api, namespace)
+    pairs = using(kube_api, start, "stranger")
+    assert len(set(pairs)) == 1
+    assert all(is_trusted(pairs[0], bundle) for bundle in bundles(kube_api, configuration))
+    assert "WARNING" not in caplog.text
 
 
 def test_two_replicas_change_the_authority_together_and_are_trusted_at_each_step(
@@ -265,14 +297,14 @@ def test_without_a_right_on_the_secret_there_is_a_clear_error(
 ) -> None:
     allow_signing(kube_api, namespace, missing)
     with pytest.raises(KubernetesApiError, match=r"refused with 403: secrets.* is forbidden"):
-        using(kube_api, signed(namespace, configuration), "webhook")
+        using(kube_api, signed(namespace, configuration), "stranger")
 
 
 def test_without_the_right_on_the_configuration_the_server_starts_and_warns(
     kube_api: KubeApi, namespace: str, configuration: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     allow_signing(kube_api, namespace, "configuration")
-    pair = using(kube_api, signed(namespace, configuration), "webhook")
+    pair = using(kube_api, signed(namespace, configuration), "stranger")
     assert pair.certificate.startswith(b"-----BEGIN CERTIFICATE-----")
     assert "The API server may not trust the webhook" in caplog.text
     assert "mutatingwebhookconfigurations" in caplog.text
@@ -289,7 +321,7 @@ def test_a_server_that_may_not_read_its_secret_warns_and_starts_when_it_may(
     kube_api: KubeApi, namespace: str, tmp_path: Path
 ) -> None:
     """The right is given while the server waits for it."""
-    webhook = Webhook(kube_api, tmp_path, namespace=namespace, configuration=f"webhook-{namespace}")
+    webhook = Webhook(kube_api, tmp_path, "stranger", namespace=namespace, configuration=f"webhook-{namespace}")
     with contextlib.ExitStack() as stack:
         webhook.start()
         stack.push(webhook)

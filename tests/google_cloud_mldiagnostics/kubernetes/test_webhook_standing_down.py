@@ -85,7 +85,7 @@ def test_without_the_right_to_search_it_goes_on_and_warns_once(
     kube_api: KubeApi, other: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> bool:
-        connection = Connection(kube_api.url, kube_api.context(), kube_api.token_file("webhook"))
+        connection = Connection(kube_api.url, kube_api.context(), kube_api.token_file("stranger"))
         async with KubernetesApi(connection) as api:
             stand_down = StandDown(api, OWN, WebhookMetrics())
             for _ in range(2):

@@ -18,7 +18,7 @@ from google_cloud_mldiagnostics._kubernetes.names import LOOKED_UP
 from google_cloud_mldiagnostics._kubernetes.workloads import Link, Owner, controller_of
 from google_cloud_mldiagnostics.exceptions import KubernetesApiError, KubernetesError
 
-__all__ = ["LookupFailedError", "Owners"]
+__all__ = ["LookupFailedError", "Owners", "reason_of"]
 
 _OWNER_SECONDS: Final = 60.0
 """Labels of a workload can change."""
@@ -113,11 +113,18 @@ class Owners:
     async def _read(self, kind: str, path: str) -> Metadata:
         try:
             return await self._metadata(path)
-        except KubernetesApiError as error:
-            reason = {401: "forbidden", 403: "forbidden", 404: "missing"}.get(error.status, "unavailable")
-            raise LookupFailedError(kind, reason, str(error)) from error
         except KubernetesError as error:
-            raise LookupFailedError(kind, "unavailable", str(error)) from error
+            raise LookupFailedError(kind, reason_of(error), str(error)) from error
+
+
+def reason_of(error: KubernetesError) -> str:
+    """Return why an object could not be read: `forbidden`, `missing` or `unavailable`.
+
+    Args:
+        error: The error of the call.
+    """
+    status = error.status if isinstance(error, KubernetesApiError) else 0
+    return {401: "forbidden", 403: "forbidden", 404: "missing"}.get(status, "unavailable")
 
 
 class _Answers(Generic[_Value]):

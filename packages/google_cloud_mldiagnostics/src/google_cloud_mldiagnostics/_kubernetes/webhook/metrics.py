@@ -17,7 +17,8 @@ class WebhookMetrics:
         registry: The contents of `/metrics`.
         reviews: Reviews by `result`; see `injection.Result`.
         review_seconds: How long each took.
-        lookups: Owners and namespaces that were asked for, by `kind` and `result`.
+        lookups: Owners and namespaces that were asked for, by `kind` and `result`: found, forbidden, missing,
+            unavailable or error.
         lookup_seconds: How long each took.
         cached: The number of answers that are kept.
         stood_down: 1 while no pod is patched since there is another injector.

@@ -106,11 +106,12 @@ class SelfSigned:
             }
             secret = await self._api.create(self._secret.rpartition("/")[0], document)
             _log.info("The certificate of the webhook is in the Secret %s", WEBHOOK_CERTIFICATE)
-        version = str(secret["metadata"]["resourceVersion"])
+        version, data = str(secret["metadata"]["resourceVersion"]), secret.get("data") or {}
         try:
-            return SignedState.read(secret.get("data") or {}), version
+            return SignedState.read(data), version
         except ValueError as error:
-            _log.warning("The Secret %s is not valid (%s): a new authority replaces it", WEBHOOK_CERTIFICATE, error)
+            if data:  # The chart makes an empty one, so that this account needs no right to create Secrets.
+                _log.warning("The Secret %s is not valid (%s): a new authority replaces it", WEBHOOK_CERTIFICATE, error)
             state = first_state(self._clock(), self._names)
             change = {"metadata": {"resourceVersion": version}, "data": state.data()}
             secret = await self._api.patch(self._secret, change)

@@ -18,7 +18,7 @@ from prometheus_client import start_http_server
 
 from google_cloud_mldiagnostics._kubernetes.api import Connection, KubernetesApi, pod_namespace
 from google_cloud_mldiagnostics._kubernetes.names import WEBHOOK_CONFIGURATION
-from google_cloud_mldiagnostics._kubernetes.owners import Owners
+from google_cloud_mldiagnostics._kubernetes.owners import Owners, reason_of
 from google_cloud_mldiagnostics._kubernetes.values import is_cluster_name
 from google_cloud_mldiagnostics._kubernetes.webhook.app import make_app
 from google_cloud_mldiagnostics._kubernetes.webhook.certificates import PairFiles
@@ -28,6 +28,7 @@ from google_cloud_mldiagnostics._kubernetes.webhook.injection import Injection
 from google_cloud_mldiagnostics._kubernetes.webhook.metrics import WebhookMetrics
 from google_cloud_mldiagnostics._kubernetes.webhook.self_signed import SelfSigned
 from google_cloud_mldiagnostics._kubernetes.webhook.standing_down import StandDown
+from google_cloud_mldiagnostics.exceptions import KubernetesError
 
 __all__ = ["WebhookSettings", "serve"]
 
@@ -167,11 +168,14 @@ class _CountedLookups:
 
     async def metadata(self, path: str) -> dict[str, Any]:
         """Return the metadata of an object, and count the call."""
-        started, result = time.perf_counter(), "failed"
+        started, result = time.perf_counter(), "error"
         try:
             found = await self._api.metadata(path, timeout_seconds=_LOOKUP_SECONDS)
             result = "found"
             return found
+        except KubernetesError as error:
+            result = reason_of(error)
+            raise
         finally:
             self._metrics.lookups.labels(path.split("/")[-2], result).inc()
             self._metrics.lookup_seconds.observe(time.perf_counter() - started)
