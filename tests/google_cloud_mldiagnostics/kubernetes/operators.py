@@ -15,22 +15,22 @@ from typing import Any
 
 from google_cloud_mldiagnostics._kubernetes.connections.resource import custom_resource_definition
 
+from ...deploy.charts import OPERATOR, documents
+from ...deploy.charts import manifest as manifest_of
 from ...kube_api import KubeApi
 from ...waiting import free_port, wait_until
 from .clusters import CONTAINER, create
 
 KIND = {"apiVersion": "diagon.gke.io/v1alpha1", "kind": "MLDiagnosticsConnection"}
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
-_RULES = [
-    {
-        "apiGroups": ["diagon.gke.io"],
-        "resources": ["mldiagnosticsconnections"],
-        "verbs": ["list", "watch", "patch", "delete"],
-    },
-    {"apiGroups": ["diagon.gke.io"], "resources": ["mldiagnosticsconnections/status"], "verbs": ["patch"]},
-    {"apiGroups": [""], "resources": ["namespaces", "pods"], "verbs": ["get"]},
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
-]
+
+
+def _rules() -> list[dict[str, Any]]:
+    """Return the rights that the manifest gives to the operator: in all namespaces, and for its lease."""
+    names = ("mldiagnostics-connection-operator", "mldiagnostics-connection-operator-leader")
+    found = documents(manifest_of(OPERATOR).read_text())
+    roles = [each for each in found if each["kind"] in ("ClusterRole", "Role") and each["metadata"]["name"] in names]
+    return [rule for role in roles for rule in role["rules"]]
 
 
 def add_connections(server: KubeApi) -> None:
@@ -38,13 +38,13 @@ def add_connections(server: KubeApi) -> None:
     definition = custom_resource_definition()
     server.apply("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
     server.wait_until_served("/apis/diagon.gke.io/v1alpha1/mldiagnosticsconnections")
-    server.apply(f"{_RBAC}/clusterroles", {"metadata": {"name": "operator"}, "rules": _RULES})
+    server.apply(f"{_RBAC}/clusterroles", {"metadata": {"name": "operator"}, "rules": _rules()})
     server.apply(
         f"{_RBAC}/clusterrolebindings",
         {
             "metadata": {"name": "operator"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "operator"},
-            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": "gke-mldiagnostics"}],
+            "subjects": [{"kind": "ServiceAccount", "name": OPERATOR, "namespace": "gke-mldiagnostics"}],
         },
     )
 
@@ -67,7 +67,7 @@ def allow_stranger(server: KubeApi, namespace: str, *, without: tuple[str, str])
     """Give another account the rights of an operator in one namespace, without one of them."""
     rules = [
         {**rule, "resources": [resource], "verbs": verbs}
-        for rule in _RULES
+        for rule in _rules()
         for resource in rule["resources"]
         if (verbs := [verb for verb in rule["verbs"] if (resource, verb) != without])
     ]

@@ -12,9 +12,8 @@ app.kubernetes.io/part-of: mldiagnostics
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- define "operator.rules" -}}
-- {apiGroups: [diagon.gke.io], resources: [mldiagnosticsconnections], verbs: [get, list, watch, patch, delete]}
+- {apiGroups: [diagon.gke.io], resources: [mldiagnosticsconnections], verbs: [list, watch, patch, delete]}
 - {apiGroups: [diagon.gke.io], resources: [mldiagnosticsconnections/status], verbs: [patch]}
 # A pod's address is read from the pod itself, and a namespace says which others may capture its pods.
 - {apiGroups: [""], resources: [namespaces, pods], verbs: [get]}
-- {apiGroups: [""], resources: [events], verbs: [create]}
 {{- end }}

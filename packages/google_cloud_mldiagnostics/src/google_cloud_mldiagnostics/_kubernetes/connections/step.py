@@ -28,11 +28,13 @@ class Policy(NamedTuple):
 
     Attributes:
         allows_local_storage: True if a location may be a folder of the pods.
+        ports: The ports of profiler servers; none for 9999 and all from 1024 on.
         most_captures: How many objects are captured at once.
         ttl_seconds: How long a finished object is kept; 0 for ever.
     """
 
     allows_local_storage: bool = False
+    ports: tuple[int, ...] = ()
     most_captures: int = 8
     ttl_seconds: int = 7 * 24 * 3600
 
@@ -137,7 +139,10 @@ def refusal(capture: Capture, namespace: str, allowed_namespaces: frozenset[str]
         )
     if not capture.location.startswith("gs://") and not policy.allows_local_storage:
         return f"expected storageLocation to be gs://BUCKET/FOLDER, got {capture.location:.200}"
-    if capture.port != _USUAL_PORT and capture.port < _FIRST_UNPRIVILEGED_PORT:
+    if policy.ports and capture.port not in policy.ports:
+        allowed = ", ".join(map(str, policy.ports))
+        return f"expected capturePort to be one that this operator allows ({allowed}), got {capture.port}"
+    if not policy.ports and capture.port != _USUAL_PORT and capture.port < _FIRST_UNPRIVILEGED_PORT:
         return f"expected capturePort to be that of a profiler server, 1024 or higher, got {capture.port}"
     return ""
 
