@@ -23,12 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _commands() -> Iterator[Command]:
+    from google_cloud_mldiagnostics._cli.kubernetes import KubernetesCommand
     from google_cloud_mldiagnostics._cli.metrics import MetricsCommand
     from google_cloud_mldiagnostics._cli.profile import ProfileCommand
     from google_cloud_mldiagnostics._cli.runs import RunsCommand, ShowCommand
     from google_cloud_mldiagnostics._cli.sync import SyncCommand
 
-    return iter((RunsCommand(), ShowCommand(), MetricsCommand(), ProfileCommand(), SyncCommand()))
+    return iter((RunsCommand(), ShowCommand(), MetricsCommand(), ProfileCommand(), SyncCommand(), KubernetesCommand()))
 
 
 if __name__ == "__main__":

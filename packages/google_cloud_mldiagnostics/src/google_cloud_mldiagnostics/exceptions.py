@@ -13,6 +13,7 @@
         │   └── RunChangedError                   another process changed the run first
         └── KubernetesError                       a cluster cannot be used
             ├── KubernetesApiError                its API server refused a request
+            ├── KubernetesConfigurationError      (also a ConfigurationError) a kubeconfig cannot be used
             └── KubernetesUnreachableError        its API server did not answer, or is not known
 
 Problems while the job runs are warnings instead.
@@ -26,6 +27,7 @@ __all__ = [
     "ControlPlaneClientNotInitializedError",
     "ControlPlaneError",
     "KubernetesApiError",
+    "KubernetesConfigurationError",
     "KubernetesError",
     "KubernetesUnreachableError",
     "MLDiagnosticError",
@@ -91,6 +93,10 @@ class RunChangedError(ControlPlaneError):
 
 class KubernetesError(MLDiagnosticError):
     """A cluster cannot be used."""
+
+
+class KubernetesConfigurationError(KubernetesError, ConfigurationError):
+    """A kubeconfig is missing, or has what cannot be used."""
 
 
 class KubernetesApiError(KubernetesError):

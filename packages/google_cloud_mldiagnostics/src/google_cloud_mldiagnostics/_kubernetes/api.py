@@ -8,7 +8,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple
@@ -63,17 +63,26 @@ def pod_namespace(folder: Path = _SERVICE_ACCOUNT) -> str:
 class Connection:
     """The address of an API server, and how a client identifies itself there."""
 
-    def __init__(self, server: str, context: ssl.SSLContext | None, token_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        server: str,
+        context: ssl.SSLContext | None,
+        token_file: Path | None = None,
+        *,
+        read_token: Callable[[], str] | None = None,
+    ) -> None:
         """Read nothing yet.
 
         Args:
             server: The base URL.
             context: Which certificates are trusted; None for the system's.
             token_file: The file of the bearer token, which may be replaced at any time; None without one.
+            read_token: Returns the bearer token instead; it may block for a while, as a program that is run.
         """
         self.server = server.rstrip("/")
         self.context = context
         self._token_file = token_file
+        self._read_token = read_token
         self._token = ""
         self._read_at = float("-inf")
 
@@ -103,6 +112,8 @@ class Connection:
         Args:
             now: Monotonic seconds.
         """
+        if self._read_token is not None:
+            return {"Authorization": f"Bearer {self._read_token()}"}
         if self._token_file is None:
             return {}
         if now - self._read_at >= _TOKEN_SECONDS:
