@@ -47,7 +47,7 @@ def test_both_stages_have_the_python_that_the_servers_need() -> None:
 
 
 def test_all_that_the_servers_need_is_pinned() -> None:
-    pins = {
+    pins: set[str] = {
         canonicalize_name(line.partition("==")[0])
         for line in (_ROOT / "requirements" / "kubernetes.txt").read_text().splitlines()
         if "==" in line
@@ -62,7 +62,7 @@ def needed(requirement: str, seen: set[str]) -> set[str]:
         return set()
     seen.add(requirement)
     parsed = Requirement(requirement)
-    found = {canonicalize_name(parsed.name)}
+    found: set[str] = {canonicalize_name(parsed.name)}
     try:
         lines = metadata.requires(parsed.name) or ()
     except metadata.PackageNotFoundError:  # kopf and Starlette need Python 3.11.
