@@ -109,7 +109,7 @@ def _generate_openapi(folder: Path, tree: Path, environment: dict[str, str]) -> 
 
 
 def _served_packages(tree: Path) -> Iterable[str]:
-    """Return the packages whose types have schemas."""
+    """Return the packages that define types with schemas."""
     command = [
         "grep",
         "-rlE",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from google_cloud_mldiagnostics._kubernetes.webhook.configuration import webhook_configuration
 
 from .charts import CHARTS, CRD, MANIFESTS, NAMES, OPERATOR, WEBHOOK, crd_text, documents, manifest, manifest_text
@@ -59,20 +58,11 @@ def test_kustomize_renders_all_objects_of_a_folder(name: str) -> None:
 
 
 @needs_kubectl
-def test_an_overlay_changes_image_cluster_and_replicas(tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    shutil.copytree(MANIFESTS / WEBHOOK, base)
-    argument = "--cluster=projects/p/locations/l/clusters/c"
-    change = [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": argument}]
-    overlay = {
-        "resources": ["../base"],
-        "images": [{"name": "ghcr.io/ml-diagnostics/mldiagnostics", "newName": "example.com/ours", "newTag": "1"}],
-        "replicas": [{"name": WEBHOOK, "count": 3}],
-        "patches": [{"target": {"kind": "Deployment"}, "patch": yaml.safe_dump(change)}],
-    }
-    (tmp_path / "overlay").mkdir()
-    (tmp_path / "overlay" / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
-    found = kustomize(tmp_path / "overlay")
-    spec = of_kind(found, "Deployment")["spec"]
+def test_the_overlay_of_the_documentation_changes_image_cluster_and_replicas(tmp_path: Path) -> None:
+    shutil.copytree(MANIFESTS / WEBHOOK, tmp_path / WEBHOOK)
+    documented = (MANIFESTS.parent / "README.md").read_text()
+    (tmp_path / "kustomization.yaml").write_text(documented.partition("# kustomization.yaml\n")[2].partition("```")[0])
+    spec = of_kind(kustomize(tmp_path), "Deployment")["spec"]
     container = spec["template"]["spec"]["containers"][0]
-    assert (spec["replicas"], container["image"], container["args"][-1]) == (3, "example.com/ours:1", argument)
+    assert (spec["replicas"], container["image"]) == (3, "REGISTRY/mldiagnostics:1.2.0")
+    assert container["args"][-1] == "--cluster=projects/PROJECT/locations/LOCATION/clusters/CLUSTER"

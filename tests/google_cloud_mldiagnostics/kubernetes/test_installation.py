@@ -7,17 +7,19 @@ import subprocess
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from google_cloud_mldiagnostics._kubernetes.names import NAMESPACE, WEBHOOK_CERTIFICATE, WEBHOOK_CONFIGURATION
 
-from ...deploy.charts import CRD, MANIFESTS, NAMES, OPERATOR, WEBHOOK, documents, manifest
+from ...deploy.charts import CRD, MANIFESTS, NAMES, OPERATOR, WEBHOOK, NoRendererError, documents, manifest, render
 from ...kube_api import KubeApi, UnavailableError, shared_server
-from .clusters import CONFIGURATIONS, add_kind, create
+from .clusters import CONFIGURATIONS, Webhook, add_kind, create
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
-_CONFIGURATION = f"{CONFIGURATIONS}/mldiagnostics-injection-webhook-mutating-webhook-config"
+_CONFIGURATION = f"{CONFIGURATIONS}/{WEBHOOK_CONFIGURATION}"
 _CERTIFICATES = [("Certificate", "certificates"), ("Issuer", "issuers")]
 # This server is older than the budgets of version 1, and drops what it does not know of the schema.
 _FOR_OLD_SERVER = {"patch": yaml.safe_dump([{"op": "replace", "path": "/apiVersion", "value": "policy/v1beta1"}])}
@@ -135,6 +137,31 @@ def test_a_second_apply_keeps_what_cert_manager_has_set(own_server: KubeApi, tmp
 
 def bundle() -> str:
     return "QUJD"
+
+
+@pytest.mark.slow
+def test_a_webhook_that_signs_its_certificate_needs_no_other_rights_than_its_chart_gives(
+    own_server: KubeApi, tmp_path: Path
+) -> None:
+    pytest.importorskip("starlette")  # It needs Python 3.11, as the images have.
+    try:
+        text = render(WEBHOOK, {"certificates": {"mode": "selfSigned"}, "podDisruptionBudget": {"enabled": False}})
+    except NoRendererError as error:
+        pytest.skip(str(error))
+    path = tmp_path / "rendered.yaml"
+    path.write_text(text)
+    kubectl(own_server, "apply", "-f", str(path))
+    settings: dict[str, Any] = {"configuration": WEBHOOK_CONFIGURATION, "namespace": NAMESPACE, "stand_down": "auto"}
+    with Webhook(own_server, tmp_path, **settings) as webhook:
+        entries = own_server.call("GET", _CONFIGURATION)["webhooks"]
+        assert len({entry["clientConfig"]["caBundle"] for entry in entries}) == 1
+    secret = own_server.call("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{WEBHOOK_CERTIFICATE}")
+    assert {"ca.crt", "tls.crt", "tls.key"} <= set(secret["data"])
+    assert "403" not in webhook.log
+    kubectl(own_server, "apply", "-f", str(path))
+    again = own_server.call("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{WEBHOOK_CERTIFICATE}")
+    assert again["data"] == secret["data"], "the second apply has emptied the Secret"
+    kubectl(own_server, "delete", "--wait=false", "-f", str(path))
 
 
 @pytest.mark.slow
