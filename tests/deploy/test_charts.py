@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from google_cloud_mldiagnostics._cli.kubernetes import KubernetesCommand
 from google_cloud_mldiagnostics._kubernetes.names import LOOKED_UP, WEBHOOK_CERTIFICATE, WEBHOOK_CONFIGURATION
 from google_cloud_mldiagnostics._kubernetes.webhook.configuration import webhook_configuration
 from google_cloud_mldiagnostics._version import get_version
@@ -186,6 +188,15 @@ def test_each_value_that_the_schema_allows_renders(name: str, values: dict[str, 
         assert document["metadata"].get("namespace") in (None, "elsewhere", "one", "two")
         for subject in document.get("subjects", ()):
             assert subject["namespace"] == "elsewhere"
+
+
+@pytest.mark.parametrize(("name", "values"), SOME_VALUES)
+def test_the_command_takes_the_arguments_of_the_chart(name: str, values: dict[str, Any]) -> None:
+    container = one(rendered(name, values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    parser = argparse.ArgumentParser()
+    KubernetesCommand().prepare_parser(parser)
+    assert container["command"][:2] == ["mldiagnostics", "kubernetes"]
+    parser.parse_args([*container["command"][2:], *container["args"]])
 
 
 @pytest.mark.parametrize("has_workload_entries", [True, False])

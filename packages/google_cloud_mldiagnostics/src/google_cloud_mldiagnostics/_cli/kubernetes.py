@@ -259,7 +259,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _cluster(text: str) -> str:
-    if not re.fullmatch(r"projects/[^/\s]+/locations/[^/\s]+/clusters/[^/\s]+", text):
+    if text and not re.fullmatch(r"projects/[^/\s]+/locations/[^/\s]+/clusters/[^/\s]+", text):
         raise argparse.ArgumentTypeError(f"expected projects/P/locations/L/clusters/C, got {text!r}")
     return text
 

@@ -95,8 +95,10 @@ def _read(path: Path) -> Mapping[str, Any]:
 
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise KubernetesConfigurationError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise KubernetesConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise KubernetesConfigurationError(f"{path} is no kubeconfig: {error}") from error
     if not isinstance(document, dict):
         raise KubernetesConfigurationError(f"{path} is no kubeconfig: expected a mapping")
     return document

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -23,7 +24,14 @@ from google_cloud_mldiagnostics import _entries as entries
 from google_cloud_mldiagnostics._agreement import jax_processes
 from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process
 from google_cloud_mldiagnostics._profiling.engines import Engine, engine_for
-from google_cloud_mldiagnostics._profiling.locations import Location, UploadMode, file_of, location_of, xplane_name
+from google_cloud_mldiagnostics._profiling.locations import (
+    SUFFIX,
+    Location,
+    UploadMode,
+    file_of,
+    location_of,
+    xplane_name,
+)
 from google_cloud_mldiagnostics._profiling.sessions import FAILED, SUCCEEDED, HostsCheck, Session, problem_of
 from google_cloud_mldiagnostics._profiling.uploads import Upload, deliveries_of_this_process
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run
@@ -37,6 +45,10 @@ logger = job_logger("google_cloud_mldiagnostics.profiling")
 DEFAULT_PORT: Final = 9999
 _READY_SECONDS: Final = 0.2
 _POLL_SECONDS: Final = 2.0
+_POD_SUFFIX: Final = "-[a-z0-9]{5}"
+"""The pods of a Job have their host's name, and these characters. Source:
+https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
+"""
 
 
 def start_on_demand_xprof(port: int = DEFAULT_PORT) -> None:
@@ -205,8 +217,16 @@ class CaptureWatch:
             return []
         return [folder / name for name in sorted(unknown)]
 
+    def _own_file(self, folder: Path) -> Path:
+        """Return the file of this process: by its name, or by that of its pod, with the end that a Job adds to it."""
+        own = folder / file_of(self.name)
+        if own.exists():
+            return own
+        of_pod = re.compile(re.escape(self.name) + _POD_SUFFIX + re.escape(SUFFIX))
+        return next((file for file in sorted(folder.glob(file_of("*"))) if of_pod.fullmatch(file.name)), own)
+
     def _inspect(self, folder: Path) -> None:
-        file = folder / file_of(self.name)
+        file = self._own_file(folder)
         try:
             written = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.timezone.utc)
             xplane = read_xplane(file)
