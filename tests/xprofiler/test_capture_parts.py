@@ -20,13 +20,13 @@ from ml_diagnostics_common.command.errors import (
     exit_code_of,
 )
 from ml_diagnostics_common.exceptions import ObjectNotFoundError, StorageError
-from ml_diagnostics_common.storage import GoogleCloudStorage, LocalStorage
+from ml_diagnostics_common.storage import GoogleCloudStorage, LocalStorage, Parts
 from ml_diagnostics_common.xplane import read_xplane, summary_of
 from ml_diagnostics_testing._xspace import message, xspace
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
 from xprofiler.capture.capturing import ahead_seconds
-from xprofiler.capture.collecting import Collector, Parts, problem_of
+from xprofiler.capture.collecting import Collector, problem_of
 from xprofiler.capture.outcomes import Outcome, report
 from xprofiler.capture.session import Destination, Session, destinations_of, reserved, unused_name
 from xprofiler.capture.targets import Target, addresses, check_distinct, is_this_machine
