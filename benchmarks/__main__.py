@@ -39,6 +39,7 @@ TABLES = [
     "viewers",
     "captures",
     "webhook",
+    "operator",
     "front_door",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"

@@ -47,6 +47,8 @@ from google_cloud_mldiagnostics.exceptions import KubernetesApiError, Kubernetes
 __all__ = ["Controller"]
 
 _AGAIN_SECONDS: Final = 1.0
+_QUEUE_SECONDS: Final = 30.0
+"""How often an object that waits says anew how many are before it: each time is a write."""
 _LONGEST_WAIT_SECONDS: Final = 3600.0
 _CONFLICT, _MISSING = 409, 404
 
@@ -75,7 +77,7 @@ class Controller:
             policy: The operator's settings.
             identity: The name of this operator, which no other process ever has.
             metrics: Counts captures.
-            again_seconds: The wait before a step that failed, or that waits for other captures, is asked for again.
+            again_seconds: The wait before a step that failed is asked for again.
             clock: Seconds since 1970.
         """
         self._api = api
@@ -143,14 +145,19 @@ class Controller:
             timeout_seconds: The most time to wait.
         """
         self._leads = False
-        for timer in self._timers.values():
-            timer.cancel()
         tasks = [*self._captures.values(), *self._turns.values()]
         if tasks:
-            _, unfinished = await asyncio.wait(tasks, timeout=timeout_seconds)
-            for task in unfinished:
-                task.cancel()
+            await asyncio.wait(tasks, timeout=timeout_seconds)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Act no longer, at once: another operator may."""
+        self._leads = False
         self._metrics.leader.set(0)
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in (*self._captures.values(), *self._turns.values()):
+            task.cancel()
 
     def _forget(self, uid: str) -> None:
         """Forget an object that was deleted; its capture goes on, since its pods are profiled already."""
@@ -219,7 +226,7 @@ class Controller:
             case Queue(message):
                 if connection.phase is not Phase.PENDING or connection.message != message:
                     await self._patch_status(connection, pending_status(message))
-                self._consider_in(uid, self._again_seconds)
+                self._consider_in(uid, _QUEUE_SECONDS)
             case Claim():
                 self._claiming.add(uid)
                 try:
@@ -238,16 +245,15 @@ class Controller:
             operator=self._identity,
             is_leader=self._leads,
             captures=len(self._captures) + len(self._claiming),
-            queued_before=sum(other in self._waiting for other in self._before(uid)),
+            queued_before=sum(self._age(other) < self._age(uid) for other in self._waiting),
             is_captured_here=uid in self._captures or (uid in self._reported and not is_final),
             allowed_namespaces=allowed_namespaces,
             finished_seconds_ago=_seconds_since(connection.completed, self._clock()),
         )
 
-    def _before(self, uid: str) -> list[str]:
-        """Return the objects that were created before another one."""
-        created = sorted(self._documents, key=lambda each: _created(self._documents[each]))
-        return created[: created.index(uid)] if uid in created else created
+    def _age(self, uid: str) -> tuple[str, str]:
+        """Return a key by which objects are in the order of their creation."""
+        return _created(self._documents[uid]) if uid in self._documents else ("", uid)
 
     async def _allowed_namespaces(self, connection: Connection) -> frozenset[str]:
         """Return the namespaces that may profile the pods of a capture, beside their own."""
@@ -293,7 +299,7 @@ class Controller:
             del self._captures[uid]
             self._metrics.running.set(len(self._captures))
             self._consider(uid)
-            for waiting in [*self._waiting]:
+            for waiting in sorted(self._waiting, key=self._age)[: self._policy.most_captures]:
                 self._consider(waiting)
 
     async def _profile(self, connection: Connection, *, is_recovery: bool) -> dict[str, Any]:

@@ -24,6 +24,7 @@ _RENEW_SECONDS: Final = 2.0
 _LOST_SECONDS: Final = 10.0
 """Without a renewal the holder ends, before another one can take its lease."""
 _CALL_SECONDS: Final = 5.0
+_SHORTEST_CALL_SECONDS: Final = 0.1
 
 _log = logging.getLogger("ml_diagnostics.kubernetes")
 
@@ -103,7 +104,8 @@ class Election:
             if self.is_leader and not was_leader:
                 _log.info("%s leads", self._identity)
                 became_leader()
-            await asyncio.sleep(self._renew_seconds)
+            left = self._lost_seconds - self.silent_seconds if self.is_leader else self._renew_seconds
+            await asyncio.sleep(max(_SHORTEST_CALL_SECONDS, min(self._renew_seconds, left)))
 
     async def release(self) -> None:
         """Give the lease back, so that another candidate takes it at once."""
@@ -120,8 +122,9 @@ class Election:
 
     async def _attempt(self) -> bool:
         """Return True if this candidate has the lease now."""
+        seconds = self._call_seconds()
         try:
-            lease = await self._api.get(self._path, timeout_seconds=_CALL_SECONDS)
+            lease = await self._api.get(self._path, timeout_seconds=seconds)
         except KubernetesApiError as error:
             if error.status != 404:
                 raise
@@ -134,13 +137,18 @@ class Election:
             return False
         changed = {**lease, "spec": self._spec(lease.get("spec") or {}, holder)}
         try:
-            renewed = await self._api.replace(self._path, changed, timeout_seconds=_CALL_SECONDS)
+            renewed = await self._api.replace(self._path, changed, timeout_seconds=self._call_seconds())
         except KubernetesApiError as error:
             if error.status == 409:  # Somebody else was quicker; a holder looks again at once.
                 return holder == self._identity and self.is_leader
             raise
         self._seen_version, self._seen_at = str(renewed["metadata"]["resourceVersion"]), self._clock()
         return True
+
+    def _call_seconds(self) -> float:
+        """Return how long a call may take: a holder must know in time that it has lost the lease."""
+        left = self._lost_seconds - self.silent_seconds
+        return max(_SHORTEST_CALL_SECONDS, min(_CALL_SECONDS, left)) if self.is_leader else _CALL_SECONDS
 
     async def _create(self) -> bool:
         lease = {

@@ -109,6 +109,7 @@ async def _run(election: Election, controller: Controller, watches: list[_Watch]
             ending = asyncio.create_task(controller.end(_END_SECONDS))
             await asyncio.wait([ending, elected], return_when=asyncio.FIRST_COMPLETED)
     finally:
+        controller.abandon()
         for task in (stopped, *tasks):
             task.cancel()
     await election.release()
