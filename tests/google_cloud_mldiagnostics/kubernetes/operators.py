@@ -210,8 +210,8 @@ def jax_pod(port: int) -> Iterator[subprocess.Popen[bytes]]:
 import jax, jax.numpy as jnp
 jax.profiler.start_server({port})
 print("ready", flush=True)
-step = jax.jit(lambda x: x @ x / 100)
-x = jnp.ones((100, 100))
+step = jax.jit(lambda x: x @ x / 1000)
+x = jnp.ones((1000, 1000))
 while True:
     x = step(x).block_until_ready()
 """

@@ -28,7 +28,7 @@ from google_cloud_mldiagnostics.exceptions import KubernetesApiError, Kubernetes
 
 __all__ = ["LeaseLostError", "OperatorSettings", "serve"]
 
-_WATCH_SECONDS: Final = 30.0
+_WATCH_SECONDS: Final = 25.0
 """Then all objects are listed again, so that a watch that is silent hides an object for no longer."""
 _RETRY_SECONDS: Final = 1.0
 _END_SECONDS: Final = 85.0
