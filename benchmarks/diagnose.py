@@ -186,7 +186,8 @@ def _lock_twice(library: Any) -> None:
 
 def _dumps_in_a_hang(python: str, library: str, *, cloud: bool) -> tuple[int, list[float]]:
     """Return the number of dumps with the stuck frame in a hang, and the time that py-spy takes from outside."""
-    with tempfile.TemporaryDirectory() as folder:
+    # The companion of the job, which is killed, may write its last entry while the folder is removed.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         stderr = Path(folder, "stderr")
         program = f"from benchmarks import diagnose; diagnose.hang({library!r}, {cloud!r}, {folder + '/d'!r})"
         with stderr.open("wb") as file:
