@@ -7,10 +7,11 @@ import json
 import logging
 import re
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
 from ml_diagnostics_common.command.errors import DONE, FAILED
-from ml_diagnostics_common.command.formats import add_format_option, format_data, format_table
+from ml_diagnostics_common.command.formats import add_format_option, format_data
 from ml_diagnostics_common.command.options import whole_number
 from ml_diagnostics_common.exceptions import MissingExtraError
 
@@ -25,6 +26,9 @@ __all__ = ["KubernetesCommand"]
 
 _EXAMPLES: Final = ("jobset", "rayjob", "lws", "connection")
 _FIELDS: Final = ("question", "state", "detail", "remedy")
+_STATE_WIDTH: Final = len("cannot tell")
+_WIDTH: Final = 120
+"""Of lines in a file or a pipe."""
 _MOST_SECONDS: Final = 10 * 365 * 86400
 
 
@@ -86,11 +90,11 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     findings = asyncio.run(check_cluster(_connection(options), options.namespace, options.workload))
     shown = [{**finding._asdict(), "state": finding.state.value} for finding in findings]
     if options.format == "table":
-        rows = [(each["state"], each["question"], each["detail"]) for each in shown]
-        console.data("\n".join(format_table(["state", "question", "found"], rows)))
         for each in shown:
+            line = f"{each['state']:<{_STATE_WIDTH}}  {each['question']}: {each['detail']}"
+            console.data("\n".join(wrap(line, console.width or _WIDTH, subsequent_indent=" " * (_STATE_WIDTH + 2))))
             if each["state"] != State.OK.value and each["remedy"]:
-                console.data(f"\n{each['question']}:\n  {each['remedy']}")
+                console.data(f"{' ' * (_STATE_WIDTH + 2)}$ {each['remedy']}")
     else:
         console.data(format_data({"findings": shown}, options.format, shown, _FIELDS))
     return FAILED if any(finding.state is State.MISSING for finding in findings) else DONE

@@ -115,7 +115,7 @@ async def check_variables(api: KubernetesApi, namespace: str, workload: Mapping[
     """
     question = "variables of a pod"
     if workload is None:
-        return Finding(question, State.UNKNOWN, "no workload was given", "add --workload KIND/NAME")
+        return Finding(question, State.UNKNOWN, "no workload was given: add --workload KIND/NAME")
     name = str(workload["metadata"]["name"])
     owner = {key: workload[key] for key in ("apiVersion", "kind")} | {"name": name, "controller": True}
     owner["uid"] = workload["metadata"]["uid"]

@@ -12,7 +12,7 @@ from google_cloud_mldiagnostics._kubernetes.api import Connection, KubernetesApi
 from google_cloud_mldiagnostics._kubernetes.check import admission, installation
 from google_cloud_mldiagnostics._kubernetes.check.findings import Finding, State, asked
 from google_cloud_mldiagnostics._kubernetes.names import NAMESPACE
-from google_cloud_mldiagnostics.exceptions import KubernetesError
+from google_cloud_mldiagnostics.exceptions import KubernetesApiError, KubernetesError
 
 __all__ = ["check_cluster"]
 
@@ -58,7 +58,12 @@ async def check_cluster(connection: Connection, namespace: str, workload: str) -
 async def _check_identity(api: KubernetesApi) -> Finding:
     question = "identity of the operator"
     path = object_path("", "v1", "serviceaccounts", installation.OPERATOR, NAMESPACE)
-    account = await api.metadata(path, timeout_seconds=10.0)
+    try:
+        account = await api.metadata(path, timeout_seconds=10.0)
+    except KubernetesApiError as error:
+        if error.status != 404:
+            raise
+        return Finding(question, State.MISSING, "its service account is not there", installation.INSTALL_OPERATOR)
     identity = (account.get("annotations") or {}).get(_IDENTITY)
     if identity:
         return Finding(question, State.OK, str(identity))
