@@ -19,9 +19,7 @@ PACKAGES = [
     "xprofiler",
 ]
 ELSEWHERE = {
-    "google_cloud_mldiagnostics._kubernetes.api": "for servers in a cluster, as are those that use it",
-    "google_cloud_mldiagnostics._kubernetes.owners": "for a server in a cluster",
-    "google_cloud_mldiagnostics._kubernetes.webhook": "a server in a cluster",
+    "google_cloud_mldiagnostics._kubernetes": "aiohttp reads the certificates of Windows, which are not simulated",
     "xprofiler.capture.remote_relay": "a program for a host of the cloud",
     "xprofiler.viewers.startup.gke_viewer": "a program for a host of the cloud",
 }

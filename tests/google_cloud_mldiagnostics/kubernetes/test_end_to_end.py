@@ -1,4 +1,4 @@
-"""From a labelled namespace to a profile in `mldiagnostics show`: webhook, SDK and operator, as a user starts them."""
+"""A labelled namespace, a run in it and its profile: webhook, SDK and operator, as a user starts them."""
 
 from __future__ import annotations
 

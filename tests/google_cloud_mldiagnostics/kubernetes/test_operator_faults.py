@@ -1,4 +1,4 @@
-"""What breaks around the operator: itself, another one, the API server, its rights. Every object ends in a phase."""
+"""Faults of the operator, of another one, of the API server and of rights: every object ends in a phase."""
 
 from __future__ import annotations
 

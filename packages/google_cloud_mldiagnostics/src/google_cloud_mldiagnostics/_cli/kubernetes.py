@@ -28,7 +28,7 @@ _EXAMPLES: Final = ("jobset", "rayjob", "lws", "connection")
 _FIELDS: Final = ("question", "state", "detail", "remedy")
 _STATE_WIDTH: Final = len("cannot tell")
 _WIDTH: Final = 120
-"""Of lines in a file or a pipe."""
+"""The width of lines in a file or a pipe."""
 _MOST_SECONDS: Final = 10 * 365 * 86400
 
 
@@ -42,7 +42,7 @@ class KubernetesCommand:
         """Add the parts of the command."""
         parts = parser.add_subparsers(metavar="PART", required=True)
         for name, prepare, run, summary in (
-            ("check", _add_check, _check, "say what is missing in a cluster, and how to mend it"),
+            ("check", _add_check, _check, "report what is missing in a cluster, and how to fix it"),
             ("example", _add_example, _example, "print an object to apply"),
             ("policy", _add_policy, _policy, "print the policy that replaces the webhook from Kubernetes 1.36 on"),
             ("webhook", _add_webhook, _webhook, "run the injection webhook, in a pod"),

@@ -98,9 +98,9 @@ def _read(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise KubernetesConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, yaml.YAMLError) as error:
-        raise KubernetesConfigurationError(f"{path} is no kubeconfig: {error}") from error
+        raise KubernetesConfigurationError(f"{path} is not a valid kubeconfig: {error}") from error
     if not isinstance(document, dict):
-        raise KubernetesConfigurationError(f"{path} is no kubeconfig: expected a mapping")
+        raise KubernetesConfigurationError(f"{path} is not a valid kubeconfig: expected a mapping")
     return document
 
 

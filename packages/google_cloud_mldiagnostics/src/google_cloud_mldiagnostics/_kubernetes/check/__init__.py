@@ -1,1 +1,1 @@
-"""`mldiagnostics kubernetes check`: what is missing in a cluster, and the command that mends it."""
+"""`mldiagnostics kubernetes check`: what is missing in a cluster, and the command that fixes it."""

@@ -23,10 +23,10 @@ class Finding(NamedTuple):
     """One answer.
 
     Attributes:
-        question: What was asked for.
+        question: The question.
         state: The answer.
-        detail: What was found.
-        remedy: The command that mends it; empty if nothing is missing.
+        detail: The details.
+        remedy: The command that fixes it; empty if nothing is missing.
     """
 
     question: str
@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
 
 async def asked(question: str, answer: Callable[[], Awaitable[Finding]]) -> Finding:
-    """Return the answer to a question; one that the API server refuses cannot be told.
+    """Return the answer to a question; one that the API server refuses has no answer.
 
     Args:
         question: The question.

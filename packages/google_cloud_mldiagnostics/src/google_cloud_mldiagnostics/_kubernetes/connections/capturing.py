@@ -46,7 +46,7 @@ class Capturer:
             api: The API of the cluster.
             allows_host_network: True if a pod may use the network of its node.
             service: Makes the requests to profiler servers.
-            busy_seconds: How long to wait for a pod in which a profile of somebody else runs.
+            busy_seconds: How long to wait for a pod in which another profile runs.
             ask_seconds: How often to ask it.
         """
         self._api = api
@@ -55,7 +55,7 @@ class Capturer:
         self._busy_seconds = busy_seconds
         self._ask_seconds = ask_seconds
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By the id of a pod."""
+        """The locks of pods, by id."""
 
     async def capture(self, capture: Capture, session: str) -> list[PodResult]:
         """Return the result of each pod, in the order of the capture.
@@ -114,7 +114,7 @@ class Capturer:
         return problems
 
     async def _checked(self, capture: Capture, session: str, problems: Mapping[str, str]) -> list[PodResult]:
-        """Return the results: what a pod said comes first, since a file that is missing only follows from it."""
+        """Return the results: the answer of a pod explains more than a file that is missing because of it."""
         captured = [name for name in capture.pods if not problems[name]]
         checked = await _in_thread(check_profiles, capture, session, captured) if captured else []
         by_name = {result.pod: result for result in checked}

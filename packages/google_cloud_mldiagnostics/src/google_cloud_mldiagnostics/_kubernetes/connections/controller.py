@@ -1,7 +1,7 @@
 """The operator's objects: for each, the next step is asked for and taken, again after every change.
 
 All decisions are in `step`. A step may be asked for again at any time, so nothing has to be remembered over a restart:
-the status of an object says how far it is, and a claim is refused by the API server if the object has changed since.
+the status of an object has its progress, and a claim is refused by the API server if the object has changed since.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["Controller"]
 
 _AGAIN_SECONDS: Final = 1.0
 _QUEUE_SECONDS: Final = 30.0
-"""How often an object that waits says anew how many are before it: each time is a write."""
+"""How often the message of an object that waits is updated: each time is a write."""
 _LONGEST_WAIT_SECONDS: Final = 3600.0
 _CONFLICT, _MISSING = 409, 404
 
@@ -95,7 +95,7 @@ class Controller:
         self._captures: dict[str, asyncio.Task[None]] = {}
         self._claiming: set[str] = set()
         self._reported: set[str] = set()
-        """The objects with a last status that was written, and may not have come back yet."""
+        """The objects with a last status that was written, and may not have been received yet."""
         self._waiting: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
 

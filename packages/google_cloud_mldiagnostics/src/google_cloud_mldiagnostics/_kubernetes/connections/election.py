@@ -30,7 +30,7 @@ _log = logging.getLogger("ml_diagnostics.kubernetes")
 
 
 class LeaseLostError(Exception):
-    """The lease could not be renewed in time, or somebody else has it: this process must act no longer."""
+    """The lease could not be renewed in time, or another process has it: this process must act no longer."""
 
 
 class Election:
@@ -58,7 +58,7 @@ class Election:
             namespace: The namespace of the lease.
             identity: The name of this candidate, which no other process ever has.
             duration_seconds: After so long without a renewal, another candidate takes the lease.
-            renew_seconds: How often the lease is renewed, or looked at.
+            renew_seconds: How often the lease is renewed, or read.
             lost_seconds: After so long without a renewal the holder gives up; less than the duration.
             clock: Monotonic seconds.
         """
@@ -139,7 +139,7 @@ class Election:
         try:
             renewed = await self._api.replace(self._path, changed, timeout_seconds=self._call_seconds())
         except KubernetesApiError as error:
-            if error.status == 409:  # Somebody else was quicker; a holder looks again at once.
+            if error.status == 409:  # Another process was quicker; a holder reads it again soon.
                 return holder == self._identity and self.is_leader
             raise
         self._seen_version, self._seen_at = str(renewed["metadata"]["resourceVersion"]), self._clock()

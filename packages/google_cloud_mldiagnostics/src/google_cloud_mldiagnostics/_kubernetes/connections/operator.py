@@ -46,7 +46,7 @@ class OperatorSettings:
     Attributes:
         namespaces: The namespaces of the objects that it captures; none for all.
         lease_namespace: The namespace of its lease; empty for that of the pod.
-        policy: What it captures, and for how long it keeps objects.
+        policy: Limits of captures, and the time to keep objects.
         allows_host_network: True if it profiles pods that use the network of their node.
         host: The address for probes and metrics.
         probe_port: The port of `/healthz` and `/readyz`; None for none.
@@ -119,7 +119,7 @@ async def _run(election: Election, controller: Controller, watches: list[_Watch]
 
 
 class _Watch:
-    """The objects of one namespace, or of all: listed, and then watched for a while, again and again."""
+    """The objects of one namespace, or of all: listed, and then watched for a while, repeatedly."""
 
     def __init__(self, api: KubernetesApi, namespace: str, controller: Controller, seconds: float) -> None:
         scope = f"/namespaces/{namespace}" if namespace else ""

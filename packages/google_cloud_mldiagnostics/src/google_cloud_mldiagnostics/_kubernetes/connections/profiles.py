@@ -37,7 +37,8 @@ def take_profiles(
         service: Makes the requests.
 
     Returns:
-        By pod, its problem, empty if it has written its profile, and True if another profile runs there.
+        The problem of each pod by its name, empty if it has written its profile, and True if another profile runs
+        there.
     """
     pods = [*addresses]
     if not pods:

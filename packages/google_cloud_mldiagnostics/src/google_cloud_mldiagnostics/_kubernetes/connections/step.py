@@ -3,7 +3,7 @@
 The API server sends every object again after each interruption, so each step can be asked for again at any time.
 
     none or Pending -> (refused) Failed
-                    -> Pending, with its place in the queue
+                    -> Pending, with its position in the queue
                     -> Running, claimed with the version that was read: another operator's claim makes ours fail
     Running         -> Succeeded or Failed by the operator that claimed it
                     -> checked by the next leader, if that operator is gone
