@@ -136,6 +136,7 @@ def test_steps_are_the_calls_of_the_function_that_is_fed_its_own_results(tmp_pat
     assert sum(bucket["seconds"] for bucket in found["buckets"].values()) == pytest.approx(found["wall_seconds"])
 
 
+@pytest.mark.timing
 def test_evaluations_are_calls_of_another_function_between_some_steps(tmp_path: Path) -> None:
     run_program(tmp_path, TRAINER + "train(40, every=10)")
     assert steps() == [*range(40)]

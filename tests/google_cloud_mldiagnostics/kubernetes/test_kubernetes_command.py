@@ -78,6 +78,7 @@ def test_a_cluster_that_does_not_answer_is_one_finding(tmp_path: Path) -> None:
 @needs_kubectl
 @pytest.mark.parametrize("example", ["jobset", "rayjob", "lws", "connection"])
 def test_the_api_server_accepts_each_example(connections: KubeApi, example: str) -> None:
+    connections.apply("/api/v1/namespaces", {"metadata": {"name": "ai-workloads"}})
     printed = mldiagnostics("example", example)
     assert printed.returncode == 0, printed.stderr
     apply = ["kubectl", f"--kubeconfig={connections.kubeconfig}", "apply", "--dry-run=server", "-f", "-"]
