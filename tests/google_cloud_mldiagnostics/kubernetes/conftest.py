@@ -57,6 +57,7 @@ def labelled(kube_api: KubeApi, namespace: str) -> str:
 @pytest.fixture(scope="module")
 def webhook_of_module(kube_api: KubeApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
     """Start the webhook, for all tests of a module that do not stop it."""
+    pytest.importorskip("starlette", reason="Starlette needs Python 3.11")
     with Webhook(kube_api, tmp_path_factory.mktemp("webhook")) as server:
         yield server
 
