@@ -20,6 +20,7 @@ from google_cloud_mldiagnostics.cli import main
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.core.global_manager import active_run
 from google_cloud_mldiagnostics.mlrun_types import MLRun
+from ml_diagnostics_common import storage
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
@@ -455,6 +456,32 @@ def test_a_job_elsewhere_is_profiled_and_brings_its_profile_to_the_bucket(
     page = json.loads(shown(capsys, "show", run_id, "--format", "json", *PROJECT))
     assert page["state"] == "COMPLETED"
     assert [(one["session"], one["folder"], one["state"]) for one in page["profiles"]] == [("s1", folder, "SUCCEEDED")]
+
+
+def test_a_profile_that_another_program_wrote_to_the_bucket_is_shown(cloud: Cloud, capsys: Captured) -> None:
+    cloud.bucket.create_bucket("bucket")
+    run = recorded(gcs_path="gs://bucket/runs")
+    run.finish()
+    shown(capsys, "sync", run.name)
+    folder = f"gs://bucket/runs/{run.name}/plugins/profile/profile-5f20e048"
+    for pod in ("train-0", "train-1"):
+        storage.write(f"{folder}/{pod}.xplane.pb", b"trace")
+    (found,) = json.loads(shown(capsys, "show", run.name, *PROJECT, "--format", "json"))["profiles"]
+    assert (found["session"], found["kind"], found["folder"]) == ("profile-5f20e048", "on_demand", folder)
+    assert [host["host"] for host in found["hosts"]] == ["train-0", "train-1"]
+    assert "profile-5f20e048" in shown(capsys, "show", run.name, *PROJECT)
+
+
+def test_a_folder_of_profiles_that_cannot_be_read_is_a_note_and_the_run_is_shown(
+    cloud: Cloud, capsys: Captured
+) -> None:
+    run = recorded(gcs_path="gs://missing-bucket/runs")
+    run.finish()
+    shown(capsys, "sync", run.name)
+    assert main(["show", run.name, *PROJECT]) == 0
+    captured = capsys.readouterr()
+    assert "profiles that other programs took are not shown: cannot list gs://missing-bucket" in captured.err
+    assert "trained" in captured.out
 
 
 def test_where_cloud_logging_fails_the_run_is_shown_without_it(cloud: Cloud, capsys: Captured) -> None:

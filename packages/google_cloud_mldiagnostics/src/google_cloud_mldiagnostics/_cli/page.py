@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
+
+from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.files import in_bucket
 
 from google_cloud_mldiagnostics._cli.metric_output import format_summaries, in_order, metrics_as_dicts
 from google_cloud_mldiagnostics._cli.run_output import format_run, run_as_dict
+from google_cloud_mldiagnostics._profiling.locations import session_folder
 from google_cloud_mldiagnostics._reading.metric_series import MetricSeries, Series
 from google_cloud_mldiagnostics._reading.run_history import RunHistory
 from google_cloud_mldiagnostics._reading.run_source import RunSource
 from google_cloud_mldiagnostics._reading.run_view import RunView
+from google_cloud_mldiagnostics._reading.session_view import HostProfile, SessionView
 
 __all__ = ["RunPage"]
+
+_FOLDER_SECONDS: Final = 10.0
 
 
 class RunPage:
@@ -45,6 +52,7 @@ class RunPage:
             history.add(batch)
             series.add(batch)
         view = source.view(run, history)
+        view.sessions += _profiles_of_others(view, source)
         link = source.control_plane.link(str(run["name"]))
         return cls(view, in_order(series), [("link" if "://" in link else "folder", link)])
 
@@ -71,3 +79,28 @@ class RunPage:
         from google_cloud_mldiagnostics._cli.html import format_html
 
         return format_html(self.view, self._by_metric, self._where, time.time_ns())
+
+
+def _profiles_of_others(view: RunView, source: RunSource) -> list[SessionView]:
+    """Return the profiles in a run's folder that none of its processes recorded, such as an operator's."""
+    if not view.gcs_path or (in_bucket(view.gcs_path) and not source.has_credentials):
+        return []
+    from google_cloud_mldiagnostics._profiling.sessions import sessions_in
+
+    logdir = f"{view.gcs_path}/{view.run_id}"
+    try:
+        found = sessions_in(logdir, deadline_seconds=_FOLDER_SECONDS)
+    except DiagnosticsError as error:
+        source.report(f"profiles that other programs took are not shown: {error}")
+        return []
+    known = {session.session_id for session in view.sessions}
+    return [
+        SessionView(
+            session_id,
+            kind="on_demand",
+            folder=session_folder(logdir, session_id),
+            hosts=[HostProfile(host, None, "SUCCEEDED") for host in hosts],
+        )
+        for session_id, hosts in sorted(found.items())
+        if session_id not in known
+    ]

@@ -20,7 +20,7 @@ from ml_diagnostics_common.xplane import Xplane
 
 from google_cloud_mldiagnostics import _entries as entries
 from google_cloud_mldiagnostics._agreement import agree
-from google_cloud_mldiagnostics._profiling.locations import SUFFIX
+from google_cloud_mldiagnostics._profiling.locations import SUFFIX, sessions_folder
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics.control_plane import Resource
 
@@ -35,6 +35,7 @@ __all__ = [
     "hosts_of",
     "problem_of",
     "session_resource",
+    "sessions_in",
     "time_id",
 ]
 
@@ -233,6 +234,26 @@ def hosts_of(folder: str) -> list[str]:
     found = [path for path in store.list_prefix(f"{folder}/") if path.endswith(SUFFIX)]
     full = [path for path in found if store.read_with_generation(path, first_bytes=1)[0]]
     return sorted(path.rpartition("/")[2].removesuffix(SUFFIX) for path in full)
+
+
+def sessions_in(logdir: str, *, deadline_seconds: float) -> dict[str, list[str]]:
+    """Return the hosts with a file in each session of a logdir, by the session's id.
+
+    Args:
+        logdir: The folder above `plugins/profile`.
+        deadline_seconds: The deadline of a listing in Cloud Storage.
+
+    Raises:
+        StorageError: The folder cannot be read.
+        ConfigurationError: The path is not valid.
+    """
+    folder = f"{sessions_folder(logdir)}/"
+    found: dict[str, list[str]] = {}
+    for path in storage_for(folder, deadline_seconds=deadline_seconds).list_prefix(folder):
+        session_id, _, file = path.removeprefix(folder).partition("/")
+        if file.endswith(SUFFIX) and "/" not in file:
+            found.setdefault(session_id, []).append(file.removesuffix(SUFFIX))
+    return found
 
 
 class HostsCheck:

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory, identity
@@ -157,14 +157,17 @@ class RunSource:
         name: The folder or project, for the user.
         control_plane: Keeps the runs.
         entries: The entries of the runs.
+        has_credentials: True if buckets can be read, too.
+        report: Prints a note for the user.
     """
 
+    has_credentials: ClassVar[bool] = False
     name: str
     control_plane: ControlPlane
     entries: RunEntries
 
     def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
+        self.report = report
 
     def find(self, name: str) -> Resource:
         """Return the run with that id, or with an id that starts so; "last" is the one that started last.
@@ -196,7 +199,7 @@ class RunSource:
             sessions = list(self.control_plane.list_sessions(resource_id(run)))
         except ControlPlaneError as error:
             sessions = []
-            self._report(f"only profiles that processes recorded are shown: {error}")
+            self.report(f"only profiles that processes recorded are shown: {error}")
         is_open = not phase_of(run).has_ended or any(
             record.fields.get("reason") == UNSEEN_EXIT for record in history.processes.values()
         )
@@ -236,7 +239,7 @@ class RunSource:
     def report_unread(self) -> None:
         """Report what could not be read, if anything."""
         for note in self.entries.notes():
-            self._report(note)
+            self.report(note)
 
     def _is_gone(self, process: Mapping[str, Any]) -> bool:
         """Return True if a process in the attempts of a run is known to be gone."""
@@ -286,6 +289,7 @@ class CloudSource(RunSource):
         CredentialsError: There is no project, or there are no credentials.
     """
 
+    has_credentials = True
     control_plane: GoogleControlPlane
 
     def __init__(
