@@ -114,6 +114,20 @@ class KubeApi:
 
         wait_until(is_served)
 
+    def kill(self) -> None:
+        """Kill the API server, without a chance to end in order; its storage runs on."""
+        port, etcd, server = _running(self.folder)
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: not is_alive(server))
+        (self.folder / "running").write_text(f"{port} {etcd}")
+
+    def start_again(self) -> None:
+        """Start the API server again after `kill`, at its port, and wait until it answers."""
+        port, etcd = _running(self.folder)
+        server = _run("apiserver", self.folder)
+        (self.folder / "running").write_text(f"{port} {etcd} {server}")
+        _wait_until_ready(self, [etcd, server])
+
 
 @contextlib.contextmanager
 def shared_server(folder: Path) -> Iterator[KubeApi]:
@@ -174,9 +188,14 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def _running(folder: Path) -> list[int]:
+    """Return the port of the server, and the processes of etcd and of it."""
+    return [*map(int, (folder / "running").read_text().split())]
+
+
 def _running_port(folder: Path) -> int | None:
     try:
-        port, *pids = map(int, (folder / "running").read_text().split())
+        port, *pids = _running(folder)
     except FileNotFoundError:
         return None
     return port if all(map(is_alive, pids)) else None
@@ -216,22 +235,33 @@ def _start(folder: Path, binary: str, etcd: str) -> int:
             "--disable-admission-plugins=ServiceAccount",
         ],
     }
-    pids = []
     for name, command in commands.items():
-        with (folder / f"{name}.log").open("wb") as log:
-            _started.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True))
-        pids.append(_started[-1].pid)
+        (folder / f"{name}.json").write_text(json.dumps(command))
+    pids = [_run(name, folder) for name in commands]
     (folder / "running").write_text(" ".join(map(str, [port, *pids])))
     server = KubeApi(folder, port)
     _write_kubeconfig(server)
+    _wait_until_ready(server, pids)
+    return port
+
+
+def _run(name: str, folder: Path) -> int:
+    """Start a program whose command is in a file, and return its process."""
+    command = json.loads((folder / f"{name}.json").read_text())
+    with (folder / f"{name}.log").open("ab") as log:
+        _started.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True))
+    return _started[-1].pid
+
+
+def _wait_until_ready(server: KubeApi, pids: list[int]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while True:
         with contextlib.suppress(OSError, ssl.SSLError):
             if server.call("GET", "/api/v1/namespaces/default")["metadata"]["name"] == "default":
-                return port
+                return
         if time.monotonic() >= deadline or not all(map(is_alive, pids)):
-            log_end = (folder / "apiserver.log").read_text()[-2000:]
-            _stop(folder)
+            log_end = (server.folder / "apiserver.log").read_text()[-2000:]
+            _stop(server.folder)
             raise AssertionError(f"the API server did not start: {log_end}")
         time.sleep(0.2)
 
@@ -239,7 +269,7 @@ def _start(folder: Path, binary: str, etcd: str) -> int:
 def _stop(folder: Path) -> None:
     pids: list[int] = []
     with contextlib.suppress(FileNotFoundError):
-        _, *pids = map(int, (folder / "running").read_text().split())
+        _, *pids = _running(folder)
         (folder / "running").unlink()
         for pid in reversed(pids):
             with contextlib.suppress(ProcessLookupError):

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -201,6 +202,57 @@ class Operator:
     def wait_until_it_leads(self) -> None:
         """Wait until this operator acts."""
         wait_until(lambda: " leads" in self.log, running=self.process)
+
+
+class Deployment:
+    """Operators that are started again when they end, as those of a Deployment. A context manager."""
+
+    def __init__(self, replicas: int, start: Callable[[], Operator]) -> None:
+        """Start none yet.
+
+        Args:
+            replicas: How many run at once.
+            start: Returns an operator that is not running.
+        """
+        self._start = start
+        self._replicas = replicas
+        self._operators: list[Operator] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep_running)
+
+    def __enter__(self) -> Deployment:
+        self._operators = [self._start().__enter__() for _ in range(self._replicas)]
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        for operator in self._operators:
+            operator.__exit__(None, None, None)
+
+    def kill(self, index: int) -> None:
+        """Kill one of them.
+
+        Args:
+            index: Which one.
+        """
+        process = self._operators[index].process
+        assert process is not None
+        process.kill()
+
+    @property
+    def log(self) -> str:
+        """The logs of those that run."""
+        return "\n".join(operator.log for operator in self._operators)
+
+    def _keep_running(self) -> None:
+        while not self._ended.wait(0.5):
+            for operator in self._operators:
+                if operator.process is not None and operator.process.poll() is not None:
+                    operator.__enter__()
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from google_cloud_mldiagnostics._kubernetes.connections.step import (
     Recover,
     Refuse,
     Situation,
+    Start,
     Step,
     Wait,
     next_step,
@@ -112,13 +113,22 @@ LEADER = Situation("me", is_leader=True)
 
 
 @pytest.mark.parametrize("phase", [None, *Phase])
-@pytest.mark.parametrize("is_captured_here", [True, False])
-def test_only_the_leader_does_anything_and_what_it_captures_is_left_alone(
-    phase: Phase | None, is_captured_here: bool
+def test_only_the_leader_does_anything(phase: Phase | None) -> None:
+    found = connection(status={"phase": phase.value} if phase else {})
+    assert next_step(found, Situation("me", is_leader=False), Policy()) == Wait(None)
+
+
+@pytest.mark.parametrize("phase", [None, Phase.PENDING, Phase.RUNNING])
+def test_a_capture_that_was_started_here_is_left_alone_in_any_version_of_its_object(
+    phase: Phase | None,
 ) -> None:
     found = connection(status={"phase": phase.value} if phase else {})
-    assert next_step(found, Situation("me", is_leader=False, is_captured_here=is_captured_here), Policy()) == Wait(None)
-    assert next_step(found, LEADER._replace(is_captured_here=True), Policy()) == Wait(None)
+    assert next_step(found, LEADER._replace(was_started_here=True), Policy()) == Wait(None)
+
+
+def test_an_operator_captures_what_it_has_claimed_although_the_answer_to_its_claim_was_lost() -> None:
+    found = connection(status={"phase": "Running"}, annotations={"mldiagnostics.dev/claimed-by": "me"})
+    assert isinstance(next_step(found, LEADER, Policy()), Start)
 
 
 @pytest.mark.parametrize(

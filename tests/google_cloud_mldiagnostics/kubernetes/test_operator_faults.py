@@ -1,15 +1,12 @@
-"""Faults of the operator, of another one, of the API server and of rights: every object ends in a phase."""
+"""Faults of the operator, of another one, of connections and of rights: every object ends in a phase."""
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from ml_diagnostics_common.xplane import read_xplane
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
 from ...kube_api import KubeApi
@@ -25,19 +22,11 @@ from .operators import (
     running_pod,
 )
 
-_CLAIMED = "mldiagnostics.dev/claimed-by"
-
 
 @pytest.fixture
 def service() -> Iterator[ProfilerServiceServer]:
     with ProfilerServiceServer() as server:
         yield server
-
-
-def profiles_are_whole(status: dict[str, dict[str, str]]) -> bool:
-    """Return True if the files of an object that succeeded are whole."""
-    files = [*Path(status["captureResult"]["outputLocation"]).glob("*.xplane.pb")]
-    return bool(files) and all(read_xplane(file).is_whole for file in files)
 
 
 def test_an_operator_killed_while_it_captures_leaves_an_object_that_the_next_one_ends(
@@ -111,70 +100,3 @@ def test_an_operator_without_one_of_its_rights_says_so_and_runs_on(
         assert operator.process is not None
         assert operator.process.poll() is None
         assert "Traceback" not in operator.log
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_no_object_is_left_without_a_phase_or_claimed_twice_whatever_ends_operators(
-    connections: KubeApi, namespace: str, tmp_path: Path
-) -> None:
-    """1,000 objects of ten pods, while operators are killed, stopped and started at random moments."""
-    rng, objects, pods = random.Random(7), 1000, 10
-    services = [ProfilerServiceServer() for _ in range(pods)]
-    for number in range(pods):
-        running_pod(connections, namespace, f"w{number}")
-    names = [f"a{number}" for number in range(objects)]
-    deleted: set[str] = set()
-    claims: dict[str, set[str]] = {}
-    operators = [start(connections, namespace, tmp_path) for _ in range(2)]
-    try:
-        created = 0
-        deadline = time.monotonic() + 1500
-        while time.monotonic() < deadline:
-            for name in names[created : created + 20]:
-                number = int(name[1:]) % pods
-                document = manifest(namespace, name, f"w{number}", services[number].port, str(tmp_path))
-                connections.call("POST", path_of(namespace), document)
-            created = min(objects, created + 20)
-            states = {each["metadata"]["name"]: each for each in connections.call("GET", path_of(namespace))["items"]}
-            for name, each in states.items():
-                claims.setdefault(name, set()).update(each["metadata"].get("annotations", {}).get(_CLAIMED, "").split())
-            open_names = [name for name, each in states.items() if not is_final(each)]
-            if created == objects and not open_names:
-                break
-            if open_names and rng.random() < 0.3:
-                name = rng.choice(open_names)
-                deleted.add(name)
-                connections.call("DELETE", path_of(namespace, name))
-            if rng.random() < 0.03:
-                victim = operators.pop(rng.randrange(2))
-                victim.__exit__(None, None, None)
-                operators.append(start(connections, namespace, tmp_path))
-            for operator in operators:  # As a Deployment restarts them.
-                if operator.process is not None and operator.process.poll() is not None:
-                    operator.__enter__()
-            time.sleep(0.5)
-        ended = connections.call("GET", path_of(namespace))["items"]
-        assert len(ended) == objects - len(deleted)
-        assert [each["metadata"]["name"] for each in ended if not is_final(each)] == []
-        succeeded = [each["status"] for each in ended if each["status"]["phase"] == "Succeeded"]
-        assert succeeded
-        assert all(profiles_are_whole(status) for status in succeeded)
-        assert all(len(found) <= 1 for found in claims.values())
-        sessions = [profile.session_id for service in services for profile in service.profiles]
-        assert len(sessions) == len(set(sessions))  # No object was captured twice.
-    finally:
-        for operator in operators:
-            operator.__exit__(None, None, None)
-        for service in services:
-            service.close()
-
-
-def start(server: KubeApi, namespace: str, folder: Path) -> Operator:
-    """Start an operator that a test ends."""
-    return Operator(server, namespace, folder, watch_seconds=5).__enter__()
-
-
-def is_final(document: dict[str, dict[str, str]]) -> bool:
-    """Return True for an object with its last phase."""
-    return document.get("status", {}).get("phase") in ("Succeeded", "Failed")

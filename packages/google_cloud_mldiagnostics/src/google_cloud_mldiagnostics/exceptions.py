@@ -92,7 +92,13 @@ class RunChangedError(ControlPlaneError):
 
 
 class KubernetesError(MLDiagnosticError):
-    """A cluster cannot be used."""
+    """A cluster cannot be used.
+
+    Attributes:
+        is_transient: True if the same request may succeed a moment later.
+    """
+
+    is_transient = False
 
 
 class KubernetesConfigurationError(KubernetesError, ConfigurationError):
@@ -109,7 +115,10 @@ class KubernetesApiError(KubernetesError):
     def __init__(self, path: str, status: int, reason: str) -> None:
         super().__init__(f"{path}: the API server refused with {status}: {reason}")
         self.status = status
+        self.is_transient = status == 429 or status >= 500
 
 
 class KubernetesUnreachableError(KubernetesError):
     """The API server of a cluster did not answer in time, or no address of one is known."""
+
+    is_transient = True

@@ -46,7 +46,7 @@ class Capturer:
             api: The API of the cluster.
             allows_host_network: True if a pod may use the network of its node.
             service: Makes the requests to profiler servers.
-            busy_seconds: How long to wait for a pod in which another profile runs.
+            busy_seconds: How long to wait for a pod in which another profile runs, or for an API server that fails.
             ask_seconds: How often to ask it.
         """
         self._api = api
@@ -86,15 +86,18 @@ class Capturer:
         return found if is_whole else [PodResult(result.pod, _INTERRUPTED) for result in found]
 
     async def _read(self, name: str, namespace: str, limit: asyncio.Semaphore) -> Pod:
-        try:
-            async with limit:
-                document = await self._api.get(object_path("", "v1", "pods", name, namespace))
-        except KubernetesApiError as error:
-            missing = f"there is no pod of this name in the namespace {namespace}"
-            return Pod(name, problem=missing if error.status == 404 else str(error))
-        except KubernetesError as error:
-            return Pod(name, problem=str(error))
-        return read_pod(name, document, allows_host_network=self._allows_host_network)
+        asked_until = asyncio.get_running_loop().time() + self._busy_seconds
+        while True:
+            try:
+                async with limit:
+                    document = await self._api.get(object_path("", "v1", "pods", name, namespace))
+                return read_pod(name, document, allows_host_network=self._allows_host_network)
+            except KubernetesError as error:
+                is_missing = isinstance(error, KubernetesApiError) and error.status == 404
+                if not error.is_transient or asyncio.get_running_loop().time() >= asked_until:
+                    missing = f"there is no pod of this name in the namespace {namespace}"
+                    return Pod(name, problem=missing if is_missing else str(error))
+            await asyncio.sleep(self._ask_seconds)
 
     def _lock(self, uid: str) -> asyncio.Lock:
         return self._locks.setdefault(uid, asyncio.Lock())

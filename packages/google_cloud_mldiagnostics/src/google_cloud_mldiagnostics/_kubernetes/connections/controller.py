@@ -32,6 +32,7 @@ from google_cloud_mldiagnostics._kubernetes.connections.step import (
     Recover,
     Refuse,
     Situation,
+    Start,
     Wait,
     next_step,
 )
@@ -94,8 +95,8 @@ class Controller:
         self._turns: dict[str, asyncio.Task[None]] = {}
         self._captures: dict[str, asyncio.Task[None]] = {}
         self._claiming: set[str] = set()
-        self._reported: set[str] = set()
-        """The objects with a last status that was written, and may not have been received yet."""
+        self._started: set[str] = set()
+        """The objects whose capture was started here: once, and it reports its end, which events may not have yet."""
         self._waiting: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -162,7 +163,8 @@ class Controller:
     def _forget(self, uid: str) -> None:
         """Forget an object that was deleted; its capture goes on, since its pods are profiled already."""
         self._documents.pop(uid, None)
-        self._reported.discard(uid)
+        if uid not in self._captures:
+            self._started.discard(uid)
         self._waiting.discard(uid)
         if uid in self._timers:
             self._timers.pop(uid).cancel()
@@ -233,6 +235,8 @@ class Controller:
                     await self._claim(uid, connection)
                 finally:
                     self._claiming.discard(uid)
+            case Start():
+                self._start(uid, connection, is_recovery=False)
             case Recover():
                 self._start(uid, connection, is_recovery=True)
             case Delete():
@@ -240,13 +244,12 @@ class Controller:
 
     async def _situation(self, uid: str, connection: Connection) -> Situation:
         allowed_namespaces = await self._allowed_namespaces(connection)
-        is_final = connection.phase is not None and connection.phase.is_final
         return Situation(
             operator=self._identity,
             is_leader=self._leads,
             captures=len(self._captures) + len(self._claiming),
             queued_before=sum(self._age(other) < self._age(uid) for other in self._waiting),
-            is_captured_here=uid in self._captures or (uid in self._reported and not is_final),
+            was_started_here=uid in self._started,
             allowed_namespaces=allowed_namespaces,
             finished_seconds_ago=_seconds_since(connection.completed, self._clock()),
         )
@@ -265,7 +268,9 @@ class Controller:
             namespace = await self._api.metadata(
                 object_path("", "v1", "namespaces", capture.namespace), timeout_seconds=5.0
             )
-        except KubernetesApiError:
+        except KubernetesApiError as error:
+            if error.is_transient:
+                raise
             return frozenset()
         annotations = namespace.get("annotations")
         allowed = annotations.get(ALLOW_CAPTURES_FROM, "") if isinstance(annotations, dict) else ""
@@ -287,6 +292,7 @@ class Controller:
     def _start(self, uid: str, connection: Connection, *, is_recovery: bool) -> None:
         task = asyncio.get_running_loop().create_task(self._capture(uid, connection, is_recovery=is_recovery))
         self._captures[uid] = task
+        self._started.add(uid)
         self._metrics.running.set(len(self._captures))
 
     async def _capture(self, uid: str, connection: Connection, *, is_recovery: bool) -> None:
@@ -297,6 +303,8 @@ class Controller:
             await self._report(connection, status)
         finally:
             del self._captures[uid]
+            if uid not in self._documents:
+                self._started.discard(uid)
             self._metrics.running.set(len(self._captures))
             self._consider(uid)
             for waiting in sorted(self._waiting, key=self._age)[: self._policy.most_captures]:
@@ -328,7 +336,6 @@ class Controller:
         while True:
             try:
                 await self._api.patch(path, change)
-                self._reported.add(connection.uid)
                 _log.info("%s/%s: %s, %s", connection.namespace, connection.name, status["phase"], status["message"])
                 return
             except KubernetesError as error:

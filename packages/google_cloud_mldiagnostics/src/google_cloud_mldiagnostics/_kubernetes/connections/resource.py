@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +19,9 @@ from google_cloud_mldiagnostics._kubernetes.names import (
 __all__ = ["Capture", "CaptureStatus", "Connection", "Phase", "custom_resource_definition", "read_connection"]
 
 MOST_PODS: Final = 256
+_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_POD: Final = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+"""https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-subdomain-names"""
 _PROFILER: Final = "google_cloud_mldiagnostics"
 _TEXT: Final[dict[str, Any]] = {"type": "string"}
 _TIME: Final[dict[str, Any]] = {"type": "string", "format": "date-time"}
@@ -144,6 +148,9 @@ def _capture(spec: Mapping[str, Any]) -> tuple[Capture | None, str]:
         return None, "expected podName to have names of pods, separated by commas"
     if len(pods) > MOST_PODS:
         return None, f"expected at most {MOST_PODS} pods, got {len(pods)}: create several objects"
+    wrong = next((name for name in pods if not _POD.fullmatch(name)), None)
+    if wrong is not None:
+        return None, f"expected podName to have names of pods, separated by commas, got {wrong!r:.300}"
     if not _is_int(port, 1, 65535):
         return None, f"expected capturePort from 1 to 65535, got {port!r:.50}"
     if not _is_int(seconds, 1, 3600):

@@ -6,6 +6,7 @@ The API server sends every object again after each interruption, so each step ca
                     -> Pending, with its position in the queue
                     -> Running, claimed with the version that was read: another operator's claim makes ours fail
     Running         -> Succeeded or Failed by the operator that claimed it
+                    -> captured by it, if it did not receive the answer to its claim
                     -> checked by the next leader, if that operator is gone
     final           -> deleted, after its time to live
 """
@@ -17,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 from google_cloud_mldiagnostics._kubernetes.connections.resource import Capture, Connection, Phase
 from google_cloud_mldiagnostics._kubernetes.names import ALLOW_CAPTURES_FROM
 
-__all__ = ["Claim", "Delete", "Policy", "Queue", "Recover", "Refuse", "Situation", "Step", "Wait", "next_step"]
+__all__ = ["Claim", "Delete", "Policy", "Queue", "Recover", "Refuse", "Situation", "Start", "Step", "Wait", "next_step"]
 
 _USUAL_PORT: Final = 9999
 _FIRST_UNPRIVILEGED_PORT: Final = 1024
@@ -47,7 +48,7 @@ class Situation(NamedTuple):
         is_leader: True if it holds the lease.
         captures: How many objects it captures now.
         queued_before: How many objects wait that were created before this one.
-        is_captured_here: True if it captures this object now.
+        was_started_here: True if it has started to capture this object, or to check its files; it also reports the end.
         allowed_namespaces: The namespaces that may capture pods of the capture's namespace, beside that itself.
         finished_seconds_ago: The time since the object's end; None before that.
     """
@@ -56,7 +57,7 @@ class Situation(NamedTuple):
     is_leader: bool
     captures: int = 0
     queued_before: int = 0
-    is_captured_here: bool = False
+    was_started_here: bool = False
     allowed_namespaces: frozenset[str] = frozenset()
     finished_seconds_ago: float | None = None
 
@@ -85,6 +86,12 @@ class Claim(NamedTuple):
     capture: Capture
 
 
+class Start(NamedTuple):
+    """Start the capture of an object that is claimed already."""
+
+    capture: Capture
+
+
 class Recover(NamedTuple):
     """Check the files of a capture whose operator has ended."""
 
@@ -95,7 +102,7 @@ class Delete(NamedTuple):
     """Delete the object; its files stay."""
 
 
-Step: TypeAlias = Wait | Refuse | Queue | Claim | Recover | Delete
+Step: TypeAlias = Wait | Refuse | Queue | Claim | Start | Recover | Delete
 
 
 def next_step(connection: Connection, situation: Situation, policy: Policy) -> Step:
@@ -106,15 +113,18 @@ def next_step(connection: Connection, situation: Situation, policy: Policy) -> S
         situation: The knowledge of the operator beside it.
         policy: The operator's settings.
     """
-    if not situation.is_leader or situation.is_captured_here:
+    if not situation.is_leader:
         return Wait(None)
     if connection.phase is not None and connection.phase.is_final:
         return _of_finished(connection, situation, policy)
+    if situation.was_started_here:
+        return Wait(None)
     if connection.capture is None:
         return Refuse(connection.problem)
     if connection.phase is Phase.RUNNING:
-        # Only a leader claims, and we lead and do not capture it: the operator that claimed it has ended.
-        return Recover(connection.capture)
+        # Only a leader claims, and we lead: we have claimed it, or the operator that claimed it has ended.
+        is_ours = connection.claimed_by == situation.operator
+        return Start(connection.capture) if is_ours else Recover(connection.capture)
     problem = refusal(connection.capture, connection.namespace, situation.allowed_namespaces, policy)
     if problem:
         return Refuse(problem)
