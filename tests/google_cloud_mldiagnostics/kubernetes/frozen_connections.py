@@ -43,7 +43,11 @@ class FreezingProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target_port))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target_port))
+                except ConnectionRefusedError:
+                    client.close()
+                    continue
                 self._sockets += [client, server]
                 for source, target in ((client, server), (server, client)):
                     threading.Thread(target=self._forward, args=(source, target, self._frozen), daemon=True).start()

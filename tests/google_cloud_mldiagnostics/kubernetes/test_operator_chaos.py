@@ -80,7 +80,8 @@ class Objects:
         """Return the phase of each object that is not final, and note who claimed which."""
         found = self._server.call("GET", path_of(self._namespace))["items"]
         for each in found:
-            claimed = each["metadata"].get("annotations", {}).get(CLAIMED_BY, "")
+            # An operator that ends between the two writes of a claim leaves its name, and has claimed nothing.
+            claimed = each["metadata"].get("annotations", {}).get(CLAIMED_BY, "") if phase_of(each) == "Running" else ""
             self.claims.setdefault(each["metadata"]["name"], set()).update(claimed.split())
         return {each["metadata"]["name"]: phase for each in found if (phase := phase_of(each)) not in _FINAL}
 
