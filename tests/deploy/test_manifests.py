@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google_cloud_mldiagnostics._kubernetes.rights import OPERATOR_RIGHTS, STAND_DOWN_RIGHTS, WEBHOOK_RIGHTS, Right
 from google_cloud_mldiagnostics._kubernetes.webhook.configuration import webhook_configuration
 
 from .charts import CHARTS, CRD, MANIFESTS, NAMES, OPERATOR, WEBHOOK, crd_text, documents, manifest, manifest_text
@@ -42,6 +43,25 @@ def test_the_webhook_is_asked_for_the_pods_that_the_package_says() -> None:
     expected = webhook_configuration()
     assert found["webhooks"] == expected["webhooks"]
     assert found["metadata"]["name"] == expected["metadata"]["name"]
+
+
+def rights_of(name: str) -> set[Right]:
+    """Return the rights of the account of a chart."""
+    found = documents(manifest(name).read_text())
+    roles = [each for each in found if "Role" in each["kind"] and each["metadata"]["name"].startswith(name)]
+    return {
+        Right(group, resource, verb, role["metadata"].get("namespace", ""))
+        for role in roles
+        for rule in role.get("rules", ())
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_each_account_has_the_rights_that_the_package_says_and_no_others() -> None:
+    assert rights_of(WEBHOOK) == {*WEBHOOK_RIGHTS, *STAND_DOWN_RIGHTS}
+    assert rights_of(OPERATOR) == {*OPERATOR_RIGHTS}
 
 
 @needs_kubectl

@@ -21,7 +21,7 @@ class FaultyApi:
 
     Args:
         server: The API server.
-        seed: Of the random faults.
+        seed: The seed of the random faults.
         refused: The part of the requests that is refused with 500, and does nothing.
         lost: The part of the requests that is served, and answered with 500.
         dropped: The part of the events that is not forwarded.

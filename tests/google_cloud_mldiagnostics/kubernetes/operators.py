@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from google_cloud_mldiagnostics._kubernetes.connections.resource import custom_resource_definition
+from google_cloud_mldiagnostics._kubernetes.rights import OPERATOR_RIGHTS
 
 from ...deploy.charts import OPERATOR, documents
 from ...deploy.charts import manifest as manifest_of
@@ -50,17 +51,7 @@ def add_connections(server: KubeApi) -> None:
     )
 
 
-RIGHTS = [
-    ("mldiagnosticsconnections", "list"),
-    ("mldiagnosticsconnections", "watch"),
-    ("mldiagnosticsconnections", "patch"),
-    ("mldiagnosticsconnections", "delete"),
-    ("mldiagnosticsconnections/status", "patch"),
-    ("pods", "get"),
-    ("leases", "get"),
-    ("leases", "create"),
-    ("leases", "update"),
-]
+RIGHTS = [(right.resource, right.verb) for right in OPERATOR_RIGHTS if right.resource != "namespaces"]
 """Each right that an operator needs in a namespace: a resource, and a verb."""
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import pytest
 import yaml
 from google_cloud_mldiagnostics._kubernetes.api import KubernetesApi
 from google_cloud_mldiagnostics._kubernetes.kubeconfig import read_kubeconfig
-from google_cloud_mldiagnostics.exceptions import KubernetesConfigurationError
+from google_cloud_mldiagnostics.exceptions import KubernetesConfigurationError, KubernetesUnreachableError
 
 from ...kube_api import ADMIN, KubeApi
 from ...waiting import free_port
@@ -49,7 +53,8 @@ def test_each_thing_that_a_cluster_lacks_is_named_with_the_command_that_mends_it
     assert found["webhook configuration"]["remedy"].startswith("helm install mldiagnostics-injection-webhook ")
     assert found["operator"]["state"] == "missing"
     assert found["labels"]["remedy"] == f"kubectl label namespace {namespace} managed-mldiagnostics-gke=true"
-    assert "ms without the webhook" in found["time to admit a pod"]["detail"]
+    assert found["time to admit a pod"]["detail"].endswith(" ms without the webhook, which is not installed")
+    assert found["your rights"]["state"] == "ok"
     assert "1.36" in found["policy instead of the webhook"]["detail"]
     assert found["profiler port of pods"]["state"] == "cannot tell"
 
@@ -70,6 +75,43 @@ def test_a_cluster_that_does_not_answer_is_one_finding(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "did not answer" in done.stdout
     assert "webhook" not in done.stdout
+
+
+def test_who_may_do_nothing_has_no_answers_and_is_told_which_rights_are_missing(
+    kube_api: KubeApi, namespace: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(json.dumps(kubeconfig(kube_api.url, {"token": "stranger"}, **_authority(kube_api))))
+    done = mldiagnostics("check", f"--kubeconfig={path}", f"--namespace={namespace}", "--format=json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {each["question"]: each for each in json.loads(done.stdout)["findings"]}
+    assert f"create pods in {namespace}" in found["your rights"]["detail"]
+    unanswered = {"kind of connection objects", "webhook configuration", "labels", "operator", "time to admit a pod"}
+    assert {found[question]["state"] for question in unanswered} == {"cannot tell"}
+    assert found["labels"]["remedy"] == "kubectl auth can-i --list"
+
+
+def test_a_definition_of_another_version_is_named_with_what_differs(own_kind: KubeApi, namespace: str) -> None:
+    _, found = findings(own_kind, f"--namespace={namespace}")
+    assert found["kind of connection objects"]["detail"].endswith(
+        "differs from that of this command in versions[0].schema.openAPIV3Schema.properties.spec.properties."
+        "triggerCapture.properties.durationSeconds.maximum"
+    )
+
+
+@pytest.fixture
+def own_kind(connections: KubeApi) -> Iterator[KubeApi]:
+    """Change the definition of connections for one test."""
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/mldiagnosticsconnections.diagon.gke.io"
+    where = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/triggerCapture/properties"
+
+    def change(most: int) -> None:
+        patch = [{"op": "replace", "path": f"{where}/durationSeconds/maximum", "value": most}]
+        connections.call("PATCH", path, patch, kind="application/json-patch+json")
+
+    change(60)
+    yield connections
+    change(3600)
 
 
 # --- What is applied ----------------------------------------------------------------------------------
@@ -105,15 +147,15 @@ def kubeconfig(server: str, user: dict[str, Any] | None = None, **cluster: Any) 
     }
 
 
-async def version(path: Path | None, context: str | None = None, **environ: str) -> str:
+async def answers(path: Path | None, count: int = 1, context: str | None = None, **environ: str) -> list[str]:
+    """Return the name of the namespace `default`, asked for several times at once."""
     async with KubernetesApi(read_kubeconfig(path, context, environ)) as api:
-        return str((await api.get("/api/v1/namespaces/default"))["metadata"]["name"])
+        found = await asyncio.gather(*(api.get("/api/v1/namespaces/default") for _ in range(count)))
+    return [each["metadata"]["name"] for each in found]
 
 
 def connects(path: Path | None, context: str | None = None, **environ: str) -> bool:
-    import asyncio
-
-    return asyncio.run(version(path, context, **environ)) == "default"
+    return asyncio.run(answers(path, 1, context, **environ)) == ["default"]
 
 
 def test_a_token_in_the_file_and_one_of_a_file_beside_it_are_used(kube_api: KubeApi, tmp_path: Path) -> None:
@@ -135,10 +177,41 @@ def test_a_credential_plugin_is_run(kube_api: KubeApi, tmp_path: Path) -> None:
     user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": str(plugin)}}
     path = tmp_path / "config"
     path.write_text(json.dumps(kubeconfig(kube_api.url, user, **_authority(kube_api))))
-    connection = read_kubeconfig(path)
-    assert {connection.headers(0.0)["Authorization"] for _ in range(3)} == {f"Bearer {ADMIN}"}
+    assert asyncio.run(answers(path, 3)) == ["default"] * 3
     assert (tmp_path / "runs").read_text() == "run\n"
-    assert connects(path)
+
+
+@pytest.mark.parametrize(("name", "is_known"), [("kubernetes.default", True), ("elsewhere", False)])
+def test_a_server_is_known_by_the_name_that_the_file_says(
+    kube_api: KubeApi, tmp_path: Path, name: str, is_known: bool
+) -> None:
+    path = tmp_path / "config"
+    named = {"tls-server-name": name, **_authority(kube_api)}
+    path.write_text(json.dumps(kubeconfig(kube_api.url, {"token": ADMIN}, **named)))
+    if is_known:
+        assert connects(path)
+    else:
+        with pytest.raises(KubernetesUnreachableError, match="not valid for 'elsewhere'"):
+            connects(path)
+
+
+def test_a_proxy_is_asked_for_the_server(kube_api: KubeApi, tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    with socket.create_server(("127.0.0.1", 0)) as proxy, ThreadPoolExecutor() as threads:
+        url = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        authority = _authority(kube_api)
+        path.write_text(json.dumps(kubeconfig(kube_api.url, {"token": ADMIN}, **{"proxy-url": url}, **authority)))
+        asked = threads.submit(connects, path)
+        connection, _ = proxy.accept()
+        with connection:
+            request = connection.recv(1000).decode()
+            connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
+        assert request.startswith(f"CONNECT {kube_api.url.removeprefix('https://')} HTTP/1.1")
+        with pytest.raises(KubernetesUnreachableError, match="502"):
+            asked.result()
+    path.write_text(json.dumps(kubeconfig(kube_api.url, **{"proxy-url": "socks5://127.0.0.1:1"})))
+    with pytest.raises(KubernetesConfigurationError, match="not an HTTP proxy"):
+        connects(path)
 
 
 def test_several_files_are_one_and_the_first_entry_of_a_name_is_used(kube_api: KubeApi, tmp_path: Path) -> None:
@@ -155,6 +228,7 @@ def test_several_files_are_one_and_the_first_entry_of_a_name_is_used(kube_api: K
     [
         ({"username": "me", "password": "x"}, "identifies itself by username"),
         ({"auth-provider": {"name": "gcp"}}, "identifies itself by auth-provider"),
+        ({"token": "x", "as": "other"}, "identifies itself by as, which is not supported here"),
         ({"client-certificate-data": "?"}, "a certificate of the kubeconfig cannot be used"),
     ],
 )
@@ -171,7 +245,7 @@ def test_a_plugin_that_is_missing_or_fails_is_named_with_its_hint(tmp_path: Path
         user = {"exec": {"command": command, "installHint": "Install it"}}
         path.write_text(json.dumps(kubeconfig("https://127.0.0.1:1", user)))
         with pytest.raises(KubernetesConfigurationError, match=message):
-            read_kubeconfig(path).headers(0.0)
+            connects(path)
 
 
 def test_a_context_that_is_missing_is_named_beside_those_that_there_are(tmp_path: Path) -> None:

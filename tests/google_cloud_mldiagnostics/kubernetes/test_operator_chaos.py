@@ -190,7 +190,7 @@ def test_an_object_that_is_deleted_in_any_phase_ends_and_the_next_of_its_name_is
 
 @dataclass
 class Chaos:
-    """What happens to operators, their connections and the API server, at random moments.
+    """Faults of operators, their connections and the API server, at random moments.
 
     Attributes:
         happened: How often each fault happened.

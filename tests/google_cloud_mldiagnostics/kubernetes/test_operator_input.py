@@ -1,4 +1,4 @@
-"""What an object may hold: wrong names, places and pods end in a phase and a sentence, soon."""
+"""Objects with wrong names, places and pods end in a phase and a sentence, soon."""
 
 from __future__ import annotations
 

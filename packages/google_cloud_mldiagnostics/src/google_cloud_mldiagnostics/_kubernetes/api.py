@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from google_cloud_mldiagnostics.exceptions import KubernetesApiError, KubernetesUnreachableError
+from google_cloud_mldiagnostics.exceptions import KubernetesApiError, KubernetesError, KubernetesUnreachableError
 
 __all__ = ["Connection", "KubernetesApi", "Listing", "object_path", "pod_namespace"]
 
@@ -70,6 +70,8 @@ class Connection:
         token_file: Path | None = None,
         *,
         read_token: Callable[[], str] | None = None,
+        proxy: str | None = None,
+        server_name: str | None = None,
     ) -> None:
         """Read nothing yet.
 
@@ -78,9 +80,13 @@ class Connection:
             context: Which certificates are trusted; None for the system's.
             token_file: The file of the bearer token, which may be replaced at any time; None without one.
             read_token: Returns the bearer token instead; it may block for a while, as a program that is run.
+            proxy: The URL of the HTTP proxy on the way; None without one.
+            server_name: The name in the server's certificate; None for that of the URL.
         """
         self.server = server.rstrip("/")
         self.context = context
+        self.proxy = proxy
+        self.server_name = server_name
         self._token_file = token_file
         self._read_token = read_token
         self._token = ""
@@ -106,14 +112,18 @@ class Connection:
         host = f"[{host}]" if ":" in host else host
         return cls(f"https://{host}:{port}", ssl.create_default_context(cafile=str(authority)), token)
 
-    def headers(self, now: float) -> dict[str, str]:
+    async def headers(self, now: float) -> dict[str, str]:
         """Return the headers that identify the client.
 
         Args:
             now: Monotonic seconds.
+
+        Raises:
+            KubernetesConfigurationError: There is no token.
+            OSError: The file of the token cannot be read.
         """
         if self._read_token is not None:
-            return {"Authorization": f"Bearer {self._read_token()}"}
+            return {"Authorization": f"Bearer {await asyncio.to_thread(self._read_token)}"}
         if self._token_file is None:
             return {}
         if now - self._read_at >= _TOKEN_SECONDS:
@@ -228,8 +238,10 @@ class KubernetesApi:
             async with self._session.get(
                 self._connection.server + path,
                 params=query,
-                headers=self._connection.headers(time.monotonic()),
+                headers=await self._connection.headers(time.monotonic()),
                 allow_redirects=False,
+                proxy=self._connection.proxy,
+                server_hostname=self._connection.server_name,
                 timeout=aiohttp.ClientTimeout(
                     total=seconds + _SILENT_SECONDS, sock_connect=_SILENT_SECONDS, sock_read=seconds + _SILENT_SECONDS
                 ),
@@ -242,6 +254,8 @@ class KubernetesApi:
                     if event["type"] == "ERROR":
                         raise KubernetesApiError(path, int(event["object"]["code"]), str(event["object"]["message"]))
                     yield event
+        except KubernetesError:
+            raise
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
             raise _unreachable(path, error) from error
 
@@ -350,14 +364,18 @@ class KubernetesApi:
                 self._connection.server + path,
                 params=query,
                 data=None if body is None else json.dumps(body).encode(),
-                headers={**content, **headers, **self._connection.headers(time.monotonic())},
+                headers={**content, **headers, **await self._connection.headers(time.monotonic())},
                 allow_redirects=False,
+                proxy=self._connection.proxy,
+                server_hostname=self._connection.server_name,
                 timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             ) as response:
                 answer_bytes = await _limited(response)
                 if not response.ok:
                     raise KubernetesApiError(path, response.status, _message(answer_bytes))
                 answer = json.loads(answer_bytes)
+        except KubernetesError:
+            raise
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
             raise _unreachable(path, error) from error
         if not isinstance(answer, dict):

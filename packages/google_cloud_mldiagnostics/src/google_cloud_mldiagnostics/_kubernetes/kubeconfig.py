@@ -12,6 +12,7 @@ import os
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,11 @@ from google_cloud_mldiagnostics.exceptions import KubernetesConfigurationError
 __all__ = ["read_kubeconfig"]
 
 _PLUGIN_SECONDS: Final = 30.0
+_UNSUPPORTED: Final = {
+    "auth-provider": "which Kubernetes no longer supports",
+    "username": "which Kubernetes no longer supports",
+    "as": "which is not supported here",
+}
 _KEPT_SECONDS: Final = 60.0
 """For a token of a plugin without an end."""
 
@@ -54,8 +60,12 @@ def read_kubeconfig(
     server = str(cluster.get("server", ""))
     if not server:
         raise KubernetesConfigurationError(f"the cluster of the context {name} has no server")
+    proxy = str(cluster.get("proxy-url") or "")
+    if proxy and not proxy.startswith(("http://", "https://")):
+        raise KubernetesConfigurationError(f"the proxy of the context {name} is not an HTTP proxy: {proxy}")
     tls = _tls(cluster, cluster_folder, user, user_folder) if server.startswith("https:") else None
-    return Connection(server, tls, **_token(user, user_folder, name))
+    server_name = str(cluster.get("tls-server-name") or "") or None
+    return Connection(server, tls, proxy=proxy or None, server_name=server_name, **_token(user, user_folder, name))
 
 
 class _Config:
@@ -133,6 +143,12 @@ def _content(entry: Mapping[str, Any], key: str, folder: Path) -> bytes:
 
 def _token(user: Mapping[str, Any], folder: Path, context: str) -> dict[str, Any]:
     """Return the arguments of a `Connection` for the token of a user."""
+    for key, reason in _UNSUPPORTED.items():
+        if user.get(key):
+            raise KubernetesConfigurationError(
+                f"the context {context} identifies itself by {key}, {reason}: use a token, a client certificate, or a "
+                "credential plugin (exec)"
+            )
     if user.get("tokenFile"):
         return {"token_file": folder / str(user["tokenFile"])}
     if user.get("token"):
@@ -140,12 +156,6 @@ def _token(user: Mapping[str, Any], folder: Path, context: str) -> dict[str, Any
         return {"read_token": lambda: token}
     if user.get("exec"):
         return {"read_token": _Plugin(user["exec"], folder)}
-    for key in ("auth-provider", "username"):
-        if user.get(key):
-            raise KubernetesConfigurationError(
-                f"the context {context} identifies itself by {key}, which Kubernetes no longer supports: use a token, a"
-                " client certificate, or a credential plugin (exec)"
-            )
     return {}
 
 
@@ -159,6 +169,7 @@ class _Plugin:
         self._entry = entry
         self._folder = folder
         self._clock = clock
+        self._lock = threading.Lock()
         self._token = ""
         self._until = 0.0
 
@@ -168,10 +179,11 @@ class _Plugin:
         Raises:
             KubernetesConfigurationError: The program is missing, or failed.
         """
-        if self._clock() >= self._until:
-            status = self._run()
-            self._token, self._until = str(status.get("token", "")), self._end(status)
-        return self._token
+        with self._lock:  # Of several requests at once, one runs it.
+            if self._clock() >= self._until:
+                status = self._run()
+                self._token, self._until = str(status.get("token", "")), self._end(status)
+            return self._token
 
     def _run(self) -> Mapping[str, Any]:
         command = str(self._entry.get("command", ""))
@@ -197,7 +209,9 @@ class _Plugin:
             raise KubernetesConfigurationError(f"{command} is not installed. {hint}".strip()) from error
         except subprocess.CalledProcessError as error:
             raise KubernetesConfigurationError(f"{command} failed: {error.stderr.strip()[-500:]}") from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired as error:
+            raise KubernetesConfigurationError(f"{command} gave no token within {_PLUGIN_SECONDS:.0f} s") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise KubernetesConfigurationError(f"{command} gave no token: {error!r:.300}") from error
         return dict(status)
 

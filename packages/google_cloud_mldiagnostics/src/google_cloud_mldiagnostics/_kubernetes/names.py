@@ -23,6 +23,7 @@ __all__ = [
     "METADATA",
     "NAMESPACE",
     "NAMESPACE_NAME_LABEL",
+    "OPERATOR",
     "POLICY",
     "POLICY_PARAMETERS",
     "RAY_CLUSTER_LABEL",
@@ -48,6 +49,8 @@ EXEMPT_NAMESPACES: Final = ("kube-system", "kube-node-lease")
 NAMESPACE_NAME_LABEL: Final = "kubernetes.io/metadata.name"
 """The API server sets it on each namespace, from Kubernetes 1.21 on."""
 
+OPERATOR: Final = "mldiagnostics-connection-operator"
+"""The operator's service account, and its Deployment."""
 WEBHOOK: Final = "mldiagnostics-injection-webhook"
 """The Service of the webhook, and its Deployment."""
 WEBHOOK_CERTIFICATE: Final = f"{WEBHOOK}-certificate"
