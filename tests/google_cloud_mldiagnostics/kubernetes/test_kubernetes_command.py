@@ -209,7 +209,7 @@ def test_a_proxy_is_asked_for_the_server(kube_api: KubeApi, tmp_path: Path) -> N
         assert request.startswith(f"CONNECT {kube_api.url.removeprefix('https://')} HTTP/1.1")
         with pytest.raises(KubernetesUnreachableError, match="502"):
             asked.result()
-    path.write_text(json.dumps(kubeconfig(kube_api.url, **{"proxy-url": "socks5://127.0.0.1:1"})))
+    path.write_text(json.dumps(kubeconfig(kube_api.url, None, **{"proxy-url": "socks5://127.0.0.1:1"})))
     with pytest.raises(KubernetesConfigurationError, match="not an HTTP proxy"):
         connects(path)
 
