@@ -227,6 +227,11 @@ class Webhook:
         self._namespaces.append(namespace)
         self.wait_until_asked(namespace)
 
+    def client_config(self) -> dict[str, str]:
+        """Return how the API server reaches it, in a configuration."""
+        bundle = base64.b64encode(self.authority.path.read_bytes()).decode()
+        return {"url": f"https://localhost:{self.port}/mutate", "caBundle": bundle}
+
     def wait_until_asked(self, namespace: str) -> None:
         """Wait until the API server asks: it reads its configurations from a watch of its own."""
         wait_until(lambda: self._is_asked(namespace))

@@ -37,9 +37,9 @@ while True:
 
 
 @contextlib.contextmanager
-def operator(server: KubeApi, namespace: str) -> Iterator[subprocess.Popen[bytes]]:
+def operator(server: KubeApi, namespace: str, *, lease_namespace: str = "") -> Iterator[subprocess.Popen[bytes]]:
     ports = [f"--probe-port={free_port()}", f"--metrics-port={free_port()}"]
-    names = [f"--namespace={namespace}", f"--lease-namespace={namespace}"]
+    names = [f"--namespace={namespace}", f"--lease-namespace={lease_namespace or namespace}"]
     command = [sys.executable, "-m", "google_cloud_mldiagnostics", "kubernetes", "operator", "--host=127.0.0.1"]
     process = subprocess.Popen([*command, f"--kubeconfig={server.kubeconfig}", "--local-storage", *names, *ports])
     try:
@@ -69,6 +69,11 @@ def pod_of(server: KubeApi, namespace: str, jobset: dict[str, Any], name: str) -
     """Create the Job and the pod of a JobSet, as its controllers do, and make the pod Running."""
     job = create(server, namespace, "Job", name, jobset)
     create(server, namespace, "Pod", name, job)
+    return make_running(server, namespace, name)
+
+
+def make_running(server: KubeApi, namespace: str, name: str) -> dict[str, Any]:
+    """Make a pod Running, as a kubelet does, and return it."""
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     status = {"status": {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}}
     server.call("PATCH", f"{path}/status", status, kind="application/merge-patch+json")
@@ -80,6 +85,11 @@ def show(run: str, folder: Path) -> dict[str, Any]:
     environ = {**os.environ, "ML_DIAGNOSTICS_DIR": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environ)
     return dict(json.loads(done.stdout))
+
+
+def is_recorded(run: str, folder: Path) -> bool:
+    """Return True if the process has seen a profile, and recorded its size."""
+    return any(host["size_bytes"] for profile in show(run, folder)["profiles"] for host in profile["hosts"])
 
 
 def capture_folder(run: str, folder: Path) -> str:
@@ -109,7 +119,10 @@ def test_a_jobset_of_a_labelled_namespace_is_a_run_whose_profile_an_object_captu
             status = final_status(server, labelled, "profile")
             assert status["phase"] == "Succeeded", status
             session = Path(status["captureResult"]["outputLocation"]).name
-            wait_until(lambda: session in json.dumps(show(run, folder)))
+            wait_until(lambda: is_recorded(run, folder))
+            (profile,) = show(run, folder)["profiles"]
+            assert profile["session"] == session
+            assert [host["host"] for host in profile["hosts"]] == ["train-workers-0-0-b4c9d"]
         again = pod_of(server, labelled, jobset, "train-workers-0-0-x7k2p")
         with trainer(again, location, folder) as restarted:
             assert restarted == run

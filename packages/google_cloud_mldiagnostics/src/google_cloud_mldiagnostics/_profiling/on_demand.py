@@ -243,7 +243,7 @@ class CaptureWatch:
             session_id=folder.name,
             kind="on_demand",
             folder=self.location.session(folder.name) if self.location.mode is not UploadMode.STAGED else str(folder),
-            name=self.name,
+            name=file.name.removesuffix(SUFFIX),
             process_index=self.process_index,
             expected_hosts=1,  # Only the caller knows how many; each host adds itself.
             speaks=True,

@@ -34,7 +34,11 @@ async def check(case: Case) -> Finding:
     if not valid:
         return Finding(QUESTION, State.MISSING, "the certificates of the caBundle have expired", _REMEDY)
     try:
-        leaf = _leaf(await case.api.get(object_path("", "v1", "secrets", WEBHOOK_CERTIFICATE, NAMESPACE)))
+        secret = await existing(case.api, object_path("", "v1", "secrets", WEBHOOK_CERTIFICATE, NAMESPACE))
+        if secret is None:
+            detail = f"the caBundle is valid; there is no Secret {WEBHOOK_CERTIFICATE} to compare it with"
+            return Finding(QUESTION, State.UNKNOWN, detail)
+        leaf = _leaf(secret)
     except (KubernetesApiError, KeyError, ValueError) as error:
         return Finding(QUESTION, State.UNKNOWN, f"the caBundle is valid; the Secret cannot be read ({error})")
     if leaf.not_valid_after_utc <= now:

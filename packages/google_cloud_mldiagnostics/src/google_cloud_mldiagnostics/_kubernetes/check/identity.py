@@ -23,9 +23,11 @@ async def check(case: Case) -> Finding:
     identity = (account["metadata"].get("annotations") or {}).get(_IDENTITY)
     if identity:
         return Finding(QUESTION, State.OK, str(identity))
-    detail = "its service account has no Workload Identity annotation: it may not be able to read profiles"
+    detail = (
+        "its service account has no Workload Identity annotation: it may not be able to read profiles. Name an account"
+        " with roles/storage.objectViewer"
+    )
     remedy = (
-        f"kubectl -n {NAMESPACE} annotate serviceaccount {OPERATOR} {_IDENTITY}=NAME@PROJECT.iam.gserviceaccount.com "
-        "(with roles/storage.objectViewer)"
+        f"kubectl -n {NAMESPACE} annotate serviceaccount {OPERATOR} {_IDENTITY}=NAME@PROJECT.iam.gserviceaccount.com"
     )
     return Finding(QUESTION, State.UNKNOWN, detail, remedy)
