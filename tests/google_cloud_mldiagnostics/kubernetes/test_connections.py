@@ -176,6 +176,11 @@ def test_more_captures_than_allowed_wait_with_their_place() -> None:
     assert step == Queue("waits for 8 other captures; 3 more are before it")
 
 
+def test_an_object_for_a_pod_that_another_one_captures_takes_no_place() -> None:
+    step = next_step(connection(), LEADER._replace(busy_pods=frozenset({"w1", "w9"})), Policy())
+    assert step == Queue("waits for the capture of w1 by another object")
+
+
 @pytest.mark.parametrize(
     ("own", "ago", "expected"),
     [(None, 10.0, Wait(90.0)), (None, 100.0, Delete()), ("0", 1e9, Wait(None)), ("50", 60.0, Delete())],

@@ -116,6 +116,25 @@ def test_objects_for_one_pod_are_captured_one_after_the_other(
     assert len(service.profiles) == 3
 
 
+def test_objects_for_one_pod_leave_places_for_those_of_others(
+    connections: KubeApi, namespace: str, tmp_path: Path, service: ProfilerServiceServer
+) -> None:
+    with (
+        ProfilerServiceServer() as other,
+        Operator(connections, namespace, tmp_path, policy={"most_captures": 2}) as one,
+    ):
+        one.wait_until_it_leads()
+        for pod in ("w0", "w1"):
+            running_pod(connections, namespace, pod)
+        for name in ("a", "b", "c"):
+            document = manifest(namespace, name, "w0", service.port, str(tmp_path), seconds=20)
+            connections.call("POST", path_of(namespace), document)
+        wait_until(lambda: "by another object" in status_of(connections, namespace, "c").get("message", ""))
+        connections.call("POST", path_of(namespace), manifest(namespace, "d", "w1", other.port, str(tmp_path)))
+        assert final_status(connections, namespace, "d")["phase"] == "Succeeded"
+        assert status_of(connections, namespace, "a")["phase"] == "Running"
+
+
 def test_success_is_not_reported_for_a_file_that_is_not_whole(
     operator: Operator, namespace: str, tmp_path: Path, service: ProfilerServiceServer
 ) -> None:

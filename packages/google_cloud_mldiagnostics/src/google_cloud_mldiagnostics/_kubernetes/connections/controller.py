@@ -95,6 +95,8 @@ class Controller:
         self._turns: dict[str, asyncio.Task[None]] = {}
         self._captures: dict[str, asyncio.Task[None]] = {}
         self._claiming: set[str] = set()
+        self._pods: dict[str, tuple[str, Sequence[str]]] = {}
+        """The namespace and the pods of each object that is being claimed or captured."""
         self._started: set[str] = set()
         """The objects whose capture was started here: once, and it reports its end, which events may not have yet."""
         self._waiting: set[str] = set()
@@ -231,10 +233,13 @@ class Controller:
                 self._consider_in(uid, _QUEUE_SECONDS)
             case Claim():
                 self._claiming.add(uid)
+                self._pods[uid] = step.capture.namespace, step.capture.pods
                 try:
                     await self._claim(uid, connection)
                 finally:
                     self._claiming.discard(uid)
+                    if uid not in self._captures:
+                        del self._pods[uid]
             case Start():
                 self._start(uid, connection, is_recovery=False)
             case Recover():
@@ -248,11 +253,19 @@ class Controller:
             operator=self._identity,
             is_leader=self._leads,
             captures=len(self._captures) + len(self._claiming),
+            busy_pods=self._busy_pods(connection),
             queued_before=sum(self._age(other) < self._age(uid) for other in self._waiting),
             was_started_here=uid in self._started,
             allowed_namespaces=allowed_namespaces,
             finished_seconds_ago=_seconds_since(connection.completed, self._clock()),
         )
+
+    def _busy_pods(self, connection: Connection) -> frozenset[str]:
+        """Return the pods in the namespace of a capture that are captured now, for whichever object."""
+        if connection.capture is None:
+            return frozenset()
+        captured = [pods for namespace, pods in self._pods.values() if namespace == connection.capture.namespace]
+        return frozenset(pod for pods in captured for pod in pods)
 
     def _age(self, uid: str) -> tuple[str, str]:
         """Return a key by which objects are in the order of their creation."""
@@ -292,6 +305,8 @@ class Controller:
     def _start(self, uid: str, connection: Connection, *, is_recovery: bool) -> None:
         task = asyncio.get_running_loop().create_task(self._capture(uid, connection, is_recovery=is_recovery))
         self._captures[uid] = task
+        if connection.capture is not None:
+            self._pods[uid] = connection.capture.namespace, connection.capture.pods
         self._started.add(uid)
         self._metrics.running.set(len(self._captures))
 
@@ -303,12 +318,25 @@ class Controller:
             await self._report(connection, status)
         finally:
             del self._captures[uid]
+            del self._pods[uid]
             if uid not in self._documents:
                 self._started.discard(uid)
             self._metrics.running.set(len(self._captures))
             self._consider(uid)
-            for waiting in sorted(self._waiting, key=self._age)[: self._policy.most_captures]:
+            for waiting in self._first_waiting():
                 self._consider(waiting)
+
+    def _first_waiting(self) -> list[str]:
+        """Return the oldest objects that wait for nothing but a place; more than there are places is useless."""
+        found: list[str] = []
+        for uid in sorted(self._waiting, key=self._age):
+            connection = read_connection(self._documents[uid])
+            pods = connection.capture.pods if connection.capture is not None else ()
+            if self._busy_pods(connection).isdisjoint(pods):
+                found.append(uid)
+            if len(found) == self._policy.most_captures:
+                break
+        return found
 
     async def _profile(self, connection: Connection, *, is_recovery: bool) -> dict[str, Any]:
         """Return the status of an object after its capture."""

@@ -47,6 +47,7 @@ class Situation(NamedTuple):
         operator: Its own identity, which no other process ever has.
         is_leader: True if it holds the lease.
         captures: How many objects it captures now.
+        busy_pods: The names of the pods of the same namespace that it captures for other objects now.
         queued_before: How many objects wait that were created before this one.
         was_started_here: True if it has started to capture this object, or to check its files; it also reports the end.
         allowed_namespaces: The namespaces that may capture pods of the capture's namespace, beside that itself.
@@ -56,6 +57,7 @@ class Situation(NamedTuple):
     operator: str
     is_leader: bool
     captures: int = 0
+    busy_pods: frozenset[str] = frozenset()
     queued_before: int = 0
     was_started_here: bool = False
     allowed_namespaces: frozenset[str] = frozenset()
@@ -128,6 +130,9 @@ def next_step(connection: Connection, situation: Situation, policy: Policy) -> S
     problem = refusal(connection.capture, connection.namespace, situation.allowed_namespaces, policy)
     if problem:
         return Refuse(problem)
+    busy = next((pod for pod in connection.capture.pods if pod in situation.busy_pods), None)
+    if busy is not None:  # It would hold one of the few places for as long as the other capture runs.
+        return Queue(f"waits for the capture of {busy} by another object")
     if situation.captures >= policy.most_captures:
         return Queue(f"waits for {situation.captures} other captures; {situation.queued_before} more are before it")
     return Claim(connection.capture)
