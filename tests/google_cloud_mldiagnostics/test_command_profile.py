@@ -91,7 +91,7 @@ def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_pr
     with running_job(tmp_path) as run_id:
         wait_until_it_can_be_profiled(run_id, capsys)
         code, out, err = run_command(capsys, "profile", run_id, "--duration", "300", "--format", "json")
-        assert (code, "Profiling 2 processes" in err) == (0, True)
+        assert (code, "Profiling 2 processes" in err) == (0, True), (out, err)
         answer = json.loads(out)
         (folder,) = answer["folders"]
         files = list(Path(folder).glob("*.xplane.pb"))

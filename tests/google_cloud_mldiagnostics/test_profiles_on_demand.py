@@ -15,13 +15,14 @@ import pytest
 from google_cloud_mldiagnostics._profiling import on_demand
 from google_cloud_mldiagnostics._profiling.locations import location_of
 from google_cloud_mldiagnostics._profiling.on_demand import CaptureWatch
+from google_cloud_mldiagnostics._profiling.server_port import ServerPort
 from google_cloud_mldiagnostics.core.xprof import Xprof, start_on_demand_xprof, stop_on_demand_xprof
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from ml_diagnostics_common.profiler_service import ProfilerService
 from ml_diagnostics_common.xplane import summary_of
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
-from ..waiting import wait_until
+from ..waiting import Child, wait_until
 from .profiled_runs import profiled_run, reported_processes, reported_sessions, sessions_put, xplanes
 
 jax = pytest.importorskip("jax")
@@ -146,6 +147,21 @@ def test_a_port_in_use_is_logged_once_and_another_one_registered(caplog: pytest.
     assert len(warnings) == 1
     assert f"Port {taken} is taken" in warnings[0]
     assert str(process["profiler_port"]) in warnings[0]
+
+
+def test_processes_that_start_at_once_do_not_share_a_port() -> None:
+    """Another process may check whether the port is free before this one serves at it."""
+    program = f"from {ServerPort.__module__} import ServerPort\nport = ServerPort(0)\nprint(port.number)\ninput()"
+    other = Child([sys.executable, "-c", program])
+    reserved = int(other.line())
+    assert not is_listening(reserved)
+    with profiled_run("run-1"):
+        start_on_demand_xprof(reserved)
+        assert served("run-1")["profiler_port"] != reserved
+    other.kill()
+    with profiled_run("run-2"):
+        start_on_demand_xprof(reserved)
+        assert served("run-2")["profiler_port"] == reserved
 
 
 def test_the_server_ends_with_the_run_and_can_start_again() -> None:

@@ -32,6 +32,7 @@ from google_cloud_mldiagnostics._profiling.locations import (
     location_of,
     xplane_name,
 )
+from google_cloud_mldiagnostics._profiling.server_port import ServerPort
 from google_cloud_mldiagnostics._profiling.sessions import FAILED, SUCCEEDED, HostsCheck, Session, problem_of
 from google_cloud_mldiagnostics._profiling.uploads import Upload, deliveries_of_this_process
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run
@@ -95,6 +96,7 @@ class _Server:
         self.pid = os.getpid()
         self._active = active
         self._port = port
+        self._reserved: ServerPort | None = None
         self._poll_seconds = poll_seconds
         self._engine: Engine = engine_for(active.run.framework if active else Framework.JAX)
         self._is_serving = False
@@ -120,9 +122,11 @@ class _Server:
     def _start(self) -> bool:
         wanted = self._port
         try:
-            self._port = _free_port(wanted)
+            self._reserved = ServerPort(wanted)
+            self._port = self._reserved.number
             self._engine.start_server(self._port)
         except Exception as error:
+            self._release()
             LOSSES.add(f"on-demand server: {type(error).__name__}")
             warn_once(
                 "on-demand server",
@@ -173,8 +177,14 @@ class _Server:
             if self._is_serving:
                 self._is_serving = False
                 self._engine.stop_server()
+                self._release()
         if self._active is not None:
             self._active.profiler_port = None
+
+    def _release(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
 
 
 @dataclass
@@ -273,34 +283,6 @@ def address_of_this_host() -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return "localhost"
-
-
-def _free_port(wanted: int) -> int:
-    """Return the port if it is free, else another free one.
-
-    The profiler's server would share a port with another process's without an error, and each would get some of the
-    requests.
-    """
-    for port in (wanted, 0):
-        try:
-            with _listening_socket() as probe:
-                probe.bind(("", port))
-                return int(probe.getsockname()[1])
-        except OSError:
-            if not port:
-                raise
-    raise AssertionError("port 0 is always free")
-
-
-def _listening_socket() -> socket.socket:
-    """Return a socket for all interfaces, as gRPC has."""
-    if socket.has_dualstack_ipv6():
-        probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    else:
-        probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Closed connections of an earlier job do not count.
-    return probe
 
 
 _server_of_this_process: _Server | None = None
