@@ -129,7 +129,8 @@ class SshServer(Service):
         """Record a request, apply its delay or hang, and return the fault that ends it, if any."""
         plan, record = await self._loop.run_in_executor(None, self.start_request, operation, "ssh", what, 0)
         if isinstance(plan.ending, Hang):
-            await self._loop.run_in_executor(None, self.faults.wait, plan.ending.seconds)
+            seconds = plan.ending.seconds
+            await self._loop.run_in_executor(None, lambda: self.faults.wait(seconds, plan=plan))
         return plan.ending, record
 
     async def _run(self, process: Any) -> None:

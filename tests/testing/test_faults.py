@@ -149,6 +149,16 @@ def test_a_truncated_answer_ends_early(server: Counter) -> None:
     assert server.done == 1
 
 
+def test_a_release_counts_for_a_request_that_waits_only_afterwards() -> None:
+    faults = Faults()
+    faults.script([Hang(), Hang()])
+    plan = faults.plan("write")
+    faults.release()
+    faults.wait(None, plan=plan)
+    held = faults.plan("write")
+    assert not held.released.is_set()
+
+
 def test_a_hang_lasts_until_it_is_released(server: Counter) -> None:
     server.faults.script([Hang(after_apply=True)])
     with pytest.raises(TimeoutError):

@@ -10,7 +10,7 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
-from ml_diagnostics_testing.faults import Drip, Ending, Hang, Oversize, Reset, Status, Truncate
+from ml_diagnostics_testing.faults import Drip, Hang, Oversize, Plan, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import STATUS_NAMES, ApiError, LoopbackServer, RequestRecord, Service
 
 _WORKERS = 32  # a hanging call occupies one until it ends
@@ -84,7 +84,7 @@ class GrpcServer:
             if isinstance(plan.ending, Oversize):
                 return _large_message(plan.ending, context)
             if plan.ending is not None:
-                error = self._break(plan.ending, context)
+                error = self._break(plan, context)
             if not isinstance(plan.ending, Reset | Hang | Truncate | Drip):
                 record.status = error.code if error else 200
             if error is not None:
@@ -93,15 +93,17 @@ class GrpcServer:
 
         return handle
 
-    def _break(self, fault: Ending, context: Any) -> ApiError:
+    def _break(self, plan: Plan, context: Any) -> ApiError:
         """Return the error with which a fault ends a call, or the closest one in gRPC; wait first if it is a hang."""
+        fault = plan.ending
         if isinstance(fault, Status):
             wait = [] if fault.retry_after is None else [_retry_info(fault.retry_after)]
             return ApiError(fault.code, "a scripted fault", details=wait)
         if isinstance(fault, Truncate):
             return ApiError(500, "the answer ended in mid-message (a scripted fault)")
         if isinstance(fault, Hang | Drip):
-            self._service.faults.wait(fault.seconds if isinstance(fault, Hang) else None, while_=context.is_active)
+            seconds = fault.seconds if isinstance(fault, Hang) else None
+            self._service.faults.wait(seconds, while_=context.is_active, plan=plan)
         return ApiError(503, "recvmsg: Connection reset by peer (a scripted fault)")
 
 

@@ -138,11 +138,13 @@ class Plan:
         delay_seconds: The time to wait before handling the request.
         skew_seconds: How far the server's clock is ahead for this request.
         ending: The fault that ends the request; None if it succeeds.
+        released: Is set by the next `release`, also if the request waits only afterwards.
     """
 
     delay_seconds: float = 0.0
     skew_seconds: float = 0.0
     ending: Ending | None = None
+    released: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     @property
     def applies(self) -> bool:
@@ -232,18 +234,21 @@ class Faults:
                 elif isinstance(fault, Skew):
                     skew_seconds += fault.seconds
                 else:
-                    return Plan(delay_seconds, skew_seconds, fault)
-        return Plan(delay_seconds, skew_seconds)
+                    return Plan(delay_seconds, skew_seconds, fault, self._released)
+            return Plan(delay_seconds, skew_seconds, None, self._released)
 
-    def wait(self, seconds: float | None, while_: Callable[[], bool] | None = None) -> None:
+    def wait(
+        self, seconds: float | None, while_: Callable[[], bool] | None = None, *, plan: Plan | None = None
+    ) -> None:
         """Block the calling thread for a time, or until `release`. Servers call this.
 
         Args:
             seconds: The duration; None means without limit.
             while_: Called every 20 ms; the wait ends when it returns False.
+            plan: The faults of the request that waits; a `release` since they were chosen counts.
         """
         with self._lock:
-            released = self._released
+            released = self._released if plan is None else plan.released
         if while_ is None:
             released.wait(seconds)
             return

@@ -209,7 +209,7 @@ class Service:
         record.headers = {name.lower(): value for name, value in headers}
         self.requests.append(record)
         if plan.delay_seconds:
-            self.faults.wait(plan.delay_seconds)
+            self.faults.wait(plan.delay_seconds, plan=plan)
         return plan, record
 
 
@@ -402,7 +402,7 @@ class _Handler(BaseHTTPRequestHandler):
         time = record.time + plan.skew_seconds
         request = Request(self.command, self.path, self.headers, body, time, record)
         response = self._handle(request) if plan.applies else Response()
-        self._end(request, response)
+        self._end(request, response, plan)
 
     def handle_expect_100(self) -> bool:
         answered = super().handle_expect_100()
@@ -429,14 +429,14 @@ class _Handler(BaseHTTPRequestHandler):
             _log.exception("the loopback server failed at %s %s", request.method, request.target)
             return self.server.service.refusal(ApiError(500, f"the loopback server failed: {error!r}"))
 
-    def _end(self, request: Request, response: Response) -> None:
+    def _end(self, request: Request, response: Response, plan: Plan) -> None:
         """Send the response, or apply the request's fault."""
         fault = request.record.fault
         if isinstance(fault, Status):
             wait = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
             response = self.server.service.refusal(ApiError(fault.code, "a scripted fault", reason=fault.reason), wait)
         elif isinstance(fault, Hang):
-            self.server.service.faults.wait(fault.seconds)
+            self.server.service.faults.wait(fault.seconds, plan=plan)
         if isinstance(fault, Reset | Hang):
             self._reset()
             return
