@@ -77,7 +77,7 @@ def page(tables: Sequence[Table], *, quick: bool) -> str:
 def seconds(value: float) -> str:
     """Format a duration with three digits and a suitable unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if value >= scale:
+        if value >= 0.9995 * scale:  # Three digits of a little less would be those of 1,000 of the smaller unit.
             return f"{value / scale:.3g} {unit}"
     return f"{value * 1e9:.3g} ns"
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import benchmarks.__main__ as runner
-from benchmarks.results import Row, Table
+from benchmarks.results import Row, Table, seconds
 
 
 def add_benchmark(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException | None = None) -> None:
@@ -65,3 +65,10 @@ def test_a_run_of_some_benchmarks_leaves_its_numbers(monkeypatch: pytest.MonkeyP
     (run,) = (tmp_path / "runs").iterdir()
     assert titles_in(run) == ["Title of two"]
     assert json.loads(run.read_text())["quick"] is True
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0009998, "1 ms"), (0.000999, "999 µs"), (0.9996, "1 s"), (2.014, "2.01 s"), (3e-8, "30 ns")]
+)
+def test_a_duration_has_three_digits_and_the_unit_that_fits(value: float, text: str) -> None:
+    assert seconds(value) == text
