@@ -444,11 +444,13 @@ for number in numbers:
     os.set_blocking(number, False)
 wakeups, writer, handling, _, answers, _, timer, _ = numbers
 os.write(writer, b"\x0f")  # SIGTERM, which the job never reads.
-settings = CompanionSettings(interval_seconds=600, trace_path=sys.argv[1], is_shipped=False, is_end_recorded=True)
+settings = CompanionSettings(
+    interval_seconds=600, trace_path=sys.argv[1], is_shipped=False, is_end_recorded=True, labels={"pid": "1"})
 parent = types.SimpleNamespace(
-    settings=settings._asdict(), pid=os.getppid(), job=None, is_open=False, descriptor=None, forward_logs=None,
+    settings=settings._asdict(), pid=os.getppid(), job=None, is_open=False, descriptor=None,
     descriptors={"wakeups": wakeups, "handling": handling, "answers": answers, "timer": timer}, log=print,
-    receive=lambda: [{"kind": "left", "how": "clean", "exception": None, "exit_code": None}])
+    receive=lambda: [{"kind": "left", "how": "clean", "exception": None, "exit_code": None}],
+    forward_logs=lambda: None)
 main.Companion(parent).run()
 print(len(waits) < 100)
 """

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of, exit_status
-from cloud_tpu_diagnostics.entries import DUMP
+from cloud_tpu_diagnostics._companion.endings import (
+    ExitReason,
+    Note,
+    OutOfMemoryKills,
+    ending_of,
+    exit_status,
+    left_block,
+)
+from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LEFT_BLOCK
 
-from ..waiting import AtOnce
+from ..waiting import AtOnce, wait_until
 from .accompanied_jobs import Job, Outcome, at_once, ending, of_kind
 
 _BLOCK = """
@@ -21,6 +30,12 @@ except BaseException as error:
     companion.leave("exception", type(error).__name__, error.code if isinstance(error, SystemExit) else None)
     raise
 companion.leave("clean")
+"""
+
+_PAGE = """
+from ml_diagnostics_common.progress import ProgressPage
+page = ProgressPage.create()
+companion = start(progress_path=str(page.path))
 """
 
 _SHOWS_STATUS = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 15)
@@ -55,12 +70,105 @@ def test_a_crash_after_the_block_is_recorded_too(tmp_path: Path) -> None:
 
 def test_a_job_that_continues_after_its_block_is_recorded_as_having_left_it(tmp_path: Path) -> None:
     job = Job("start().leave('clean'); input()", tmp_path / "trace")
-    recorded = ending()
-    assert (recorded["how"], recorded["goes_on"]) == ("clean", True)
+    wait_until(lambda: bool(of_kind(LEFT_BLOCK)))
+    (recorded,) = of_kind(LEFT_BLOCK)
+    assert recorded["how"] == "clean"
     assert recorded["message"].startswith("The job left the block well, and continues")
     assert job.process.poll() is None
     job.go_on()
     assert job.end() == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("left", "last", "expected"),
+    [
+        ("'exception', 'ValueError'", "os.abort()", {"how": "signal", "signal": "SIGABRT", "exception": "ValueError"}),
+        ("'clean'", "os._exit(7)", {"how": "exit", "exit_code": 7}),
+        ("'clean'", "os.kill(os.getpid(), signal.SIGKILL)", {"how": "signal", "signal": "SIGKILL"}),
+    ],
+)
+@pytest.mark.skipif(not _SHOWS_STATUS, reason="this kernel hides a process's status from others")
+def test_the_end_of_a_process_is_recorded_however_long_after_its_block(
+    tmp_path: Path, left: str, last: str, expected: dict[str, object]
+) -> None:
+    job = Job(f"start().leave({left}); input(); {last}", tmp_path / "trace")
+    wait_until(lambda: bool(of_kind(LEFT_BLOCK)))
+    assert of_kind(JOB_ENDED) == []
+    job.go_on()
+    job.end()
+    recorded = ending()
+    assert {name: recorded.get(name) for name in expected} == expected
+    assert len(of_kind(LEFT_BLOCK)) == 1
+
+
+def test_the_next_block_of_a_process_takes_over_the_record_of_its_end(tmp_path: Path) -> None:
+    job = Job(
+        """
+first = start(); first.leave("clean"); report(first.pid); input()
+second = start(); second.leave("clean"); report(second.pid); input()
+third = start(); report(third.pid); input(); os._exit(5)
+""",
+        tmp_path / "trace",
+    )
+    first = int(job.line())
+    wait_until(lambda: len(of_kind(LEFT_BLOCK)) == 1)  # It waits for the end of the process.
+    assert Path(f"/proc/{first}").exists()
+    job.go_on()
+    second = int(job.line())
+    job.go_on()  # The second is replaced before it has waited for the end.
+    job.line()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (first, second)))
+    assert len(of_kind(LEFT_BLOCK)) == 2
+    job.go_on()
+    job.end()
+    assert ending()["exit_code"] == 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a process of one's choice")
+def test_a_process_that_gets_all_orphans_may_wait_for_its_children_after_the_block(tmp_path: Path) -> None:
+    job = """
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+companion = start()
+companion.leave("clean")
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    report("waited")
+"""
+    assert Job(job, tmp_path / "trace").end() == (0, "waited\n", "")
+    assert [payload["how"] for payload in of_kind(LEFT_BLOCK)] == ["clean"]
+    assert of_kind(JOB_ENDED) == []
+
+
+def test_the_end_has_its_time_and_the_step_and_phase_that_the_job_was_in(tmp_path: Path) -> None:
+    before_ns = time.time_ns()
+    job = Job(
+        _PAGE + "page.publish('step', 41); page.publish('checkpoint', 42); report(); input(); os._exit(3)",
+        tmp_path / "trace",
+    )
+    job.line()
+    job.go_on()
+    job.end()
+    after_ns = time.time_ns()
+    recorded = ending()
+    assert (recorded["phase"], recorded["step"]) == ("checkpoint", 42)
+    assert 0 <= recorded["progress_age_seconds"] <= (after_ns - before_ns) / 1e9
+    assert before_ns < recorded["ended_ns"]
+
+
+def test_a_block_that_was_left_shows_the_last_step_before_its_end(tmp_path: Path) -> None:
+    job = Job(
+        _PAGE + "report(companion.pid, page.path); page.publish('step', 41); input(); page.close(); "
+        "companion.leave('clean')",
+        tmp_path / "trace",
+    )
+    pid, page = job.line().split()
+    wait_until(lambda: Path(page) in [file.resolve() for file in Path(f"/proc/{pid}/fd").iterdir()])
+    job.go_on()
+    job.end()
+    assert (ending()["phase"], ending()["step"]) == ("step", 41)
 
 
 def test_a_fault_is_an_entry_with_all_of_its_stack(tmp_path: Path) -> None:
@@ -68,11 +176,10 @@ def test_a_fault_is_an_entry_with_all_of_its_stack(tmp_path: Path) -> None:
     assert "it wrote: Fatal Python error: Segmentation fault" in ending()["evidence"]
 
 
-_FORKS = """
+_FORKS = (
+    _PAGE
+    + """
 from pathlib import Path
-from ml_diagnostics_common.progress import ProgressPage
-page = ProgressPage.create()
-companion = start(progress_path=str(page.path))
 if not os.fork():
     ctypes.string_at(0)
 os.wait()
@@ -83,6 +190,7 @@ while not any("Segmentation fault" in segment.read_text() for segment in segment
 time.sleep(1.5)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+)
 _LIVES_AFTER_A_FORK = {
     "snapshot": "companion.send({'kind': 'snapshot', 'time_ns': 0, 'threads': 0, 'groups': []})",
     "timer": "faulthandler.dump_traceback_later(0.1, file=companion.timer_descriptor)",
@@ -137,10 +245,9 @@ def test_without_an_exit_status_the_reason_follows_from_the_note_the_trace_and_t
     ],
 )
 def test_a_job_that_continues_after_its_block_has_not_ended(note: Note, message: str) -> None:
-    found = ending_of(None, note, fault=FAULT, is_out_of_memory=True, goes_on=True)
+    found = left_block(note, is_alive=True)
     assert found.message().startswith(message)
-    assert found.payload()["goes_on"] is True
-    assert "goes_on" not in ending_of(0, note, fault=None, is_out_of_memory=False).payload()
+    assert not left_block(note, is_alive=False).message().startswith(message)
 
 
 def test_only_a_sigkill_is_reported_as_out_of_memory() -> None:

@@ -6,10 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics.entries import JOB_ENDED
+from cloud_tpu_diagnostics.entries import JOB_ENDED, LEFT_BLOCK
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 
 from ..waiting import LONG_SECONDS, wait_until
@@ -83,6 +84,30 @@ def test_the_end_is_recorded_by_run_and_not_again_by_the_companion(tmp_path: Pat
     companion = int(done.stdout)
     wait_until(lambda: not Path(f"/proc/{companion}").exists())
     assert [ending["signal"] for ending in of_kind(JOB_ENDED)] == ["SIGSEGV"]
+
+
+def test_run_records_the_end_and_the_companion_the_exception_that_left_the_block(tmp_path: Path) -> None:
+    job = _HEAD + "\nstart().leave('exception', 'ValueError')\nos.abort()"
+    assert run(sys.executable, "-c", job, str(tmp_path / "trace")).returncode == -signal.SIGABRT
+    wait_until(lambda: bool(of_kind(LEFT_BLOCK)))
+    assert [(left["how"], left["exception"]) for left in of_kind(LEFT_BLOCK)] == [("exception", "ValueError")]
+    assert [ending["signal"] for ending in of_kind(JOB_ENDED)] == ["SIGABRT"]
+
+
+def test_the_end_has_its_time_and_the_step_that_the_job_was_in() -> None:
+    before_ns = time.time_ns()
+    job = """
+import os, signal
+from ml_diagnostics_common.progress import ProgressPage
+page = ProgressPage.create()
+page.publish("step", 41)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    run(sys.executable, "-c", job)
+    (found,) = of_kind(JOB_ENDED)
+    assert (found["signal"], found["phase"], found["step"]) == ("SIGKILL", "step", 41)
+    assert before_ns < found["ended_ns"] < time.time_ns()
+    assert found["progress_age_seconds"] < 1e-9 * (time.time_ns() - before_ns)
 
 
 def test_the_end_of_a_grandchild_is_recorded_by_its_own_companion(tmp_path: Path) -> None:

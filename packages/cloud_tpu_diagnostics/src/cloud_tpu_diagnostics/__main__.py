@@ -14,19 +14,20 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.command.program import Program
-from ml_diagnostics_common.processes import read_system_file
+from ml_diagnostics_common.processes import read_system_file, start_mark
 from ml_diagnostics_common.sidecar import IN_SIDECAR
 
 from cloud_tpu_diagnostics._companion import RUN_BY
-from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of
+from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of, progress_fields
 from cloud_tpu_diagnostics._companion.log import EntryLog
 from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
 from cloud_tpu_diagnostics._version import __version__
+from cloud_tpu_diagnostics.entries import JOB_ENDED
 
 __all__ = ["main"]
 
@@ -89,13 +90,16 @@ def _run(job: Sequence[str], console: Console, *, is_shipped: bool) -> int:
         is_not_found = isinstance(error, (FileNotFoundError, ValueError))
         console.warn(f"cannot run {job[0]!a}: {getattr(error, 'strerror', None) or error}")
         raise SystemExit(_NOT_FOUND if is_not_found else _NOT_EXECUTABLE) from None
+    start = start_mark(pid)
     kills = OutOfMemoryKills(pid)
     status = _wait(pid, signals, kills)
+    circumstances = _circumstances(pid, start)
     kills.check(time.monotonic())
     ending = ending_of(status, Note("clean"), fault=None, is_out_of_memory=kills.is_recent(time.monotonic()))
     log = EntryLog({**identity().labels(), "pid": str(pid)}, is_shipped=is_shipped)
     try:
-        log.write(ending.payload(), severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
+        payload = ending.payload(JOB_ENDED, **circumstances)
+        log.write(payload, severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
         if os.getpid() == _FIRST_PROCESS:
             _wait_for_companions()
         log.close(END_SECONDS)
@@ -121,6 +125,20 @@ def _wait(pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills) -> in
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
     return status
+
+
+def _circumstances(pid: int, start: str) -> dict[str, Any]:
+    """Return when the job has ended, which is now, and its last progress if it was in a block."""
+    from ml_diagnostics_common.progress import ProgressReader, page_of
+
+    ended_ns, ended_monotonic_ns = time.time_ns(), time.monotonic_ns()
+    progress = None
+    with contextlib.suppress(OSError):
+        if (page := page_of(pid, start=start)) is not None:
+            reader = ProgressReader(page)
+            progress = reader.read(is_running=True)
+            reader.close()
+    return {**progress_fields(progress, ended_monotonic_ns), "ended_ns": ended_ns}
 
 
 def _next_signal(signals: set[signal.Signals]) -> tuple[int | None, bool]:

@@ -7,7 +7,11 @@ dump            what faulthandler wrote, or the stack of an exception that left 
                 split over several entries with the same number `dump`: `part` of `parts`
 snapshot        the threads by equal stack: `groups`, `threads`, `time_ns`, `left_out`
 hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_frame`
-job_ended       `how`, `exit_code`, `signal`, `exception`, `evidence`; `goes_on` where only the block was left
+left_block      the job has left the block: `how`, `exit_code`, `exception`, `evidence`
+job_ended       the process has ended: `how`, `exit_code`, `signal`, `exception`, `evidence`, and `ended_ns`: when
+
+The last two also have `phase`, `step` and `progress_age_seconds`: where the job was last, and how long before. Earlier
+versions wrote `job_ended` with `goes_on` instead of `left_block`.
 
 Dumps and snapshots also have `interval_seconds` and, if the job reports them, `phase` and `step`.
 """
@@ -16,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["DUMP", "HANG_SUSPECTED", "JOB_ENDED", "LOG_ID", "SNAPSHOT", "VERB", "entry"]
+__all__ = ["DUMP", "HANG_SUSPECTED", "JOB_ENDED", "LEFT_BLOCK", "LOG_ID", "SNAPSHOT", "VERB", "entry"]
 
 LOG_ID: Final = "tpu.googleapis.com/runtime_monitor"
 VERB: Final = "stacktraceanalyzer"
@@ -24,6 +28,7 @@ VERB: Final = "stacktraceanalyzer"
 DUMP: Final = "dump"
 SNAPSHOT: Final = "snapshot"
 HANG_SUSPECTED: Final = "hang_suspected"
+LEFT_BLOCK: Final = "left_block"
 JOB_ENDED: Final = "job_ended"
 
 

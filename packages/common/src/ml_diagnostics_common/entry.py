@@ -278,7 +278,8 @@ class ProcessEndings:
     """The entries on the ends of processes, by host and pid.
 
     A companion of `cloud_tpu_diagnostics` outlives the process that it watches, and writes an entry of kind
-    `job_ended` with the host and pid of that process. The libraries do not import each other: they share this log.
+    `job_ended` with the host and pid of that process, and before that `left_block` if the process continued after its
+    block (earlier versions: `job_ended` with `goes_on`). The libraries do not import each other: they share this log.
     """
 
     def __init__(self) -> None:
@@ -287,7 +288,7 @@ class ProcessEndings:
     def add(self, entries: Iterable[LogEntry]) -> None:
         """Add entries of the companions' log, in any order; those of other kinds are skipped."""
         for entry in entries:
-            if entry.payload.get("kind") == "job_ended":
+            if entry.payload.get("kind") in ("job_ended", "left_block"):
                 labels = entry.context.labels
                 self._by_process.setdefault((labels.get("host", ""), labels.get("pid", "")), []).append(entry)
 
@@ -303,5 +304,9 @@ class ProcessEndings:
         entries = self._by_process.get((host, str(pid)), ())
         found = [entry for entry in entries if entry.timestamp_ns >= time_ns]
         if not with_blocks:
-            found = [entry for entry in found if not entry.payload.get("goes_on")]
+            found = [
+                entry
+                for entry in found
+                if entry.payload.get("kind") == "job_ended" and not entry.payload.get("goes_on")
+            ]
         return sorted(found, key=lambda entry: entry.timestamp_ns)

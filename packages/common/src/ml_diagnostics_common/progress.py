@@ -192,8 +192,12 @@ class ProgressReader:
         names = ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK")
         self._descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
 
-    def read(self) -> Progress | None:
-        """Return the last progress of the process; None if it has published none yet."""
+    def read(self, *, is_running: bool = False) -> Progress | None:
+        """Return the last progress of the process; None if it has published none yet.
+
+        Args:
+            is_running: True returns the last progress before its end: of a phase other than `ended`.
+        """
         page = self._page()
         states: list[Progress] = []
         for _ in range(_READS):
@@ -202,8 +206,10 @@ class ProgressReader:
             slots = zip(_slots(before), _slots(page), strict=True)
             states = _states(slot for earlier, slot in slots if earlier == slot)
             if states or not any(page):
-                return max(states, default=None)
-        return max(_states(_slots(page)), default=None)  # It publishes faster than this process reads.
+                break
+        else:
+            states = _states(_slots(page))  # It publishes faster than this process reads.
+        return max((state for state in states if not (is_running and state.phase == "ended")), default=None)
 
     def close(self) -> None:
         """Close the page."""
@@ -327,9 +333,15 @@ def _directory_on_disk() -> Path:
     return diagnostics_directory() / "state" / "progress"
 
 
-def page_of(pid: int, folder: Path | None = None) -> Path | None:
-    """Return the page of a live process of this machine; None if it has none."""
-    start = _start_of(pid)
+def page_of(pid: int, folder: Path | None = None, *, start: str | None = None) -> Path | None:
+    """Return the page of a process of this machine; None if it has none, or has removed it.
+
+    Args:
+        pid: The process.
+        folder: The folder of pages; None for those that processes use.
+        start: The process's `start_mark`, for one that has ended; None for one that lives.
+    """
+    start = start or _start_of(pid)
     if start is None:
         return None
     name = _name_of(pid, start)

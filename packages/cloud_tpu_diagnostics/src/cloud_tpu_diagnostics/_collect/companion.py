@@ -29,6 +29,9 @@ _TIMER_PIPE_BYTES = 2**20
 _ABORTED = 134
 """The exit code that shells give to a process that SIGABRT has ended."""
 
+_left: CompanionProcess | None = None
+"""State of the process: the companion of the last block that was left. It waits for the end of this process."""
+
 
 class CompanionProcess:
     """The process, and what a block sends to it. Nothing but the constructor raises, and nothing waits.
@@ -69,6 +72,7 @@ class CompanionProcess:
         console_copy = None if settings.trace_path is not None else _copy(console)
         numbers = {"timer": self._timer_read.number(), "console": console_copy, **(requests or {})}
         try:
+            _replace_last()
             self._sidecar = Sidecar(
                 "cloud_tpu_diagnostics._companion.main",
                 settings._asdict(),
@@ -105,7 +109,9 @@ class CompanionProcess:
         self._sidecar.send(message)
 
     def leave(self, how: str, exception: str | None = None, exit_code: int | None = None) -> None:
-        """Report how the block was left, upon which the companion ends. The timer must be cancelled before.
+        """Report how the block was left. The timer must be cancelled before.
+
+        The companion then waits for the end of this process, or for the next block's companion.
 
         Args:
             how: "clean" or "exception".
@@ -115,7 +121,15 @@ class CompanionProcess:
         self._update_labels()  # A recorder or a run may have named the job since the last update.
         self.send({"kind": "left", "how": how, "exception": exception, "exit_code": exit_code})
         if os.getpid() == self._owner:
+            global _left
+            _left = self
             self._close_timer_pipe()
+
+    def replace(self) -> None:
+        """Let the companion of a block that was left end: that of the next block records the end of this process."""
+        self.send({"kind": "replaced"})
+        if os.getpid() == self._owner:
+            self._sidecar.end_messages()
 
     def _close_timer_pipe(self) -> None:
         try:
@@ -125,17 +139,20 @@ class CompanionProcess:
             pass
 
     def _listen(self) -> None:
-        """Receive until the companion has ended, in a thread of its own."""
+        """Receive until the companion has ended, or has nothing more to send, in a thread of its own."""
         self.thread_ident = threading.get_ident()
+        is_lingering = False
         try:
-            while True:
+            while not is_lingering:
                 messages = self._sidecar.receive()
                 self._update_labels()
                 for message in messages:
+                    is_lingering = is_lingering or message["kind"] == "lingers"
                     self._pass_on(message)
         except Exception:
             pass  # Mostly an EOFError: it has ended, or the job has closed the socket.
-        self._sidecar.close()
+        if not is_lingering:  # Otherwise the socket is kept for `replace`.
+            self._sidecar.close()
         self._pass_on({"kind": "ended"})
 
     def _update_labels(self) -> None:
@@ -146,7 +163,7 @@ class CompanionProcess:
             self.send({"kind": "labels", "labels": labels})
 
     def _pass_on(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "hello":
+        if message["kind"] in ("hello", "lingers"):
             return
         if message["kind"] == "output":  # The last lines of an interpreter that crashes.
             message = {"kind": "log", "level": logging.WARNING, "message": f"The companion printed: {message['text']}"}
@@ -154,6 +171,14 @@ class CompanionProcess:
             self._on_message(message)
         except Exception:
             pass  # Its own guard has logged it, and the next message may be handled.
+
+
+def _replace_last() -> None:
+    """Let the companion of the last block that this process has left end, if there is one."""
+    global _left
+    last, _left = _left, None
+    if last is not None:
+        last.replace()
 
 
 class CompanionLink:

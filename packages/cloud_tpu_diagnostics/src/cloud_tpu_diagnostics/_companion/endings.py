@@ -17,14 +17,27 @@ import signal
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_diagnostics_common.processes import read_system_file, stat_fields
 
 from cloud_tpu_diagnostics._signals import signal_name
-from cloud_tpu_diagnostics.entries import JOB_ENDED, entry
+from cloud_tpu_diagnostics.entries import entry
 
-__all__ = ["OUT_OF_MEMORY_SECONDS", "Ending", "ExitReason", "Note", "OutOfMemoryKills", "ending_of", "exit_status"]
+if TYPE_CHECKING:
+    from ml_diagnostics_common.progress import Progress
+
+__all__ = [
+    "OUT_OF_MEMORY_SECONDS",
+    "Ending",
+    "ExitReason",
+    "Note",
+    "OutOfMemoryKills",
+    "ending_of",
+    "exit_status",
+    "left_block",
+    "progress_fields",
+]
 
 OUT_OF_MEMORY_SECONDS = 60.0
 """A process that the kernel kills for want of memory may take so long to end."""
@@ -69,31 +82,32 @@ class Note(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The exit reason of a job, as far as it is known, and what shows it."""
+    """The exit reason of a job, or how it left the block, as far as it is known, and what shows it."""
 
     reason: ExitReason
     evidence: str
     exit_code: int | None = None
     signal: str | None = None
     exception: str | None = None
-    goes_on: bool = False
-    """True if it has left the block, and has not ended."""
+    sentence: str = ""
 
-    def payload(self) -> dict[str, Any]:
-        """Return it as an entry."""
-        fields = {**self._asdict(), "goes_on": self.goes_on or None}
-        return entry(JOB_ENDED, self.message(), how=fields.pop("reason").value, **fields)
+    def payload(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Return it as an entry.
+
+        Args:
+            kind: JOB_ENDED or LEFT_BLOCK.
+            fields: The further fields of the kind.
+        """
+        own = self._asdict()
+        del own["sentence"]
+        return entry(kind, self.message(), how=own.pop("reason").value, **own, **fields)
 
     def message(self) -> str:
         """Return it as a sentence."""
-        if self.goes_on:
-            how = {
-                ExitReason.CLEAN: "well",
-                ExitReason.EXCEPTION: f"with an exception ({self.exception})",
-                ExitReason.EXIT: f"to exit with code {self.exit_code}",
-            }[self.reason]
-            return f"The job left the block {how}, and continues ({self.evidence})"
-        what = {
+        return f"{self.sentence or self._sentence()} ({self.evidence})"
+
+    def _sentence(self) -> str:
+        return {
             ExitReason.CLEAN: "The job ended well",
             ExitReason.EXCEPTION: f"The job ended with an exception: {self.exception}",
             ExitReason.EXIT: f"The job exited with code {self.exit_code}",
@@ -101,24 +115,33 @@ class Ending(NamedTuple):
             ExitReason.OUT_OF_MEMORY: "The job was killed because memory ran out",
             ExitReason.KILLED_OR_OS_EXIT: "The job exited without recording its end: it was killed, or called os._exit",
         }[self.reason]
-        return f"{what} ({self.evidence})"
 
 
-def ending_of(
-    status: int | None, note: Note | None, *, fault: str | None, is_out_of_memory: bool, goes_on: bool = False
-) -> Ending:
-    """Return the exit reason of a job.
+def left_block(note: Note, *, is_alive: bool) -> Ending:
+    """Return how a job left its block.
+
+    Args:
+        note: Its note.
+        is_alive: True if it continues.
+    """
+    left = _without_status(note, None, is_out_of_memory=False)
+    how = {
+        ExitReason.CLEAN: "well",
+        ExitReason.EXCEPTION: f"with an exception ({left.exception})",
+        ExitReason.EXIT: f"to exit with code {left.exit_code}",
+    }[left.reason]
+    return left._replace(sentence=f"The job left the block {how}{', and continues' if is_alive else ''}")
+
+
+def ending_of(status: int | None, note: Note | None, *, fault: str | None, is_out_of_memory: bool) -> Ending:
+    """Return the exit reason of a job that has ended.
 
     Args:
         status: Its wait status; None if it is unknown.
         note: Its note when it left the block; None if it did not.
         fault: The line `Fatal Python error: ...` that it wrote last, if it did.
         is_out_of_memory: True if the kernel has just killed a process of its control group for want of memory.
-        goes_on: True if it lives; then there is a note.
     """
-    if goes_on:
-        note = note or Note(ExitReason.CLEAN.value)
-        return _without_status(note, None, is_out_of_memory=False)._replace(goes_on=True)
     if status is None:
         return _without_status(note, fault, is_out_of_memory=is_out_of_memory)
     if os.WIFSIGNALED(status):
@@ -130,6 +153,19 @@ def ending_of(
     if note.exception and note.exit_code is None and code:
         return Ending(ExitReason.EXCEPTION, f"{evidence}, exception from the job", code, exception=note.exception)
     return Ending(ExitReason.EXIT if code else ExitReason.CLEAN, evidence, code)
+
+
+def progress_fields(progress: Progress | None, now_ns: int) -> dict[str, Any]:
+    """Return the phase and step that a job was in last, and for how long, as fields of an entry.
+
+    Args:
+        progress: Its last progress; None if it has published none.
+        now_ns: The time of its end, on the monotonic clock.
+    """
+    if progress is None:
+        return {}
+    age_seconds = round(max(0, now_ns - progress.monotonic_ns) / 1e9, 3)
+    return {"phase": progress.phase, "step": progress.step, "progress_age_seconds": age_seconds}
 
 
 def _without_status(note: Note | None, fault: str | None, *, is_out_of_memory: bool) -> Ending:

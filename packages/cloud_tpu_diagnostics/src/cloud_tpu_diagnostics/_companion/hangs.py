@@ -110,8 +110,12 @@ class HangWatching:
             return
         self.seconds_to_next = min(wait, max(0.0, self._next_check - now))
 
+    def last_progress(self) -> Progress | None:
+        """Return the last progress within the block, with what was published since the last `step`."""
+        return None if self._reader is None else self._reader.read(is_running=True)
+
     def close(self) -> None:
-        """Write and save what is known, since the job has ended."""
+        """Write and save what is known, since the job has ended or left the block."""
         if self._response is not None:
             self._response.write_verdict()
         if self._watch is not None:

@@ -76,12 +76,14 @@ class EntryLog:
             self._journal = None  # The next entry opens another, with another header.
 
     def close(self, timeout_seconds: float) -> None:
-        """Ship the remaining entries within this time; the next companion ships the rest."""
+        """Ship the remaining entries within this time; the next companion ships the rest. An entry opens it again."""
         deadline = time.monotonic() + timeout_seconds
-        if self._journal is not None:
-            self._journal.close(min(1.0, timeout_seconds))
-        if self._shipper is not None:
-            self._shipper.close(max(0.0, deadline - time.monotonic()))
+        journal, self._journal = self._journal, None
+        shipper, self._shipper = self._shipper, None
+        if journal is not None:
+            journal.close(min(1.0, timeout_seconds))
+        if shipper is not None:
+            shipper.close(max(0.0, deadline - time.monotonic()))
 
     def _open(self) -> Journal:
         from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory

@@ -1,6 +1,9 @@
 """The companion's main program: it reads the job's stack traces, and records the job's exit reason.
 
 It starts with nothing but the standard library. The journal and the shipper are loaded at the first entry.
+
+Once the job has left the block, that is recorded, and the companion only waits for the end of the process: a survivor
+of another host's failure may be aborted minutes after an exception has left its block.
 """
 
 from __future__ import annotations
@@ -15,19 +18,28 @@ from ml_diagnostics_common.processes import wait_readable
 from ml_diagnostics_common.sidecar_parent import ERROR, WARNING, Parent, ignore_signals, lower_priority
 
 from cloud_tpu_diagnostics._companion import CompanionSettings
-from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of, exit_status
+from cloud_tpu_diagnostics._companion.endings import (
+    Ending,
+    ExitReason,
+    Note,
+    OutOfMemoryKills,
+    ending_of,
+    exit_status,
+    left_block,
+    progress_fields,
+)
 from cloud_tpu_diagnostics._companion.hangs import HangWatching
 from cloud_tpu_diagnostics._companion.job import Job
 from cloud_tpu_diagnostics._companion.log import EntryLog, dump_entries
 from cloud_tpu_diagnostics._companion.output import ConsoleOutput, FileOutput, Headers, TraceOutput
 from cloud_tpu_diagnostics._companion.requests import UnansweredRequests
 from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, Trigger, parse_dumps
-from cloud_tpu_diagnostics.entries import SNAPSHOT, entry
+from cloud_tpu_diagnostics.entries import JOB_ENDED, LEFT_BLOCK, SNAPSHOT, entry
 
 __all__ = ["END_SECONDS", "LINGER_SECONDS", "LONGEST_END_SECONDS", "Companion", "main"]
 
 LINGER_SECONDS = 2.0
-"""The wait for the job's end after it has left the block, which makes its exit reason exact."""
+"""The wait for the job's end after it has left the block: if it ends within it, one entry has all."""
 END_SECONDS = 10.0
 """The time limit for shipping the remaining entries."""
 LONGEST_END_SECONDS = 30
@@ -36,6 +48,8 @@ LONGEST_END_SECONDS = 30
 _CHECK_SECONDS = 1.0
 _QUIET_SECONDS = 0.5
 """A dump is complete if nothing follows for this time. Writing one of 100 threads takes 0.04 s."""
+_KILLS_SECONDS = 30.0
+"""The interval of reading the count of kills after the block: shorter than `OUT_OF_MEMORY_SECONDS`."""
 _MAIN_THREAD_SECONDS = 2.0
 """The wait for the main thread's stack, if a dump was cut."""
 _READ_BYTES = 2**20
@@ -84,6 +98,11 @@ class Companion:
         self._fault_seen_ns = 0
         self._note: Note | None = None
         self._left_at: float | None = None
+        self._is_replaced = False
+        """True once the job has entered another block, which has a companion of its own."""
+        self._ended_ns: int | None = None
+        self._ended_monotonic_ns: int | None = None
+        self._status: int | None = None
         self._kills = OutOfMemoryKills(self._job.pid)
         self._hangs: HangWatching | None = None
         if settings.progress_path is not None:
@@ -91,17 +110,34 @@ class Companion:
         self._next_check = 0.0
 
     def run(self) -> None:
-        """Return when the job has ended, or left the block a while ago, and everything is recorded."""
+        """Return when the job has ended, or left the block and entered another one, and everything is recorded."""
         self._receive()
-        while not self._is_over():
+        while not self._is_dead() and not self._has_left():
             self._wait()
             self._step(time.monotonic())
-        self._end()
+        signal.alarm(LONGEST_END_SECONDS)
+        if self._is_dead():
+            self._read_status()
+        self._end_block()
+        if not self._is_dead():
+            self._guarded(self._log.close, END_SECONDS)
+            if not self._may_outlast():
+                return
+            signal.alarm(0)
+            if not self._outlast():
+                return
+            signal.alarm(LONGEST_END_SECONDS)
+            self._read_status()
+        self._record_end()
 
-    def _is_over(self) -> bool:
-        if self._left_at is not None and time.monotonic() - self._left_at >= LINGER_SECONDS:
-            return True
-        return self._job.is_dead()
+    def _has_left(self) -> bool:
+        return self._left_at is not None and (self._is_replaced or time.monotonic() - self._left_at >= LINGER_SECONDS)
+
+    def _is_dead(self) -> bool:
+        """Return True if the job has ended, and keep the time at which that was first seen."""
+        if self._ended_ns is None and self._job.is_dead():
+            self._ended_ns, self._ended_monotonic_ns = time.time_ns(), time.monotonic_ns()
+        return self._ended_ns is not None
 
     # --- While the job lives --------------------------------------------------------------------------
 
@@ -159,6 +195,8 @@ class Companion:
             self._note = Note.from_message(message)
             self._left_at = time.monotonic()
             self._fault = None  # It was a forked child's.
+        elif kind == "replaced":
+            self._is_replaced = True
 
     def _check_requests(self, now: float) -> None:
         if self._requests is not None and self._left_at is None:
@@ -261,10 +299,8 @@ class Companion:
 
     # --- Its end --------------------------------------------------------------------------------------
 
-    def _end(self) -> None:
-        signal.alarm(LONGEST_END_SECONDS)
-        is_dead = self._job.is_dead()
-        status = exit_status(self._job.pid, self._job.descriptor) if is_dead else None
+    def _end_block(self) -> None:
+        """Record what the block has left to record, and that it was left if the companion does not record the end."""
         self._receive()
         self._guarded(self._read_timer)
         self._guarded(self._read_others)
@@ -276,15 +312,48 @@ class Companion:
         if self._hangs is not None:
             self._guarded(self._hangs.close)
         self._guarded(self._output.close)
-        self._guarded(self._kills.check, time.monotonic())
+        if self._note is not None and (self._settings.is_end_recorded or not self._is_dead()):
+            self._guarded(self._write, left_block(self._note, is_alive=not self._is_dead()), LEFT_BLOCK)
+
+    def _may_outlast(self) -> bool:
+        """Return True if this process waits for the end of a job that has left its block.
+
+        It does not if the job is its parent, as process 1 of a container is: that may wait for all its children, and
+        its end is that of the container.
+        """
+        return not (self._settings.is_end_recorded or self._is_replaced or os.getppid() == self._job.pid)
+
+    def _outlast(self) -> bool:
+        """Wait for the end of the process; return False if another block's companion records that."""
+        self._parent.send({"kind": "lingers"})  # The job stops its thread that receives from this process.
+        self._snapshots = None
+        while not self._is_dead():
+            self._guarded(self._kills.check, time.monotonic())
+            parent = self._parent.descriptor if self._parent.is_open else None
+            seconds = _CHECK_SECONDS if self._job.descriptor is None else _KILLS_SECONDS
+            if parent in wait_readable([self._job.descriptor, parent], seconds):
+                self._receive()
+            if self._is_replaced:
+                return False
+        return True
+
+    def _read_status(self) -> None:
+        """Read the exit status, first of all: an older kernel shows it only until the parent has reaped the job."""
+        self._status = exit_status(self._job.pid, self._job.descriptor)
+
+    def _record_end(self) -> None:
         if not self._settings.is_end_recorded:
-            self._guarded(self._write_ending, status, not is_dead)
+            self._guarded(self._kills.check, time.monotonic())
+            is_out_of_memory = self._kills.is_recent(time.monotonic())
+            ending = ending_of(self._status, self._note, fault=self._fault, is_out_of_memory=is_out_of_memory)
+            self._guarded(self._write, ending, JOB_ENDED)
         self._guarded(self._log.close, END_SECONDS)
 
-    def _write_ending(self, status: int | None, goes_on: bool) -> None:
-        is_out_of_memory = self._kills.is_recent(time.monotonic())
-        ending = ending_of(status, self._note, fault=self._fault, is_out_of_memory=is_out_of_memory, goes_on=goes_on)
-        self._log.write(ending.payload(), severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
+    def _write(self, ending: Ending, kind: str) -> None:
+        progress = None if self._hangs is None else self._hangs.last_progress()
+        fields = progress_fields(progress, self._ended_monotonic_ns or time.monotonic_ns())
+        payload = ending.payload(kind, **fields, ended_ns=self._ended_ns)
+        self._log.write(payload, severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
 
     def _guarded(self, function: Callable[..., object], *arguments: Any) -> None:
         """Call a function; its failure must not prevent what follows."""

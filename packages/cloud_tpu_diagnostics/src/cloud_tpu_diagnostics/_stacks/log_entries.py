@@ -20,13 +20,13 @@ from cloud_tpu_diagnostics._dumps.grouping import MAIN_THREAD, ProcessDump
 from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, ThreadStack
 from cloud_tpu_diagnostics._dumps.snapshot import Snapshot
 from cloud_tpu_diagnostics._stacks.trace_files import interval_seconds, newest_of, with_endings
-from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, VERB
+from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LEFT_BLOCK, LOG_ID, SNAPSHOT, VERB
 
 __all__ = ["dumps_of", "read_job"]
 
 _SECOND_NS: Final = 1_000_000_000
 _TIMES_KEPT: Final = 10
-_KINDS: Final = frozenset({SNAPSHOT, HANG_SUSPECTED, JOB_ENDED})
+_KINDS: Final = frozenset({SNAPSHOT, HANG_SUSPECTED, LEFT_BLOCK, JOB_ENDED})
 _FIELDS: Final = ("step", "phase", "interval_seconds")
 
 
@@ -52,8 +52,7 @@ def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[Proces
     selection = _Selection(job, processes_of_job(diagnostics_directory(), job))
     endings, latest = ProcessEndings(), _Latest()
     for entry in itertools.chain.from_iterable(source.read_new()):  # Holds no batch while the next one is read.
-        if entry.payload.get("kind") == JOB_ENDED:
-            endings.add([entry])
+        endings.add([entry])
         if selection.may_have(entry):
             latest.add(entry, selection.life(entry))
     entries = {entry.insert_id: entry for entry in latest.entries(since_seconds) if selection.has(entry)}
@@ -238,9 +237,10 @@ class _Record:
         """Take an entry that is younger than those before."""
         payload, self.last_ns = entry.payload, entry.timestamp_ns
         step, phase, kind = payload.get("step"), payload.get("phase"), payload.get("kind")
-        if kind != JOB_ENDED:
+        is_end = kind in (JOB_ENDED, LEFT_BLOCK)
+        if not is_end:
             self._ran_ns = entry.timestamp_ns
-        self._take_index(entry.context.labels.get("process_index", ""), is_end=kind == JOB_ENDED)
+        self._take_index(entry.context.labels.get("process_index", ""), is_end=is_end)
         if isinstance(step, (int, float)) and step == step // 1:
             self._step = int(step)
         if isinstance(phase, str):
@@ -248,9 +248,9 @@ class _Record:
         interval = payload.get("interval_seconds")
         if isinstance(interval, (int, float)) and interval > 0:
             self._stated_interval_seconds = float(interval)
-        if kind == JOB_ENDED:
+        if is_end:
             self._ended = str(payload.get("message") or payload.get("how") or "exit reason unknown")
-            self._goes_on = bool(payload.get("goes_on"))
+            self._goes_on = kind == LEFT_BLOCK or bool(payload.get("goes_on"))
             self._has_ended_well = payload.get("how") == "clean"
             return
         if self._goes_on:  # And is in a block again.

@@ -94,7 +94,7 @@ class RunEntries:
 
     def endings(self, since_ns: int) -> Batches:
         """Yield the entries of companions on ends of processes, of all runs."""
-        ended = Query('jsonPayload.kind="job_ended"')
+        ended = Query('jsonPayload.kind=("job_ended" OR "left_block")')
         start_ns = max(0, since_ns - _CLOCK_DIFFERENCE_NS)
         return self._read(
             LogSource(COMPANION_LOG_ID, root=self._root, cloud=self._cloud, queries=[ended], start_ns=start_ns)
