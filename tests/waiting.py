@@ -126,9 +126,8 @@ class Child:
     """A program that talks to the test by lines: it prints them, and `go_on` answers its `input()`."""
 
     def __init__(self, command: Sequence[str | Path], **popen: Any) -> None:
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen
-        )
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.process = subprocess.Popen(command, **{**streams, "text": True, **popen})
         _children.append(self)
 
     def line(self) -> str:

@@ -1,7 +1,7 @@
 """The command `python -m cloud_tpu_diagnostics run -- CMD`: a parent that records the exit reason of a job.
 
-It passes signals on and exits as the job does. As process 1 of a container it also reaps orphans, and waits for the
-companions of the job, which would end with it.
+It passes signals on, and what the job prints, and exits as the job does. As process 1 of a container it also reaps
+orphans, and waits for the companions of the job, which would end with it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from cloud_tpu_diagnostics._companion import RUN_BY
 from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of, progress_fields
 from cloud_tpu_diagnostics._companion.log import EntryLog
 from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
+from cloud_tpu_diagnostics._console.capture import Capture
+from cloud_tpu_diagnostics._signals import signal_name
 from cloud_tpu_diagnostics._version import __version__
-from cloud_tpu_diagnostics.entries import JOB_ENDED
+from cloud_tpu_diagnostics.entries import CONSOLE, JOB_ENDED, SIGNAL, entry
 
 __all__ = ["main"]
 
@@ -35,9 +37,12 @@ _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 """The exit codes of shells."""
 _CHECK_SECONDS = 10.0
+_CAPTURE_CHECK_SECONDS = 1.0
+"""The interval of checks that a reader which has stopped does not fill the memory."""
 _FROM_THE_KERNEL = 128
 """SI_KERNEL: for instance a terminal's Ctrl-C, which the job receives as well."""
 _FIRST_PROCESS = 1
+_ASKS_TO_END = (signal.SIGTERM, signal.SIGINT)
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM")
 
 
@@ -61,6 +66,9 @@ class RunCommand:
         """Add the arguments."""
         parser.epilog = "exits as the job does; 127 if the program does not exist, 126 if it cannot be run"
         parser.add_argument("--no-upload", action="store_true", help="write to the journal only")
+        parser.add_argument(
+            "--no-console", action="store_true", help="leave stdout and stderr as they are, and keep no last lines"
+        )
         parser.add_argument("job", nargs="+", metavar="CMD", help="the program and its arguments, after `--`")
 
     def run(self, options: argparse.Namespace, console: Console) -> NoReturn:
@@ -68,10 +76,11 @@ class RunCommand:
         if sys.platform == "win32":
             raise CommandError("`run` does not work on Windows, which has no signals to pass on: start the job itself")
         gc.enable()  # Short commands do without; a job may run for months.
-        _end_like(_run(options.job, console, is_shipped=not options.no_upload))
+        capture = Capture([] if options.no_console else [1, 2])
+        _end_like(_run(options.job, console, capture, is_shipped=not options.no_upload))
 
 
-def _run(job: Sequence[str], console: Console, *, is_shipped: bool) -> int:
+def _run(job: Sequence[str], console: Console, capture: Capture, *, is_shipped: bool) -> int:
     """Run a job to its end, and record its exit reason; return its wait status."""
     from ml_diagnostics_common.environment import identity
 
@@ -82,7 +91,8 @@ def _run(job: Sequence[str], console: Console, *, is_shipped: bool) -> int:
         pid = os.posix_spawnp(
             job[0],
             list(job),
-            {**os.environ, RUN_BY: str(os.getpid())},
+            {**os.environ, **capture.environment(), RUN_BY: str(os.getpid())},
+            file_actions=capture.file_actions(),
             setsigmask=before,
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them, and so would the job.
         )
@@ -92,20 +102,45 @@ def _run(job: Sequence[str], console: Console, *, is_shipped: bool) -> int:
         raise SystemExit(_NOT_FOUND if is_not_found else _NOT_EXECUTABLE) from None
     start = start_mark(pid)
     kills = OutOfMemoryKills(pid)
-    status = _wait(pid, signals, kills)
+    labels = {**identity().labels(), "pid": str(pid)}
+    log = EntryLog(labels, is_shipped=is_shipped)
+    capture.start(f"{labels['host']}-{pid}")
+    status = _wait(pid, signals, kills, capture, log)
     circumstances = _circumstances(pid, start)
     kills.check(time.monotonic())
     ending = ending_of(status, Note("clean"), fault=None, is_out_of_memory=kills.is_recent(time.monotonic()))
-    log = EntryLog({**identity().labels(), "pid": str(pid)}, is_shipped=is_shipped)
+    capture.end(LONGEST_END_SECONDS)
     try:
         payload = ending.payload(JOB_ENDED, **circumstances)
         log.write(payload, severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
+        _record_console(capture, EntryLog(labels, is_shipped=False))
         if os.getpid() == _FIRST_PROCESS:
             _wait_for_companions()
         log.close(END_SECONDS)
     except Exception as error:
         _warn_after_job(console, f"cannot record the exit reason of the job ({type(error).__name__}: {error})")
     return status
+
+
+def _record_console(capture: Capture, log: EntryLog) -> None:
+    """Record the last lines that the job printed. They stay on this machine: they may be anything."""
+    for stream in capture.streams:
+        if text := stream.tail().decode("utf-8", "replace"):
+            log.write(
+                entry(CONSOLE, text, stream=stream.name, occasion="end", dropped_bytes=stream.dropped_bytes or None)
+            )
+    log.close(1.0)
+
+
+def _record_signal(info: signal.struct_siginfo, log: EntryLog) -> None:
+    """Record that the job was asked to end, and by which process: 0 is one outside of the container."""
+    name = signal_name(info.si_signo)
+    sender = f"process {info.si_pid} (user {info.si_uid})" if info.si_pid else "a process outside of this container"
+    payload = entry(
+        SIGNAL, f"{sender} sent {name} to the job", signal=name, sender_pid=info.si_pid, sender_uid=info.si_uid
+    )
+    with contextlib.suppress(Exception):  # The end of the job is to be recorded in any case.
+        log.write(payload)
 
 
 def _warn_after_job(console: Console, text: str) -> None:
@@ -116,14 +151,20 @@ def _warn_after_job(console: Console, text: str) -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 (its buffer cannot be flushed)
 
 
-def _wait(pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills) -> int:
+def _wait(pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills, capture: Capture, log: EntryLog) -> int:
     """Pass signals on until the job has ended; return its wait status."""
+    seconds = _CAPTURE_CHECK_SECONDS if capture.streams else _CHECK_SECONDS
     while (status := _reap(pid)) is None:
         kills.check(time.monotonic())
-        number, is_for_all = _next_signal(signals)
-        if number not in (None, signal.SIGCHLD) and not is_for_all:
+        capture.limit()
+        number, info = _next_signal(signals, seconds)
+        if number in (None, signal.SIGCHLD):
+            continue
+        if info is None or info.si_code != _FROM_THE_KERNEL:  # That one was sent to the whole foreground group.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+        if info is not None and number in _ASKS_TO_END:
+            _record_signal(info, log)
     return status
 
 
@@ -141,12 +182,12 @@ def _circumstances(pid: int, start: str) -> dict[str, Any]:
     return {**progress_fields(progress, ended_monotonic_ns), "ended_ns": ended_ns}
 
 
-def _next_signal(signals: set[signal.Signals]) -> tuple[int | None, bool]:
-    """Wait some time for a signal; return it, and True if the kernel sent it to the whole foreground group."""
+def _next_signal(signals: set[signal.Signals], seconds: float) -> tuple[int | None, signal.struct_siginfo | None]:
+    """Wait some time for a signal; return it, and who sent it where the system reports that."""
     if not hasattr(signal, "sigtimedwait"):  # macOS: signals from a terminal are then passed on once more.
-        return signal.sigwait(signals), False
-    info = signal.sigtimedwait(signals, _CHECK_SECONDS)
-    return (None, False) if info is None else (info.si_signo, info.si_code == _FROM_THE_KERNEL)
+        return signal.sigwait(signals), None
+    info = signal.sigtimedwait(signals, seconds)
+    return (None, None) if info is None else (info.si_signo, info)
 
 
 def _reap(pid: int) -> int | None:

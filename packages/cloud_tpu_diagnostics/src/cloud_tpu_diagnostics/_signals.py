@@ -15,6 +15,7 @@ __all__ = [
     "handled_signals_or_none",
     "real_time_signals",
     "signal_name",
+    "sigterm_handler",
 ]
 
 FAULTHANDLER_DUMP: Final = b"Stack ("
@@ -52,6 +53,18 @@ class SignalsAmidText:
             else:
                 numbers.append(byte)
         return bytes(numbers)
+
+
+def sigterm_handler() -> dict[str, str | None]:
+    """Return the handler of SIGTERM as far as Python knows it: `handler` (default, ignored, c, python), `function`."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler in (signal.SIG_DFL, signal.SIG_IGN):
+        return {"handler": "default" if handler == signal.SIG_DFL else "ignored", "function": None}
+    if handler is None:
+        return {"handler": "c", "function": None}
+    names = (getattr(handler, name, None) for name in ("__module__", "__qualname__"))
+    function = ".".join(name for name in names if isinstance(name, str))
+    return {"handler": "python", "function": function or type(handler).__name__}
 
 
 def handled_signals_or_none() -> frozenset[int]:

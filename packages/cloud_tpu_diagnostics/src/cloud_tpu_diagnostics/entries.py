@@ -9,18 +9,34 @@ snapshot        the threads by equal stack: `groups`, `threads`, `time_ns`, `lef
 hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_frame`
 left_block      the job has left the block: `how`, `exit_code`, `exception`, `evidence`
 job_ended       the process has ended: `how`, `exit_code`, `signal`, `exception`, `evidence`, and `ended_ns`: when
+console         the last lines that the job printed, in `message`: `stream` (out, err or out+err), `occasion` (end or
+                hang), `dropped_bytes`
+signal          a signal that asks the job to end, seen by `run`: `signal`, `sender_pid`, `sender_uid`
+sigterm_handler a handler of SIGTERM that the job has installed: `handler` (default, ignored, c or python), `function`,
+                `time_ns`; without such an entry, it is the default
 
-The last two also have `phase`, `step` and `progress_age_seconds`: where the job was last, and how long before. Earlier
-versions wrote `job_ended` with `goes_on` instead of `left_block`.
-
-Dumps and snapshots also have `interval_seconds` and, if the job reports them, `phase` and `step`.
+Dumps and snapshots also have `interval_seconds`; these, `left_block` and `job_ended` also have `phase` and `step` if
+the job reports them, and the last two `progress_age_seconds`: how long before. Earlier versions wrote `job_ended` with
+`goes_on` instead of `left_block`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["DUMP", "HANG_SUSPECTED", "JOB_ENDED", "LEFT_BLOCK", "LOG_ID", "SNAPSHOT", "VERB", "entry"]
+__all__ = [
+    "CONSOLE",
+    "DUMP",
+    "HANG_SUSPECTED",
+    "JOB_ENDED",
+    "LEFT_BLOCK",
+    "LOG_ID",
+    "SIGNAL",
+    "SIGTERM_HANDLER",
+    "SNAPSHOT",
+    "VERB",
+    "entry",
+]
 
 LOG_ID: Final = "tpu.googleapis.com/runtime_monitor"
 VERB: Final = "stacktraceanalyzer"
@@ -29,6 +45,9 @@ DUMP: Final = "dump"
 SNAPSHOT: Final = "snapshot"
 HANG_SUSPECTED: Final = "hang_suspected"
 LEFT_BLOCK: Final = "left_block"
+CONSOLE: Final = "console"
+SIGNAL: Final = "signal"
+SIGTERM_HANDLER: Final = "sigterm_handler"
 JOB_ENDED: Final = "job_ended"
 
 

@@ -90,7 +90,8 @@ class RunCommand:
         if not hasattr(os, "posix_spawnp"):
             return _run_alone(options.job)
         upload = ["--no-upload"] if options.no_upload else []
-        return run_with_parent(["run", *upload, "--", *options.job])
+        # The program keeps its own streams: with the console recorded, they would end with this command.
+        return run_with_parent(["run", "--no-console", *upload, "--", *options.job])
 
 
 def job_name_of(command: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, guarde
 from cloud_tpu_diagnostics._collect.trace_file import MOST_FILE_BYTES
 from cloud_tpu_diagnostics._companion import RUN_BY, CompanionSettings
 from cloud_tpu_diagnostics._config import Plan
+from cloud_tpu_diagnostics._signals import sigterm_handler
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 
 __all__ = ["CompanionLink", "CompanionProcess"]
@@ -60,6 +61,7 @@ class CompanionProcess:
         self._owner = os.getpid()
         self._on_message = on_message
         self._labels = _labels(self._owner)
+        self._sigterm_handler: dict[str, str | None] = {}
         self.thread_ident = 0
         """The identifier of the thread that receives; 0 before it runs."""
         settings = settings._replace(
@@ -119,6 +121,7 @@ class CompanionProcess:
             exit_code: The exit code of a SystemExit.
         """
         self._update_labels()  # A recorder or a run may have named the job since the last update.
+        self._update_sigterm_handler()
         self.send({"kind": "left", "how": how, "exception": exception, "exit_code": exit_code})
         if os.getpid() == self._owner:
             global _left
@@ -146,6 +149,7 @@ class CompanionProcess:
             while not is_lingering:
                 messages = self._sidecar.receive()
                 self._update_labels()
+                self._update_sigterm_handler()
                 for message in messages:
                     is_lingering = is_lingering or message["kind"] == "lingers"
                     self._pass_on(message)
@@ -161,6 +165,13 @@ class CompanionProcess:
         if labels != self._labels:
             self._labels = labels
             self.send({"kind": "labels", "labels": labels})
+
+    def _update_sigterm_handler(self) -> None:
+        """Send the handler of SIGTERM if it has changed: only this process knows the functions of Python."""
+        handler = sigterm_handler()
+        if handler != self._sigterm_handler:
+            self._sigterm_handler = handler
+            self.send({"kind": "sigterm_handler", **handler})
 
     def _pass_on(self, message: dict[str, Any]) -> None:
         if message["kind"] in ("hello", "lingers"):

@@ -19,6 +19,7 @@ _MOST_THREADS: Final = 256
 _STOPPED: Final = (b"T", b"t")
 # Indexes into `stat_fields`.
 _STATE: Final = 0
+_PARENT: Final = 1
 _STACK_START: Final = 25
 
 
@@ -81,6 +82,13 @@ class Job:
         except OSError:
             return False
         return True
+
+    def parent_pid(self) -> int | None:
+        """Return its parent process; None if the system does not show it."""
+        try:
+            return int(stat_fields(self.pid)[_PARENT])
+        except (OSError, ValueError, IndexError):
+            return None
 
     def _stack_start(self) -> int:
         """Return the address of the program's stack, which differs after each execve; 0 if it is unknown."""

@@ -64,6 +64,15 @@ class EntryLog:
         journal = self._journal or self._open()
         journal.append(redact(payload, max_bytes=_MOST_PAYLOAD_BYTES), severity=severity)
 
+    def local(self) -> EntryLog:
+        """Return a log with the same labels, the entries of which stay on this machine."""
+        return EntryLog(self._labels, is_shipped=False, prepare=self._prepare)
+
+    @property
+    def is_open(self) -> bool:
+        """True if an entry was written since it was created, or closed."""
+        return self._journal is not None
+
     @property
     def job(self) -> str:
         """The job's name; empty if it is unknown."""

@@ -18,6 +18,7 @@ from ml_diagnostics_common.processes import wait_readable
 from ml_diagnostics_common.sidecar_parent import ERROR, WARNING, Parent, ignore_signals, lower_priority
 
 from cloud_tpu_diagnostics._companion import CompanionSettings
+from cloud_tpu_diagnostics._companion.console import JobConsole
 from cloud_tpu_diagnostics._companion.endings import (
     Ending,
     ExitReason,
@@ -33,6 +34,7 @@ from cloud_tpu_diagnostics._companion.job import Job
 from cloud_tpu_diagnostics._companion.log import EntryLog, dump_entries
 from cloud_tpu_diagnostics._companion.output import ConsoleOutput, FileOutput, Headers, TraceOutput
 from cloud_tpu_diagnostics._companion.requests import UnansweredRequests
+from cloud_tpu_diagnostics._companion.sigterm import SigtermHandlers
 from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, Trigger, parse_dumps
 from cloud_tpu_diagnostics.entries import JOB_ENDED, LEFT_BLOCK, SNAPSHOT, entry
 
@@ -104,6 +106,11 @@ class Companion:
         self._ended_monotonic_ns: int | None = None
         self._status: int | None = None
         self._kills = OutOfMemoryKills(self._job.pid)
+        self._console = JobConsole(self._job.pid, self._log)
+        self._sigterm_handlers = SigtermHandlers(self._job.pid)
+        self._is_end_recorded = settings.is_end_recorded
+        self._runner_pid = self._job.parent_pid() if settings.is_end_recorded else None
+        """The process that passes the job's output on, and records its end."""
         self._hangs: HangWatching | None = None
         if settings.progress_path is not None:
             self._hangs = HangWatching(settings, self._job, self._log, parent, self._write_note)
@@ -176,7 +183,21 @@ class Companion:
                 self._fault = None  # It was a forked child's.
         if now >= self._next_check:
             self._next_check = now + _CHECK_SECONDS
-            self._guarded(self._kills.check, now)
+            self._guarded(self._check, now)
+
+    def _check(self, now: float) -> None:
+        self._kills.check(now)
+        if self._runner_pid is not None and self._job.parent_pid() != self._runner_pid and not self._is_dead():
+            self._runner_pid = None  # It was killed.
+            self._is_end_recorded = False
+        self._console.step(now, is_passed_on=self._runner_pid is not None)
+        self._sigterm_handlers.check(now)
+        if self._log.is_open:  # The journal takes memory, and a change alone is no reason to load it.
+            self._write_sigterm_handlers()
+
+    def _write_sigterm_handlers(self) -> None:
+        for payload in self._sigterm_handlers.take():
+            self._log.write(payload)
 
     def _receive(self) -> None:
         for message in self._parent.receive():
@@ -195,6 +216,9 @@ class Companion:
             self._note = Note.from_message(message)
             self._left_at = time.monotonic()
             self._fault = None  # It was a forked child's.
+        elif kind == "sigterm_handler":
+            self._sigterm_handlers.learn(message)
+            self._sigterm_handlers.check(time.monotonic())
         elif kind == "replaced":
             self._is_replaced = True
 
@@ -282,7 +306,8 @@ class Companion:
         self._log.write(entry(SNAPSHOT, text, groups=groups, **fields, **self._circumstances()))
 
     def _write_note(self, sentence: str) -> None:
-        """Write a line to the destination of dumps, for users who read only that."""
+        """Write the verdict on a hang to the destination of dumps too, for users who read only that."""
+        self._guarded(self._console.write, "hang")
         try:
             self._output.append(f"{sentence}\n".encode())
         except OSError as error:
@@ -312,7 +337,7 @@ class Companion:
         if self._hangs is not None:
             self._guarded(self._hangs.close)
         self._guarded(self._output.close)
-        if self._note is not None and (self._settings.is_end_recorded or not self._is_dead()):
+        if self._note is not None and (self._is_end_recorded or not self._is_dead()):
             self._guarded(self._write, left_block(self._note, is_alive=not self._is_dead()), LEFT_BLOCK)
 
     def _may_outlast(self) -> bool:
@@ -321,14 +346,14 @@ class Companion:
         It does not if the job is its parent, as process 1 of a container is: that may wait for all its children, and
         its end is that of the container.
         """
-        return not (self._settings.is_end_recorded or self._is_replaced or os.getppid() == self._job.pid)
+        return not (self._is_end_recorded or self._is_replaced or os.getppid() == self._job.pid)
 
     def _outlast(self) -> bool:
         """Wait for the end of the process; return False if another block's companion records that."""
         self._parent.send({"kind": "lingers"})  # The job stops its thread that receives from this process.
         self._snapshots = None
         while not self._is_dead():
-            self._guarded(self._kills.check, time.monotonic())
+            self._guarded(self._check, time.monotonic())
             parent = self._parent.descriptor if self._parent.is_open else None
             seconds = _CHECK_SECONDS if self._job.descriptor is None else _KILLS_SECONDS
             if parent in wait_readable([self._job.descriptor, parent], seconds):
@@ -342,14 +367,16 @@ class Companion:
         self._status = exit_status(self._job.pid, self._job.descriptor)
 
     def _record_end(self) -> None:
-        if not self._settings.is_end_recorded:
+        if not self._is_end_recorded:
             self._guarded(self._kills.check, time.monotonic())
+            self._guarded(self._console.write, "end")
             is_out_of_memory = self._kills.is_recent(time.monotonic())
             ending = ending_of(self._status, self._note, fault=self._fault, is_out_of_memory=is_out_of_memory)
             self._guarded(self._write, ending, JOB_ENDED)
         self._guarded(self._log.close, END_SECONDS)
 
     def _write(self, ending: Ending, kind: str) -> None:
+        self._write_sigterm_handlers()
         progress = None if self._hangs is None else self._hangs.last_progress()
         fields = progress_fields(progress, self._ended_monotonic_ns or time.monotonic_ns())
         payload = ending.payload(kind, **fields, ended_ns=self._ended_ns)

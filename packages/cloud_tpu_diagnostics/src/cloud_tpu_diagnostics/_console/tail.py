@@ -1,0 +1,96 @@
+"""The last lines of another process's stdout and stderr, where these are files: read at no cost for that process."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from cloud_tpu_diagnostics._console.memory import NAME, free_before
+
+__all__ = ["ConsoleFile", "console_paths", "open_console"]
+
+_OPEN_SECONDS = 2.0
+"""The wait for the file's disk, which may be that of another machine."""
+_PAGE_BYTES = 4096
+_STREAMS = ((1, "out"), (2, "err"))
+_Result = TypeVar("_Result")
+
+
+class ConsoleFile(NamedTuple):
+    """A file that a process prints to.
+
+    Attributes:
+        stream: `out`, `err`, or `out+err` if both are the same file.
+        descriptor: Open for reading.
+        is_in_memory: True if `python -m cloud_tpu_diagnostics run` passes it on.
+    """
+
+    stream: str
+    descriptor: int
+    is_in_memory: bool
+
+    def tail(self, most_bytes: int) -> bytes:
+        """Return the last bytes; none if the file's disk does not answer."""
+
+        def read() -> bytes:
+            size = os.fstat(self.descriptor).st_size
+            return os.pread(self.descriptor, most_bytes, max(0, size - most_bytes))
+
+        return _call(read) or b""
+
+    def limit(self, most_bytes: int) -> None:
+        """Free the memory of all but the last bytes, in place of the process that passed them on and has ended."""
+        position = os.fstat(self.descriptor).st_size - most_bytes
+        if self.is_in_memory and position > _PAGE_BYTES:
+            free_before(self.descriptor, position - position % _PAGE_BYTES)
+
+
+def open_console(pid: int) -> list[ConsoleFile]:
+    """Open the files that a process prints to; leave out pipes, terminals and what cannot be read."""
+    return _call(lambda: _open(pid)) or []
+
+
+def console_paths(pid: int) -> dict[str, str]:
+    """Return the files that a process prints to by stream, `out` and `err`; never waits for their disk."""
+    found = {}
+    for number, name in _STREAMS:
+        try:
+            path = os.readlink(f"/proc/{pid}/fd/{number}")  # noqa: PTH115
+        except OSError:
+            continue
+        if path.startswith("/") and not path.startswith("/dev/"):  # Others are pipes and sockets.
+            found[name] = path
+    return found
+
+
+def _open(pid: int) -> list[ConsoleFile]:
+    found: dict[tuple[int, int], ConsoleFile] = {}
+    for number, name in _STREAMS:
+        path = f"/proc/{pid}/fd/{number}"
+        try:
+            status = os.stat(path)  # noqa: PTH116
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            key = (status.st_dev, status.st_ino)
+            if key in found:
+                found[key] = found[key]._replace(stream=f"{found[key].stream}+{name}")
+                continue
+            is_in_memory = NAME in os.readlink(path)  # noqa: PTH115
+            # Writing is needed to free memory.
+            flags = (os.O_RDWR if is_in_memory else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC
+            found[key] = ConsoleFile(name, os.open(path, flags), is_in_memory)
+        except OSError:
+            continue
+    return list(found.values())
+
+
+def _call(function: Callable[[], _Result]) -> _Result | None:
+    """Call a function in a thread; return None if it fails, or the file's disk does not answer."""
+    from ml_diagnostics_common.worker import NoAnswerError, call
+
+    try:
+        return call(function, _OPEN_SECONDS, "cloud-tpu-diagnostics-console")
+    except (OSError, NoAnswerError):
+        return None

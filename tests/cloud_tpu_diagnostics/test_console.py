@@ -1,0 +1,290 @@
+"""The output of a job under `run`: all of it is passed on, and no reader can stop or end the job."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics.entries import CONSOLE, JOB_ENDED, SIGNAL, SIGTERM_HANDLER
+
+from ..waiting import LONG_SECONDS, wait_until
+from .accompanied_jobs import _HEAD, Job, of_kind
+from .test_run import _RUN, run
+
+_PRINTED_BYTES = 65 * 2**20
+
+_PRINT_MUCH = f"""
+import hashlib, os, sys
+digest, left = hashlib.sha256(), {_PRINTED_BYTES}
+while left:
+    block = os.urandom(min(left, 65536))
+    digest.update(block)
+    left -= len(block)
+    view = memoryview(block)
+    while view:
+        view = view[os.write(1, view):]
+print(digest.hexdigest(), file=sys.stderr)
+"""
+
+_PRINT_ON = """
+import pathlib, sys, time
+for line in range(4000):
+    print(f"line {line} " + "x" * 1000, flush=True)
+pathlib.Path(sys.argv[1]).touch()
+"""
+
+
+def console(occasion: str = "end") -> dict[str, str]:
+    """Return the last lines that were recorded, by stream."""
+    return {found["stream"]: found["message"] for found in of_kind(CONSOLE) if found["occasion"] == occasion}
+
+
+def test_all_bytes_are_passed_on_and_the_last_ones_are_kept() -> None:
+    process = subprocess.Popen([*_RUN, sys.executable, "-c", _PRINT_MUCH], stdout=subprocess.PIPE, stderr=-1)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    digest, received = hashlib.sha256(), 0
+    while block := os.read(process.stdout.fileno(), 2**20):
+        digest.update(block)
+        received += len(block)
+    printed = process.stderr.read().decode()
+    assert process.wait(LONG_SECONDS) == 0
+    process.stdout.close()
+    process.stderr.close()
+    assert received == _PRINTED_BYTES
+    assert printed == f"{digest.hexdigest()}\n"
+    assert console()["err"] == printed
+
+
+@pytest.mark.timing
+def test_65_mb_of_lines_take_at_most_8_mb_of_memory() -> None:
+    lines = "for line in range(65536): print('x' * 999, flush=True)"
+    most_bytes = 0
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader,
+        subprocess.Popen([*_RUN, sys.executable, "-c", lines], stdout=reader.stdin) as process,
+    ):
+        while process.poll() is None:
+            most_bytes = max(most_bytes, _memory_bytes(process.pid))
+            time.sleep(0.01)
+    assert 0 < most_bytes <= 8 * 2**20
+
+
+def _memory_bytes(pid: int) -> int:
+    """Return the memory of the files in memory that a process has open; 0 once it has ended."""
+    found = 0
+    with contextlib.suppress(OSError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            if "ml-diagnostics-console" in str(file.readlink()):
+                found += file.stat().st_blocks * 512
+    return found
+
+
+def test_a_job_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
+    job = [*_RUN, sys.executable, "-c", _PRINT_ON, str(tmp_path / "done")]
+    with subprocess.Popen(job, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(4)
+        process.stdout.close()
+        assert process.wait(LONG_SECONDS) == 0
+    assert (tmp_path / "done").exists()
+    assert console()["out"].splitlines()[-1].startswith("line 3999 ")
+
+
+def test_a_job_does_not_wait_for_a_reader_that_has_stopped(tmp_path: Path) -> None:
+    job = [*_RUN, sys.executable, "-c", _PRINT_ON, str(tmp_path / "done")]
+    with subprocess.Popen(job, stdout=subprocess.PIPE, bufsize=0) as process:
+        wait_until(lambda: (tmp_path / "done").exists())
+        assert process.stdout is not None
+        assert len(process.stdout.read().splitlines()) == 4000
+        assert process.wait(LONG_SECONDS) == 0
+
+
+def test_a_full_disk_does_not_end_a_job_that_prints_to_it(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        job = [*_RUN, sys.executable, "-c", _PRINT_ON, str(tmp_path / "done")]
+        assert subprocess.run(job, stdout=full, check=False, timeout=LONG_SECONDS).returncode == 0
+    assert (tmp_path / "done").exists()
+    assert "line 3999 " in console()["out"]
+
+
+def test_a_job_outlives_the_process_that_passes_its_output_on(tmp_path: Path) -> None:
+    program = (
+        _HEAD
+        + """
+start()
+report("ready")
+while os.getppid() == int(sys.argv[2]):
+    time.sleep(0.01)
+for line in range(2000):
+    report(f"line {line}")
+time.sleep(2.5)  # The companion checks each second that it has to record the end.
+sys.exit(7)
+"""
+    )
+    launcher = "import os, sys; os.execv(sys.argv[1], [sys.argv[1], *sys.argv[2:], str(os.getpid())])"
+    job = [sys.executable, "-c", program, str(tmp_path / "trace")]
+    wrapped = [sys.executable, "-c", launcher, *_RUN, *job]
+    with subprocess.Popen(wrapped, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+    wait_until(lambda: bool(of_kind(JOB_ENDED)))
+    assert [found["exit_code"] for found in of_kind(JOB_ENDED)] == [7]
+    wait_until(lambda: "out" in console())
+    assert console()["out"].splitlines()[-1] == "line 1999"
+
+
+def test_a_terminal_remains_a_terminal_and_is_not_recorded() -> None:
+    control, terminal = pty.openpty()
+    job = "import os; print(os.isatty(1), os.isatty(2))"
+    done = subprocess.run([*_RUN, sys.executable, "-c", job], stdout=terminal, stderr=terminal, check=True)
+    assert done.returncode == 0
+    assert os.read(control, 100) == b"True True\r\n"
+    os.close(control)
+    os.close(terminal)
+    assert of_kind(CONSOLE) == []
+
+
+def test_stdout_and_stderr_in_one_file_keep_their_order(tmp_path: Path) -> None:
+    lines = "import os\nfor n in range(500): os.write(1 + n % 2, b'%d\\n' % n)"
+    with (tmp_path / "log").open("wb") as log:
+        subprocess.run([*_RUN, sys.executable, "-c", lines], stdout=log, stderr=log, check=True, timeout=LONG_SECONDS)
+    expected = "".join(f"{n}\n" for n in range(500))
+    assert (tmp_path / "log").read_text() == expected
+    assert console() == {"out+err": expected}
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_closed_for_the_job(tmp_path: Path, redirection: str) -> None:
+    shown = tmp_path / "shown"
+    program = f"import sys; open({str(shown)!r}, 'w').write(str([each is None for each in (sys.stdout, sys.stderr)]))"
+    for words in ([], _RUN):
+        command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *words, sys.executable, "-c", program]
+        subprocess.run(command, check=True, stdout=-1, stderr=-1, timeout=LONG_SECONDS)
+        assert shown.read_text() == str([redirection != "2>&-", "2>&-" in redirection])
+
+
+def test_a_crash_loses_no_line() -> None:
+    done = run(sys.executable, "-c", "import os\nprint('last words')\nos.abort()")
+    assert done.stdout == "last words\n"
+    assert console()["out"] == "last words\n"
+
+
+def test_a_child_that_opens_the_output_again_may_print_too() -> None:
+    done = run("sh", "-c", "echo first; sleep 0.3; echo second > /dev/stdout; echo third")
+    assert done.stdout.splitlines() == ["first", "second", "third"]
+
+
+def test_the_last_megabytes_are_in_private_files() -> None:
+    run("sh", "-c", "echo 'step 1'; echo careful >&2")
+    folder = Path(os.environ["ML_DIAGNOSTICS_DIR"]) / "console"
+    found = {re.sub(r".*-\d+", "", file.name): file for file in folder.iterdir()}
+    assert {name: file.read_text() for name, file in found.items()} == {".out": "step 1\n", ".err": "careful\n"}
+    assert {file.stat().st_mode & 0o777 for file in found.values()} == {0o600}
+
+
+def test_nothing_is_recorded_if_the_user_does_not_want_it() -> None:
+    command = [*_RUN[:-1], "--no-console", "--", "echo", "private"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONG_SECONDS)
+    assert done.stdout == "private\n"
+    assert of_kind(CONSOLE) == []
+
+
+def test_secrets_are_removed_from_the_record_and_not_from_the_output() -> None:
+    line = "HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"
+    done = run("echo", line)
+    assert done.stdout == f"{line}\n"
+    assert "hf_abcdef" not in console()["out"]
+
+
+def test_a_log_file_is_recorded_without_run(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-1.out"
+    with log.open("w") as stdout:
+        job = Job("report(start().pid); report('last words'); input(); os._exit(3)", tmp_path / "trace", stdout=stdout)
+        wait_until(lambda: log.read_text().endswith("last words\n"))
+        files = Path(f"/proc/{log.read_text().split()[0]}/fd")
+        wait_until(lambda: any(str(file.readlink()) == str(log) for file in files.iterdir()))
+        job.go_on()
+        job.process.wait(LONG_SECONDS)
+    wait_until(lambda: "out" in console())
+    assert console()["out"] == log.read_text()
+
+
+def test_a_hang_has_the_last_lines_before_it(tmp_path: Path) -> None:
+    program = """
+from ml_diagnostics_common.progress import ProgressPage
+page = ProgressPage.create()
+hang = {"enabled": True, "step_floor_seconds": 1, "startup_floor_seconds": 1, "snapshots": 1,
+        "snapshot_interval_seconds": 0.1}
+start(progress_path=str(page.path), hang=hang)
+report("waiting for batch 7")
+page.publish("step", 1)
+input()
+"""
+    with (tmp_path / "log").open("w") as log:
+        job = Job(program, tmp_path / "trace", stdout=log)
+        wait_until(lambda: "out" in console("hang"))
+        assert console("hang")["out"] == "waiting for batch 7\n"
+        job.go_on()
+        job.process.wait(LONG_SECONDS)
+
+
+def test_a_signal_that_asks_the_job_to_end_is_recorded_with_its_sender() -> None:
+    process = subprocess.Popen([*_RUN, "sh", "-c", "echo ready; exec sleep 60"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.wait(LONG_SECONDS) == -signal.SIGTERM
+    process.stdout.close()
+    (found,) = of_kind(SIGNAL)
+    assert (found["signal"], found["sender_pid"], found["sender_uid"]) == ("SIGTERM", os.getpid(), os.getuid())
+    assert found["message"] == f"process {os.getpid()} (user {os.getuid()}) sent SIGTERM to the job"
+
+
+def test_each_handler_of_sigterm_is_noted_in_its_order() -> None:
+    program = """
+import ctypes, json, os, signal
+from cloud_tpu_diagnostics._companion.sigterm import SigtermHandlers
+from cloud_tpu_diagnostics._signals import sigterm_handler
+handlers = SigtermHandlers(os.getpid())
+def check(now):
+    handlers.learn(sigterm_handler())
+    handlers.check(now)
+native = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: None)
+def save_and_end(number, frame): pass
+check(0)
+ctypes.CDLL(None).signal(15, native)
+check(10)
+check(20)
+signal.signal(signal.SIGTERM, save_and_end)
+check(30)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+check(40)
+print(json.dumps([[each["handler"], each.get("function")] for each in handlers.take()]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=LONG_SECONDS)
+    assert json.loads(done.stdout) == [["c", None], ["python", "__main__.save_and_end"], ["ignored", None]]
+
+
+def test_a_handler_of_sigterm_in_python_is_recorded_with_the_end(tmp_path: Path) -> None:
+    program = """
+def save_and_end(number, frame): sys.exit(0)
+signal.signal(signal.SIGTERM, save_and_end)
+start().leave("clean")
+"""
+    assert Job(program, tmp_path / "trace").end()[0] == 0
+    wait_until(lambda: bool(of_kind(JOB_ENDED)))
+    (found,) = of_kind(SIGTERM_HANDLER)
+    assert (found["handler"], found["function"]) == ("python", "__main__.save_and_end")
+    assert found["time_ns"] < of_kind(JOB_ENDED)[0]["ended_ns"] + 10**9
