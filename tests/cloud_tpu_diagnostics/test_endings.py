@@ -21,6 +21,7 @@ from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LEFT_BLOCK
 
 from ..waiting import AtOnce, wait_until
 from .accompanied_jobs import Job, Outcome, at_once, ending, of_kind
+from .diagnosed_jobs import Job as DiagnosedJob
 
 _BLOCK = """
 companion = start()
@@ -45,7 +46,7 @@ _SHOWS_STATUS = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 15)
     ("body", "expected"),
     [
         ("pass", {"how": "clean", "exit_code": 0}),
-        ("raise ValueError('secret')", {"how": "exception", "exception": "ValueError", "exit_code": 1}),
+        ("raise ValueError('empty batch')", {"how": "exception", "exception": "ValueError", "exit_code": 1}),
         ("sys.exit(3)", {"how": "exit", "exit_code": 3}),
         ("os._exit(7)", {"how": "exit", "exit_code": 7}),
         ("os.kill(os.getpid(), signal.SIGKILL)", {"how": "signal", "signal": "SIGKILL"}),
@@ -59,13 +60,32 @@ def test_every_exit_reason_is_exact(tmp_path: Path, body: str, expected: dict[st
     Job(_BLOCK.format(body=body), tmp_path / "trace").end()
     found = ending()
     assert {name: found.get(name) for name in expected} == expected
-    assert "secret" not in str(found)
 
 
 @pytest.mark.skipif(not _SHOWS_STATUS, reason="this kernel hides a process's status from others")
 def test_a_crash_after_the_block_is_recorded_too(tmp_path: Path) -> None:
     Job("start().leave('clean'); os.abort()", tmp_path / "trace").end()
     assert ending()["signal"] == "SIGABRT"
+
+
+@pytest.mark.skipif(not _SHOWS_STATUS, reason="this kernel hides a process's status from others")
+def test_the_exception_that_left_the_block_has_its_text_its_frames_and_the_free_space(tmp_path: Path) -> None:
+    program = f"""
+def save():
+    raise OSError(28, "No space left on device: token=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH", "{tmp_path}/40/state")
+with diagnostic.diagnose(config(cloud=True)):
+    save()
+"""
+    DiagnosedJob(program, tmp_path / "debugging").end()
+    found = ending()
+    assert (found["how"], found["exception"], found["errno"]) == ("exception", "OSError", 28)
+    assert found["exception_text"].startswith("[Errno 28] No space left on device")
+    assert "hf_abc" not in str(found)
+    assert found["exception_frames"][0].startswith("save (<string>:")
+    assert found["filename"] == f"{tmp_path}/40/state"
+    (disk,) = found["file_systems"]
+    assert disk["path"] == found["filename"]
+    assert 0 < disk["free_bytes"] <= disk["total_bytes"]
 
 
 def test_a_job_that_continues_after_its_block_is_recorded_as_having_left_it(tmp_path: Path) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_common.raised_exception import describe_exception, message_of, raised_from_json
+from ml_diagnostics_common.raised_exception import (
+    describe_exception,
+    exception_fields,
+    failed_paths,
+    message_of,
+    raised_from_json,
+)
 
 
 def _raised(function: Callable[[], object]) -> BaseException:
@@ -50,6 +59,36 @@ def test_a_message_that_cannot_be_made_is_none() -> None:
 def test_messages_are_one_line_without_secrets_and_control_characters() -> None:
     assert message_of(OSError("a\n  password=hunter2\x1b[2J")) == "a password=[REDACTED]"
     assert len(message_of(ValueError("word " * 10_000))) < 600
+
+
+def test_the_number_and_the_file_of_a_failed_call_are_kept() -> None:
+    raised = describe_exception(_raised(lambda: Path("/nonexistent/checkpoints").touch()))
+    fields = exception_fields(raised)
+    assert (fields["errno"], fields["filename"]) == (errno.ENOENT, "/nonexistent/checkpoints")
+    assert "test_raised_exception.py" in " ".join(fields["exception_frames"])
+    assert failed_paths(raised) == ["/nonexistent/checkpoints"]
+    assert raised_from_json(json.loads(json.dumps(raised[0].to_json()))) == raised[0]
+
+
+def test_an_error_of_a_disk_without_a_file_is_about_the_folders_where_it_is_likely(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/scratch")
+    monkeypatch.chdir(tmp_path)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for error in (full, OSError("600000 requested and 262112 written"), RuntimeError("No space left on device")):
+        assert failed_paths(describe_exception(error)) == [str(tmp_path), "/scratch"]
+    wrapped = RuntimeError("the save failed")
+    wrapped.__cause__ = full
+    fields = exception_fields(describe_exception(wrapped))
+    assert (fields["exception_text"], fields["exception_causes"]) == ("the save failed", ["OSError"])
+    assert fields["errno"] == errno.ENOSPC
+
+
+def test_other_errors_are_about_no_file() -> None:
+    for error in (ValueError("bad"), ConnectionResetError(errno.ECONNRESET, "reset"), OSError(2, "x", 5)):
+        assert failed_paths(describe_exception(error)) == []
+    assert "filename" not in exception_fields(describe_exception(OSError(2, "x", "gs://bucket/state")))
 
 
 def test_a_circle_of_causes_ends_and_a_long_chain_is_cut() -> None:

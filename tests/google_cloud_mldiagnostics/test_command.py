@@ -325,6 +325,16 @@ def test_the_stack_of_an_endless_recursion_is_short_and_one_that_is_caught_is_no
     assert "innermost call first" not in shown(capsys, "show", caught)
 
 
+def test_a_full_disk_is_shown_with_its_free_space(capsys: Captured, tmp_path: Path) -> None:
+    run_id, code = job(RAISING.replace("train()\n", f"raise OSError(28, 'No space left on device', '{tmp_path}/40')\n"))
+    assert code == 1
+    text = shown(capsys, "show", run_id)
+    assert re.search(rf"  {tmp_path}/40: [\d.]+ \w+ of [\d.]+ \w+ free", text)
+    (process,) = json.loads(shown(capsys, "show", run_id, "--format", "json"))["attempts"][0]["processes"]
+    assert (process["traceback"][0]["errno"], process["traceback"][0]["filename"]) == (28, f"{tmp_path}/40")
+    assert process["file_systems"][0]["free_bytes"] > 0
+
+
 def test_control_characters_of_a_traceback_do_not_reach_the_terminal(capsys: Captured) -> None:
     run_id, _ = job("raise ValueError('x')")
     (segment,) = (diagnostics_directory() / "journal" / "ml_diagnostics_metric").glob("*.jsonl")

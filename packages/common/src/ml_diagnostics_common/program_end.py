@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable
 from opcode import opname
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ml_diagnostics_common.thread_frames import current_frames
 
 if TYPE_CHECKING:
+    from ml_diagnostics_common.file_systems import FileSystem, FileSystemProbes
     from ml_diagnostics_common.raised_exception import RaisedException
 
 __all__ = [
@@ -99,10 +100,21 @@ def failure_of(error: BaseException) -> str:
     return f"{name}: {message}" if message else name
 
 
-def _described(error: BaseException) -> tuple[RaisedException, ...]:
-    from ml_diagnostics_common.raised_exception import describe_exception  # See `_redacted`.
+class _Failure(NamedTuple):
+    """The exception that ends the program, and the file systems that it is about."""
 
-    return describe_exception(error)
+    raised: tuple[RaisedException, ...] = ()
+    probes: FileSystemProbes | None = None
+    """Started at once: Python 3.12 starts no thread any more when the program has ended (gh-104690)."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Failure:
+        from ml_diagnostics_common.file_systems import FileSystemProbes  # See `_redacted`.
+        from ml_diagnostics_common.raised_exception import describe_exception, failed_paths
+
+        raised = describe_exception(error)
+        paths = failed_paths(raised)
+        return cls(raised, FileSystemProbes(paths) if paths else None)
 
 
 def exit_failure(code: object) -> str:
@@ -214,7 +226,7 @@ class ExitHooks:
         self._pid = os.getpid()
         self._is_installed = False
         self._failure = ""
-        self._raised: tuple[RaisedException, ...] = ()
+        self._uncaught = _Failure()
         self._exit: tuple[int, str] | None = None
         self._uncaught_before: BaseException | None = None
         self._program: FrameType | None = None
@@ -262,7 +274,11 @@ class ExitHooks:
     @property
     def raised(self) -> tuple[RaisedException, ...]:
         """The uncaught exception, and those that it is linked to; empty before."""
-        return self._raised
+        return self._uncaught.raised
+
+    def file_systems(self) -> list[FileSystem]:
+        """Return the file systems that the exception is about; waits a moment for those that do not answer."""
+        return self._uncaught.probes.answers() if self._uncaught.probes is not None else []
 
     def _at_exit(self) -> None:
         if self.is_watching():
@@ -282,7 +298,7 @@ class ExitHooks:
         uncaught = last_uncaught()
         is_new = uncaught is not None and uncaught is not self._uncaught_before
         if uncaught is not None and is_new and sys.excepthook is not self._own_excepthook and not _is_interactive():
-            self._raised = _described(uncaught)
+            self._uncaught = _Failure.of(uncaught)
             return failure_of(uncaught)
         return ""
 
@@ -323,7 +339,7 @@ class ExitHooks:
             # Programs call the hook themselves too, to show an exception that they have caught.
             if self.is_watching() and error is last_uncaught() and not _is_interactive():
                 self._failure = failure_of(error)
-                self._raised = _described(error)
+                self._uncaught = _Failure.of(error)
         finally:
             self._previous_excepthook(kind, error, traceback)
 

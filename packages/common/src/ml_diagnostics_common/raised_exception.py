@@ -7,20 +7,38 @@ middle, where a recursion repeats itself.
 
 from __future__ import annotations
 
+import errno
 import itertools
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, TracebackType
 from typing import Any, Final, NamedTuple
 
-__all__ = ["CodeLocation", "RaisedException", "describe_exception", "message_of", "raised_from_json"]
+from ml_diagnostics_common.file_systems import temporary_folder
+
+__all__ = [
+    "CodeLocation",
+    "RaisedException",
+    "describe_exception",
+    "exception_fields",
+    "failed_paths",
+    "message_of",
+    "raised_from_json",
+]
 
 _MOST_EXCEPTIONS: Final = 8
 _MOST_FRAMES: Final = 100  # As faulthandler.
 _MOST_FRAMES_OF_OTHERS: Final = 20
+_MOST_FRAMES_OF_FIELDS: Final = 20
 _MOST_MESSAGE_BYTES: Final = 500
+_LARGEST_NUMBER: Final = 2**31
 _LONGEST_FILE: Final = 200
 _LONGEST_NAME: Final = 100
+_LONGEST_PATH: Final = 4096
 _CAUSED_BY, _WHILE_HANDLING, _IN_GROUP = "caused by", "while handling", "in the group"
+_OF_DISKS: Final = frozenset({errno.ENOSPC, errno.EFBIG, errno.EROFS, errno.EIO, getattr(errno, "EDQUOT", errno.EIO)})
+_FULL: Final = ("No space left on device", "Disk quota exceeded", "requested and")
+"""Texts of libraries that write by themselves: TensorStore, and numpy's "600000 requested and 262112 written"."""
 _PLAIN_TYPES: Final = (str, bytes, int, float, complex, bool, type(None))
 
 
@@ -48,6 +66,10 @@ class RaisedException(NamedTuple):
     """Its relation to the first one: empty for that one, else "caused by", "while handling" or "in the group"."""
     frames: tuple[CodeLocation, ...]
     """Innermost first. One without a file is a mark: that many frames were left out there."""
+    number: int | None = None
+    """The `errno` of an OSError."""
+    file: str = ""
+    """The absolute path of the file that an OSError names; a write to a full disk names none."""
 
     @property
     def title(self) -> str:
@@ -59,6 +81,8 @@ class RaisedException(NamedTuple):
         return {
             "exception": self.title,
             **({"relation": self.relation} if self.relation else {}),
+            **({} if self.number is None else {"errno": self.number}),
+            **({"filename": _shown_path(self.file)} if self.file else {}),
             "frames": [str(frame) for frame in self.frames],
         }
 
@@ -79,7 +103,8 @@ def describe_exception(error: BaseException) -> tuple[RaisedException, ...]:
             relation, linked = waiting.pop(0)
             most = _MOST_FRAMES_OF_OTHERS if described else _MOST_FRAMES
             frames = _frames(linked.__traceback__, most, with_callers=not described)
-            described.append(RaisedException(_line(type(linked).__name__), message_of(linked), relation, frames))
+            kind = _line(type(linked).__name__)
+            described.append(RaisedException(kind, message_of(linked), relation, frames, *_failed_call(linked)))
             for link in _links(linked):
                 if id(link[1]) not in seen:
                     seen.add(id(link[1]))
@@ -87,6 +112,47 @@ def describe_exception(error: BaseException) -> tuple[RaisedException, ...]:
     except Exception:
         pass  # No memory, no stack left, or attributes of the user's own: what is known so far is all.
     return tuple(described)
+
+
+def exception_fields(raised: Sequence[RaisedException]) -> dict[str, Any]:
+    """Return the fields of an entry on a failure; one that has no value is left out.
+
+    `exception_text`, `exception_frames`: at most 20, innermost first, `exception_causes`: the types of the linked
+    exceptions, and of the first OSError among all of them `errno` and `filename`.
+
+    Args:
+        raised: The result of `describe_exception`.
+    """
+    if not raised:
+        return {}
+    failed = next((each for each in raised if each.number is not None), raised[0])
+    fields: dict[str, Any] = {
+        "exception_text": raised[0].message,
+        "exception_frames": [str(frame) for frame in raised[0].frames[:_MOST_FRAMES_OF_FIELDS]],
+        "exception_causes": [each.kind for each in raised[1:]],
+        "errno": failed.number,
+        "filename": _shown_path(failed.file),
+    }
+    return {name: value for name, value in fields.items() if value not in (None, "", [])}
+
+
+def failed_paths(raised: Sequence[RaisedException]) -> list[str]:
+    """Return the paths that show the file system of a failure: the file, else the folders where it is likely.
+
+    Args:
+        raised: The result of `describe_exception`, in the same process.
+
+    Returns:
+        Absolute paths; none if the failure is not about a disk.
+    """
+    about_disks = [each for each in raised if each.number in _OF_DISKS or any(text in each.message for text in _FULL)]
+    files = [each.file for each in raised if each.file]
+    if not about_disks or files:
+        return files
+    try:
+        return [os.getcwd(), temporary_folder()]  # noqa: PTH109
+    except OSError:  # The current folder was deleted.
+        return [temporary_folder()]
 
 
 def message_of(error: BaseException) -> str:
@@ -115,7 +181,20 @@ def raised_from_json(encoded: object) -> RaisedException | None:
         return None
     kind, _, message = _line(str(encoded.get("exception", ""))).partition(": ")
     frames = tuple(_location(str(text)) for text in encoded["frames"][: _MOST_FRAMES + 1])
-    return RaisedException(kind, message, _line(str(encoded.get("relation", ""))), frames)
+    number, file = encoded.get("errno"), _line(str(encoded.get("filename", "")))
+    is_number = isinstance(number, (int, float)) and abs(number) < _LARGEST_NUMBER
+    relation = _line(str(encoded.get("relation", "")))
+    return RaisedException(kind, message, relation, frames, int(number) if is_number else None, file)  # type: ignore[arg-type]
+
+
+def _failed_call(error: BaseException) -> tuple[int | None, str]:
+    """Return the number of an OSError, and the absolute path of its file: empty for a descriptor, and for a URL."""
+    if not isinstance(error, OSError):
+        return None, ""
+    number, name = error.errno, error.filename
+    text = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
+    path = os.path.abspath(text) if text and "://" not in text else ""  # noqa: PTH100 (it may have any bytes)
+    return number if type(number) is int else None, path
 
 
 def _is_plain(argument: object, depth: int = 2) -> bool:
@@ -170,6 +249,15 @@ def _location(text: str) -> CodeLocation:
     if not (file and digits.isascii() and digits.isdigit() and len(digits) < 10):
         return CodeLocation(_line(text)[: _LONGEST_FILE + _LONGEST_NAME], "", 0)
     return CodeLocation(function, file, int(digits))
+
+
+def _shown_path(path: str) -> str:
+    """Return a path for an entry: with escapes for what is not printable, and without secrets."""
+    if not path:
+        return ""
+    from ml_diagnostics_common.redaction import redact_text
+
+    return redact_text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in path[:_LONGEST_PATH]))
 
 
 def _line(text: str) -> str:

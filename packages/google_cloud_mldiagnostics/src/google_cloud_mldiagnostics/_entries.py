@@ -77,6 +77,7 @@ def process_entry(
     capture_folder: str = "",
     capture_name: str = "",
     traceback: Sequence[Mapping[str, Any]] = (),
+    file_systems: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the payload for a process of a run that has started, continues, or has ended.
 
@@ -94,6 +95,7 @@ def process_entry(
             uploads it to the destination of the run's profiles.
         capture_name: The name of its file in that folder, without `.xplane.pb`.
         traceback: The exception that ended it, and those that it is linked to: `RaisedException.to_json` of each.
+        file_systems: The file systems that the exception is about: `FileSystem.to_json` of each.
     """
     payload: dict[str, Any] = {
         "phase": phase,
@@ -115,6 +117,8 @@ def process_entry(
         payload["capture_name"] = capture_name
     if traceback:
         payload["traceback"] = list(traceback)
+    if file_systems:
+        payload["file_systems"] = list(file_systems)
     return payload
 
 

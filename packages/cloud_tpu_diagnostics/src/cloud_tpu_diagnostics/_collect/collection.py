@@ -19,6 +19,7 @@ from ml_diagnostics_common.worker import start
 
 from cloud_tpu_diagnostics._collect.console import Console
 from cloud_tpu_diagnostics._collect.dump_requests import DumpRequests, Helper
+from cloud_tpu_diagnostics._collect.failure import is_failure
 from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, guarded_as, log, warn_once
 from cloud_tpu_diagnostics._collect.timer import Rounds, Timer, TimerPause
 from cloud_tpu_diagnostics._collect.watchdog import Watchdog, undo_all
@@ -87,7 +88,7 @@ class Collection:
         """
         with self._changing:
             self._is_on = False
-            if error is not None and _needs_stack(error) and not self._is_exception_dumped:
+            if error is not None and is_failure(error) and not self._is_exception_dumped:
                 self._is_exception_dumped = True
                 self._dump_exception(error)
             watchdog, companion, output = self._watchdog, self._companion, self._output
@@ -362,13 +363,3 @@ def _open_output(plan: Plan) -> TraceFile | Console | None:
         return None
     log(_log, logging.INFO, "Stack trace will be written to the console.")
     return console
-
-
-def _needs_stack(error: BaseException) -> bool:
-    """Return False for Ctrl-C, for an exit with 0, and for a generator that is closed: none of them is a failure.
-
-    To describe an exception takes some ten milliseconds in a process that has not done so before.
-    """
-    if isinstance(error, SystemExit):
-        return bool(error.code)
-    return not isinstance(error, (GeneratorExit, KeyboardInterrupt))

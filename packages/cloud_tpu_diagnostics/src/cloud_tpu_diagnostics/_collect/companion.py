@@ -14,6 +14,7 @@ from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.worker import start
 
+from cloud_tpu_diagnostics._collect.failure import failure_message, is_failure
 from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, guarded_as, log, log_once, warn_once
 from cloud_tpu_diagnostics._collect.trace_file import MOST_FILE_BYTES
 from cloud_tpu_diagnostics._companion import RUN_BY, CompanionSettings
@@ -110,7 +111,13 @@ class CompanionProcess:
         """Send a message; a forked child sends none."""
         self._sidecar.send(message)
 
-    def leave(self, how: str, exception: str | None = None, exit_code: int | None = None) -> None:
+    def leave(
+        self,
+        how: str,
+        exception: str | None = None,
+        exit_code: int | None = None,
+        failure: Mapping[str, Any] | None = None,
+    ) -> None:
         """Report how the block was left. The timer must be cancelled before.
 
         The companion then waits for the end of this process, or for the next block's companion.
@@ -119,10 +126,12 @@ class CompanionProcess:
             how: "clean" or "exception".
             exception: The exception's type, if there was one.
             exit_code: The exit code of a SystemExit.
+            failure: The result of `failure_message`.
         """
         self._update_labels()  # A recorder or a run may have named the job since the last update.
         self._update_sigterm_handler()
-        self.send({"kind": "left", "how": how, "exception": exception, "exit_code": exit_code})
+        message = {"kind": "left", "how": how, "exception": exception, "exit_code": exit_code}
+        self.send({**message, "failure": failure} if failure else message)
         if os.getpid() == self._owner:
             global _left
             _left = self
@@ -291,8 +300,8 @@ class CompanionLink:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._process.leave("clean", None, None if error is None else 0)
         else:
-            # Its text is the job's: it may be long, secret, or code to run.
-            self._process.leave("exception", type(error).__qualname__, _exit_code(error))
+            failure = failure_message(error) if is_failure(error) else None
+            self._process.leave("exception", type(error).__qualname__, _exit_code(error), failure)
 
     # --- Messages, in a thread of their own -----------------------------------------------------------
 

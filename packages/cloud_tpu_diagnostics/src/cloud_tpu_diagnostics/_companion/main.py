@@ -29,6 +29,7 @@ from cloud_tpu_diagnostics._companion.endings import (
     left_block,
     progress_fields,
 )
+from cloud_tpu_diagnostics._companion.failures import failure_fields
 from cloud_tpu_diagnostics._companion.hangs import HangWatching
 from cloud_tpu_diagnostics._companion.job import Job
 from cloud_tpu_diagnostics._companion.log import EntryLog, dump_entries
@@ -99,6 +100,8 @@ class Companion:
         """The fault that the job wrote; if the job then shows that it lives, it was that of a forked child."""
         self._fault_seen_ns = 0
         self._note: Note | None = None
+        self._failure: dict[str, Any] = {}
+        """The fields of the exception that left the block."""
         self._left_at: float | None = None
         self._is_replaced = False
         """True once the job has entered another block, which has a companion of its own."""
@@ -214,6 +217,7 @@ class Companion:
                 self._take_dump(dump)
         elif kind == "left":
             self._note = Note.from_message(message)
+            self._failure = failure_fields(message.get("failure") or {})
             self._left_at = time.monotonic()
             self._fault = None  # It was a forked child's.
         elif kind == "sigterm_handler":
@@ -379,7 +383,7 @@ class Companion:
         self._write_sigterm_handlers()
         progress = None if self._hangs is None else self._hangs.last_progress()
         fields = progress_fields(progress, self._ended_monotonic_ns or time.monotonic_ns())
-        payload = ending.payload(kind, **fields, ended_ns=self._ended_ns)
+        payload = ending.payload(kind, **fields, **self._failure, ended_ns=self._ended_ns)
         self._log.write(payload, severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
 
     def _guarded(self, function: Callable[..., object], *arguments: Any) -> None:

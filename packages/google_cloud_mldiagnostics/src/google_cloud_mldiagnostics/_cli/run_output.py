@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -225,7 +225,15 @@ def _traceback(process: ProcessView, width: int | None) -> list[str]:
         relation = f"{raised.relation} " if raised.relation else ""
         lines.append(shortened(f"  {relation}{raised.title}", 600, width))
         lines += [shortened(f"    {frame}", 320, width) for frame in raised.frames]
-    return lines
+    return lines + [shortened(f"  {_free(each)}", 320, width) for each in process.file_systems]
+
+
+def _free(file_system: Mapping[str, Any]) -> str:
+    """Return `/checkpoints/40: 0 B of 1.0 TiB free, 12 inodes`, as it was at the failure."""
+    free, total = (format_bytes(file_system.get(name)) for name in ("free_bytes", "total_bytes"))
+    inodes = file_system.get("free_inodes")
+    also = "" if inodes is None else f", {format_count(inodes, 'inode')}"
+    return f"{file_system['path']}: {free} of {total} free{also}"
 
 
 def _by_need(process: ProcessView) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 from ml_diagnostics_common.raised_exception import RaisedException, raised_from_json
 from ml_diagnostics_common.texts import format_ago, format_duration
@@ -80,6 +81,7 @@ class ProcessView:
         capture_name: The name of its file in such a folder.
         step: The last step with a metric; None if it is not known.
         traceback: The exception that ended it, and linked ones.
+        file_systems: The file systems that the exception is about: `path`, `free_bytes`, `total_bytes`, `free_inodes`.
         is_gone: True if it has exited and recorded no end.
     """
 
@@ -98,6 +100,7 @@ class ProcessView:
     capture_name: str = ""
     step: int | None = None
     traceback: tuple[RaisedException, ...] = ()
+    file_systems: tuple[Mapping[str, Any], ...] = ()
     is_gone: bool = False
 
     @property
@@ -279,6 +282,7 @@ class _Judge:
             capture_name=str(fields.get("capture_name", "")),
             step=self._history.last_step(key),
             traceback=_traceback(fields.get("traceback")),
+            file_systems=tuple(map(_file_system, mappings(fields.get("file_systems")))),
         )
         if not state.has_ended:
             self._judge(key, view, kept)
@@ -391,3 +395,10 @@ def _traceback(encoded: object) -> tuple[RaisedException, ...]:
     """Return the exceptions of an entry; items of another form are left out."""
     raised = [raised_from_json(item) for item in encoded] if isinstance(encoded, list) else []
     return tuple(exception for exception in raised if exception is not None)
+
+
+def _file_system(encoded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file system of an entry; what is of another form is left out."""
+    numbers = {name: natural_number(encoded.get(name)) for name in ("free_bytes", "total_bytes", "free_inodes")}
+    known = {name: number for name, number in numbers.items() if number is not None}
+    return {"path": printable(str(encoded.get("path", ""))), **known}

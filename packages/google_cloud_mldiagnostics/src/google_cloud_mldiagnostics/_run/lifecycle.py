@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.file_systems import FileSystem, FileSystemProbes
 from ml_diagnostics_common.guard import guarded_as, warn_once
 from ml_diagnostics_common.program_end import ExitHooks, exit_deadline
-from ml_diagnostics_common.raised_exception import RaisedException
+from ml_diagnostics_common.raised_exception import RaisedException, failed_paths
 from ml_diagnostics_common.worker import Task, Worker, start
 
 from google_cloud_mldiagnostics import _entries as entries
@@ -263,7 +264,13 @@ class Lifecycle:
             self._active.log.write(entries.CONFIGS, {"userConfigs": self._user_configs})
         self._active.log.sync()
 
-    def _record_process(self, phase: str, reason: str = "", raised: Sequence[RaisedException] = ()) -> None:
+    def _record_process(
+        self,
+        phase: str,
+        reason: str = "",
+        raised: Sequence[RaisedException] = (),
+        file_systems: Sequence[FileSystem] = (),
+    ) -> None:
         active = self._active
         payload = entries.process_entry(
             phase,
@@ -275,6 +282,7 @@ class Lifecycle:
             reason=reason,
             profiler_port=active.profiler_port,
             traceback=[exception.to_json() for exception in raised],
+            file_systems=[file_system.to_json() for file_system in file_systems],
         )
         active.log.write(entries.PROCESS, payload, severity="ERROR" if phase == "FAILED" else None)
 
@@ -409,7 +417,10 @@ class Lifecycle:
         self._active.run.run_phase = RunPhase(end.phase)
         self._active.log.recheck_file()
         raised = end.raised or (self._hooks.raised if end.phase == "FAILED" else ())
-        self._record_process(end.phase, end.reason, raised)
+        file_systems = (
+            FileSystemProbes(failed_paths(end.raised)).answers() if end.raised else self._hooks.file_systems()
+        )
+        self._record_process(end.phase, end.reason, raised, file_systems if raised else ())
         now = format_timestamp(time.time_ns())
         ended = attempts.end(self._member, end.phase, end.reason, now=now)
         self._change(lambda kept: ended(self._with_averages(kept)))
