@@ -284,6 +284,24 @@ def test_a_second_page_of_a_process_replaces_the_first(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_page_of_a_process_that_has_just_died_stays_for_its_parent(tmp_path: Path) -> None:
+    code = """
+import pathlib, sys
+from ml_diagnostics_common.progress import ProgressPage
+page = ProgressPage.create(pathlib.Path(sys.argv[1]))
+page.publish("step", 41)
+print(page.path, flush=True)
+sys.stdin.read()
+"""
+    with python(code, tmp_path) as dead:
+        assert dead.stdout is not None
+        left = Path(dead.stdout.readline().strip())
+        dead.kill()
+        dead.communicate()
+    ProgressPage.create(tmp_path).close()
+    assert state_of(ProgressReader(left)) == ("step", 41)
+
+
 def test_the_page_of_a_dead_process_is_nobodys_and_the_next_process_removes_it(tmp_path: Path) -> None:
     code = """
 import os, sys

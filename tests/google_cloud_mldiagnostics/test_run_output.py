@@ -22,10 +22,10 @@ def part(page: str, title: str) -> list[str]:
 
 def test_failed_processes_are_listed_first_in_order_of_time() -> None:
     entries = [process("ACTIVE", 0, host=f"host-{number}", index=number, count=128) for number in range(128)]
-    entries.append(process("FAILED", 9, host="host-90", index=90, count=128, reason="lost host-100"))
+    entries.append(process("FAILED", 9, host="host-90", index=90, count=128, reason="RuntimeError: socket closed"))
     entries.append(process("FAILED", 8, host="host-100", index=100, count=128, reason="disk full"))
     page = format_run(view(resource(), *entries, now=10), [], [], at(10))
-    assert page.splitlines()[1] == "  host-100 (process 100): disk full"
+    assert page.splitlines()[1] == "  host-100 (process 100): disk full; 1 other failed because of it"
     assert "128 processes: 2 FAILED, 126 ACTIVE" in page
     lines = part(page, "128 processes")
     assert [line.split()[1] for line in lines[2:5]] == ["host-100", "host-90", "host-0"]

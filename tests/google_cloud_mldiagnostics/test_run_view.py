@@ -116,7 +116,48 @@ def test_the_first_failure_is_the_reason() -> None:
         process("FAILED", 55, index=0, count=2, reason="barrier timed out"),
         process("FAILED", 50, host="host-1", index=1, count=2, reason="disk full"),
     ]
-    assert view(resource(), *log, now=60).reason == "host-1 (process 1): disk full"
+    assert view(resource(), *log, now=60).reason == "host-1 (process 1): disk full; 1 other failed because of it"
+
+
+GLOO = "XlaRuntimeError: FAILED_PRECONDITION: Gloo all-reduce failed: Connection reset by peer [10.0.0.2]:41251"
+
+
+def test_a_killed_process_is_the_reason_though_the_survivors_failed_before_it() -> None:
+    survivors = [
+        process("FAILED", 50 + index, host=f"host-{index}", pid=index, index=index, count=4, reason=GLOO)
+        for index in (0, 2, 3)
+    ]
+    killed = [
+        process("ACTIVE", 0, host="host-1", pid=1, index=1, count=4),
+        ending("signal", 50.4, host="host-1", pid=1, signal="SIGKILL"),
+    ]
+    # Process 0 has written its own error to the run.
+    kept = resource("FAILED", errorDetails=GLOO, attempts=[attempt(1, "FAILED", 0, kept_process(pid=0), reason=GLOO)])
+    shown = view(kept, *survivors, *killed, now=60)
+    assert shown.reason == "host-1 (process 1): The job: signal; 3 others failed because of it"
+    assert shown.attempts[-1].reason == shown.reason
+    assert [process.is_first_cause for process in shown.processes] == [False, True, False, False]
+    assert {process.role.value for process in shown.processes} == {"own", "cascade"}
+
+
+def test_a_host_that_vanished_without_a_trace_is_only_suspected() -> None:
+    log = [
+        process("FAILED", 500, host="host-0", index=0, count=2, reason=GLOO),
+        process("ACTIVE", 60, host="host-1", index=1, count=2),
+    ]
+    shown = view(resource("FAILED", errorDetails=GLOO), *log, now=510)
+    assert shown.reason == GLOO
+    expected = "host-1 (process 1): no event of it for 7 min 30 s; 1 other may have failed because of it"
+    assert shown.attempts[-1].reason == expected
+
+
+def test_a_missing_end_is_only_reported_where_no_companion_knows_better() -> None:
+    ended = {**kept_process("FAILED"), "reason": END_NOT_RECORDED}
+    kept = resource("FAILED", errorDetails=END_NOT_RECORDED)
+    kept["attempts"] = [attempt(1, "FAILED", 0, ended, reason=END_NOT_RECORDED)]
+    assert view(kept, process("ACTIVE", 0), now=90).reason == END_NOT_RECORDED
+    shown = view(kept, process("ACTIVE", 0), ending("out_of_memory", 80), now=90)
+    assert (shown.reason, shown.attempts[-1].reason) == ("The job: out_of_memory", "The job: out_of_memory")
 
 
 def test_a_run_is_active_while_one_process_is_and_silent_processes_are_named() -> None:

@@ -53,6 +53,7 @@ _SLOTS: Final = 16
 _PAGE_BYTES: Final = 4096
 _IN_MEMORY: Final = Path("/dev/shm")
 _READS: Final = 64
+_RECENT_NS: Final = 60 * 10**9
 _STRANGERS_AGE_SECONDS: Final = 30 * 86_400
 
 
@@ -367,7 +368,10 @@ def _start_of(pid: int) -> str | None:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the pages of dead processes, and pages of other machines and containers that are a month old."""
+    """Remove the pages of dead processes, and pages of other machines and containers that are a month old.
+
+    One that was written to in the last minute stays: the parent of a process that has just died may still read it.
+    """
     machine = _machine()
     for path in folder.iterdir():
         pid, _, rest = path.name.partition("-")
@@ -376,11 +380,20 @@ def _prune(folder: Path) -> None:
             continue
         with contextlib.suppress(OSError):
             if owner == machine:
-                is_stale = _start_of(int(pid)) != start
+                is_stale = _start_of(int(pid)) != start and not _is_recent(path)
             else:
                 is_stale = time() - path.lstat().st_mtime > _STRANGERS_AGE_SECONDS
             if is_stale:
                 path.unlink()
+
+
+def _is_recent(path: Path) -> bool:
+    reader = ProgressReader(path)
+    try:
+        progress = reader.read()
+    finally:
+        reader.close()
+    return progress is not None and 0 <= monotonic_ns() - progress.monotonic_ns < _RECENT_NS
 
 
 def _duplicate_of(file: tuple[int, int]) -> int | None:

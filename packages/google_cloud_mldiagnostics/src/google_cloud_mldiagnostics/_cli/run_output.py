@@ -237,10 +237,10 @@ def _free(file_system: Mapping[str, Any]) -> str:
 
 
 def _by_need(process: ProcessView) -> tuple[int, int, int]:
-    """Sort processes that need attention first."""
+    """Sort processes that need attention first: before all, the one that failed first."""
     order = (State.FAILED, State.STALE, State.UNKNOWN, State.ACTIVE, State.COMPLETED)
     when_ns = process.last_event_ns if process.state is State.FAILED else 0
-    return order.index(process.state), when_ns, process.process_index or 0
+    return 0 if process.is_first_cause else 1 + order.index(process.state), when_ns, process.process_index or 0
 
 
 def _profiler(process: ProcessView) -> str:
@@ -319,7 +319,9 @@ def _attempt_as_dict(attempt: AttemptView) -> dict[str, Any]:
 def _process_as_dict(process: ProcessView) -> dict[str, Any]:
     encoded = asdict(process)
     times = {"started": _rfc3339(encoded.pop("started_ns")), "last_sign": _rfc3339(encoded.pop("last_event_ns"))}
-    del encoded["attempt"]
+    for name in ("attempt", "end", "has_own_end"):
+        del encoded[name]
+    encoded["role"], encoded["file_systems"] = process.role.value, list(process.file_systems)
     encoded["traceback"] = [raised.to_json() for raised in process.traceback]
     return {**encoded, "state": process.state.value, **times}
 

@@ -200,11 +200,12 @@ class RunSource:
         except ControlPlaneError as error:
             sessions = []
             self.report(f"only profiles that processes recorded are shown: {error}")
-        is_open = not phase_of(run).has_ended or any(
-            record.fields.get("reason") == UNSEEN_EXIT for record in history.processes.values()
+        processes = history.processes.values()
+        is_open = phase_of(run) is not State.COMPLETED or any(
+            record.fields.get("reason") == UNSEEN_EXIT for record in processes
         )
         if is_open and history.processes:
-            for batch in self.entries.endings(min(record.first_ns for record in history.processes.values())):
+            for batch in self.entries.endings(min(record.first_ns for record in processes)):
                 history.add(batch)
         self.report_unread()
         return view_run(run, history, sessions, now_ns=time.time_ns(), is_gone=self._is_gone)

@@ -6,7 +6,6 @@ process counts, too, as do the end that the companion of `cloud_tpu_diagnostics`
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,8 +14,11 @@ from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 from ml_diagnostics_common.raised_exception import RaisedException, raised_from_json
+from ml_diagnostics_common.story import Confidence, story_of
 from ml_diagnostics_common.texts import format_ago, format_duration
 
+from google_cloud_mldiagnostics._reading.process_ends import end_of, first_cause
+from google_cloud_mldiagnostics._reading.process_view import ProcessView, State
 from google_cloud_mldiagnostics._reading.run_history import (
     ProcessKey,
     RunHistory,
@@ -45,70 +47,6 @@ SILENT_SECONDS: Final = 180.0
 _SECOND_NS: Final = 1_000_000_000
 
 
-class State(str, enum.Enum):
-    """The state of a run, an attempt or a process."""
-
-    ACTIVE = "ACTIVE"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    STALE = "STALE"
-    """No end is recorded, and there were no events for three minutes."""
-    UNKNOWN = "UNKNOWN"
-
-    @property
-    def has_ended(self) -> bool:
-        """True if it is known to have ended."""
-        return self in (State.COMPLETED, State.FAILED)
-
-
-@dataclass
-class ProcessView:
-    """One process of one attempt.
-
-    Attributes:
-        attempt: The attempt of the run, from 1.
-        host: The host's name.
-        process_index: The index of the process in the run.
-        process_count: The number of processes of the run, by its entries.
-        pid: The process id.
-        state: The state of the process.
-        reason: The exit reason.
-        started_ns: The time of its first event, in ns since 1970.
-        last_event_ns: The time of its last event.
-        address: The host's address for other hosts; empty if it is not known.
-        profiler_port: The port of its profiler server; None if there is none.
-        capture_folder: The folder for profiles of this process that other programs take, each in its own folder.
-        capture_name: The name of its file in such a folder.
-        step: The last step with a metric; None if it is not known.
-        traceback: The exception that ended it, and linked ones.
-        file_systems: The file systems that the exception is about: `path`, `free_bytes`, `total_bytes`, `free_inodes`.
-        is_gone: True if it has exited and recorded no end.
-    """
-
-    attempt: int
-    host: str
-    process_index: int | None
-    process_count: int
-    pid: int
-    state: State
-    reason: str
-    started_ns: int
-    last_event_ns: int
-    address: str = ""
-    profiler_port: int | None = None
-    capture_folder: str = ""
-    capture_name: str = ""
-    step: int | None = None
-    traceback: tuple[RaisedException, ...] = ()
-    file_systems: tuple[Mapping[str, Any], ...] = ()
-    is_gone: bool = False
-
-    @property
-    def name(self) -> str:
-        """A name for people: host-3 (process 3)."""
-        return self.host if self.process_index is None else f"{self.host} (process {self.process_index})"
-
-
 @dataclass
 class AttemptView:
     """One attempt of the run, from a start to the next.
@@ -120,6 +58,7 @@ class AttemptView:
         started_ns: The start, in ns since 1970; None if it is not known.
         ended_ns: The end; None if the attempt has not ended, or the end is not known.
         processes: The processes by index.
+        is_explained: True if the reason is that of the process that failed first, though others failed too.
     """
 
     number: int
@@ -128,6 +67,7 @@ class AttemptView:
     started_ns: int | None
     ended_ns: int | None
     processes: list[ProcessView] = field(default_factory=list)
+    is_explained: bool = False
 
 
 @dataclass
@@ -208,7 +148,8 @@ def view_run(
         if is_open or is_behind or (state is State.COMPLETED and last.state is State.FAILED):
             state, reason = last.state, last.reason
         elif state is last.state:
-            reason = reason or last.reason
+            is_known_better = last.is_explained or is_end_missing(reason)
+            reason = last.reason or reason if is_known_better else reason or last.reason
     events_ns = [process.last_event_ns for attempt in attempts for process in attempt.processes]
     ended_ns = time_ns(resource.get("endTime")) or (last.ended_ns if last is not None else None)
     return RunView(
@@ -284,10 +225,12 @@ class _Judge:
             traceback=_traceback(fields.get("traceback")),
             file_systems=tuple(map(_file_system, mappings(fields.get("file_systems")))),
         )
+        view.has_own_end = state.has_ended
         if not state.has_ended:
             self._judge(key, view, kept)
-        elif reason == UNSEEN_EXIT:
+        elif reason == UNSEEN_EXIT or is_end_missing(reason):
             self._use_companion(key, view)
+        view.end = end_of(view, self._history.ending(key, view.started_ns))
         return view
 
     def _use_companion(self, key: ProcessKey, view: ProcessView) -> bool:
@@ -321,9 +264,18 @@ def _attempt(
 ) -> AttemptView:
     processes = sorted(processes, key=lambda process: (process.process_index is None, process.process_index or 0))
     state, reason = _state_of(processes)
+    story = story_of([process.end for process in processes])
+    for index, (process, role) in enumerate(zip(processes, story.roles, strict=True)):
+        process.role, process.is_first_cause = role, index in story.first
+    has_failed_together = state is State.FAILED and len(processes) > 1
+    if has_failed_together:
+        reason = first_cause(processes, story) or reason
+    is_explained = has_failed_together and story.confidence in (Confidence.PROVEN, Confidence.LIKELY)
     kept_state, kept_reason = phase_of(kept, "phase"), str(kept.get("reason", ""))
     if kept_state is State.FAILED or (kept_state is State.COMPLETED and state is not State.FAILED):
-        state, reason = kept_state, kept_reason or (reason if state is kept_state else "")
+        if not reason or state is not kept_state or not (is_explained or is_end_missing(kept_reason)):
+            reason = kept_reason or (reason if state is kept_state else "")
+        state = kept_state
     elif state is State.UNKNOWN:
         state = kept_state
     if attempt_number < last_attempt and not state.has_ended:
@@ -333,7 +285,7 @@ def _attempt(
     is_silent = any(process.is_gone or is_end_missing(process.reason) for process in processes)
     if state.has_ended and (ended_ns is None or is_silent):
         ended_ns = max((process.last_event_ns for process in processes), default=None)
-    return AttemptView(attempt_number, state, reason, started_ns, ended_ns, processes)
+    return AttemptView(attempt_number, state, reason, started_ns, ended_ns, processes, is_explained)
 
 
 def _state_of(processes: Sequence[ProcessView]) -> tuple[State, str]:
