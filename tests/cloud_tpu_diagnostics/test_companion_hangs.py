@@ -13,7 +13,7 @@ from cloud_tpu_diagnostics._companion.hangs import HangResponse
 from cloud_tpu_diagnostics._companion.job import Job as WatchedJob
 from cloud_tpu_diagnostics._dumps.parser import Frame
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, Verdict
-from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, SNAPSHOT
+from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, PROCESS_STATE, SNAPSHOT
 from ml_diagnostics_common.progress import Progress
 
 from ..waiting import AtOnce, wait_until
@@ -87,6 +87,9 @@ def test_a_hang_with_the_gil_held_is_recorded_with_its_frame(
     dumps = of_kind(DUMP)
     assert [dump["trigger"] for dump in dumps] == ["signal"] * 2
     assert (dumps[0]["phase"], dumps[0]["step"]) == ("step", 199)
+    (state,) = of_kind(PROCESS_STATE)
+    assert state["states"] == ["S", "S"]
+    assert state["seconds"] >= 1
 
 
 def test_a_job_that_can_run_python_is_asked_and_not_signalled(

@@ -6,6 +6,8 @@ dump            what faulthandler wrote, or the stack of an exception that left 
                 fault or exception), `threads`, `headline`, `is_cut`, and the text in `message`. A long text is
                 split over several entries with the same number `dump`: `part` of `parts`
 snapshot        the threads by equal stack: `groups`, `threads`, `time_ns`, `left_out`
+process_state   the state of the process at a hang, twice: `states`, `wait_channels`, `system_calls`, `seconds` between
+                the samples, and in these `cpu_seconds` and `main_thread_cpu_seconds`
 hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_frame`
 left_block      the job has left the block: `how`, `exit_code`, `exception`, `evidence`
 job_ended       the process has ended: `how`, `exit_code`, `signal`, `exception`, `evidence`, and `ended_ns`: when
@@ -31,6 +33,7 @@ __all__ = [
     "JOB_ENDED",
     "LEFT_BLOCK",
     "LOG_ID",
+    "PROCESS_STATE",
     "SIGNAL",
     "SIGTERM_HANDLER",
     "SNAPSHOT",
@@ -43,6 +46,7 @@ VERB: Final = "stacktraceanalyzer"
 
 DUMP: Final = "dump"
 SNAPSHOT: Final = "snapshot"
+PROCESS_STATE: Final = "process_state"
 HANG_SUSPECTED: Final = "hang_suspected"
 LEFT_BLOCK: Final = "left_block"
 CONSOLE: Final = "console"

@@ -119,14 +119,19 @@ def _start_ticks(pid: int) -> int | None:
     return None if fields[_STATE] in _ENDED_STATES else int(fields[_START])
 
 
-def stat_fields(pid: int) -> list[bytes]:
+def stat_fields(pid: int, thread: int | None = None) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the third on: the state, the parent, ... (proc_pid_stat(5)).
+
+    Args:
+        pid: The process.
+        thread: One of its threads, by the number that the kernel gives it: that of the main thread is `pid`.
 
     Raises:
         OSError: There is no such process, or no /proc.
     """
     # The name, in brackets before the other fields, may contain anything.
-    return read_system_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    path = f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat"
+    return read_system_file(path).rpartition(b")")[2].split()
 
 
 def handled_signals(pid: int | None = None) -> frozenset[int]:

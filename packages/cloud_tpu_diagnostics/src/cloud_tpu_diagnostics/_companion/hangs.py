@@ -16,6 +16,7 @@ from ml_diagnostics_common.sidecar_parent import WARNING, Parent
 
 from cloud_tpu_diagnostics._companion import CompanionSettings
 from cloud_tpu_diagnostics._companion.job import Job, StuckCheck
+from cloud_tpu_diagnostics._companion.process_state import StateSamples
 from cloud_tpu_diagnostics._dumps.parser import Dump, Frame
 from cloud_tpu_diagnostics.entries import HANG_SUSPECTED, entry
 
@@ -67,6 +68,7 @@ class HangWatching:
         self._command = self._job_name()  # Now, since a job that has ended has none any more.
         self._next_save = time.monotonic() + _SAVE_SECONDS
         self._response: HangResponse | None = None
+        self._samples: StateSamples | None = None
         self._reader: ProgressReader | None = None
         try:
             self._reader = ProgressReader(settings.progress_path or "")
@@ -102,6 +104,9 @@ class HangWatching:
                 self._save()
             if verdict is not None and self.progress is not None and self._job.is_same_program():
                 self._respond(verdict, self.progress, now)
+        if self._samples is not None and (payload := self._samples.entry(now)) is not None:
+            self._samples = None
+            self._log.write(payload)
         wait = None if self._response is None else self._response.step(self.progress, now)
         if wait is None:
             self._response, wait = None, _POLL_SECONDS
@@ -147,6 +152,7 @@ class HangWatching:
         from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 
         self._parent.send({"kind": "hang", **verdict._asdict()})
+        self._samples = StateSamples(self._job.pid, now)
         silence = StuckCheck(self._job.pid)
         silence.start(now)
         self._response = HangResponse(

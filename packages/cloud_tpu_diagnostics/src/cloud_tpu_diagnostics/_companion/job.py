@@ -7,7 +7,7 @@ import signal
 from collections import deque
 from typing import Final
 
-from ml_diagnostics_common.processes import exists, handled_signals, read_system_file, stat_fields, wait_readable
+from ml_diagnostics_common.processes import exists, handled_signals, stat_fields, wait_readable
 
 __all__ = ["STUCK_SECONDS", "Job", "StuckCheck"]
 
@@ -143,7 +143,7 @@ def _thread_states(pid: int) -> set[bytes]:
     try:
         for thread in os.listdir(folder)[:_MOST_THREADS]:  # noqa: PTH208 (pathlib costs the companion memory)
             try:
-                states.add(read_system_file(f"{folder}/{thread}/stat").rpartition(b")")[2].split()[_STATE])
+                states.add(stat_fields(pid, int(thread))[_STATE])
             except (OSError, IndexError):
                 continue  # It has ended.
     except OSError:
