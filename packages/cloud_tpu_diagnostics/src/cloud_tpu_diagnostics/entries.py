@@ -9,6 +9,7 @@ snapshot        the threads by equal stack: `groups`, `threads`, `time_ns`, `lef
 process_state   the state of the process at a hang, twice: `states`, `wait_channels`, `system_calls`, `seconds` between
                 the samples, and in these `cpu_seconds` and `main_thread_cpu_seconds`
 hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_frame`
+compiles        JAX's compilations of some seconds: `count`, `seconds`, `functions` (`name`, `count`), `time_ns`
 left_block      the job has left the block: `how`, `exit_code`, `exception`, `evidence`
 job_ended       the process has ended: `how`, `exit_code`, `signal`, `exception`, `evidence`, and `ended_ns`: when
 console         the last lines that the job printed, in `message`: `stream` (out, err or out+err), `occasion` (end or
@@ -27,6 +28,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 __all__ = [
+    "COMPILES",
     "CONSOLE",
     "DUMP",
     "HANG_SUSPECTED",
@@ -49,6 +51,7 @@ SNAPSHOT: Final = "snapshot"
 PROCESS_STATE: Final = "process_state"
 HANG_SUSPECTED: Final = "hang_suspected"
 LEFT_BLOCK: Final = "left_block"
+COMPILES: Final = "compiles"
 CONSOLE: Final = "console"
 SIGNAL: Final = "signal"
 SIGTERM_HANDLER: Final = "sigterm_handler"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.worker import start
 
+from cloud_tpu_diagnostics._collect.compilations import Compilations
 from cloud_tpu_diagnostics._collect.failure import failure_message, is_failure
 from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, guarded_as, log, log_once, warn_once
 from cloud_tpu_diagnostics._collect.trace_file import MOST_FILE_BYTES
@@ -63,6 +65,7 @@ class CompanionProcess:
         self._on_message = on_message
         self._labels = _labels(self._owner)
         self._sigterm_handler: dict[str, str | None] = {}
+        self._compilations = Compilations()
         self.thread_ident = 0
         """The identifier of the thread that receives; 0 before it runs."""
         settings = settings._replace(
@@ -130,6 +133,7 @@ class CompanionProcess:
         """
         self._update_labels()  # A recorder or a run may have named the job since the last update.
         self._update_sigterm_handler()
+        self._update_compilations(is_last=True)
         message = {"kind": "left", "how": how, "exception": exception, "exit_code": exit_code}
         self.send({**message, "failure": failure} if failure else message)
         if os.getpid() == self._owner:
@@ -159,6 +163,7 @@ class CompanionProcess:
                 messages = self._sidecar.receive()
                 self._update_labels()
                 self._update_sigterm_handler()
+                self._update_compilations()
                 for message in messages:
                     is_lingering = is_lingering or message["kind"] == "lingers"
                     self._pass_on(message)
@@ -181,6 +186,16 @@ class CompanionProcess:
         if handler != self._sigterm_handler:
             self._sigterm_handler = handler
             self.send({"kind": "sigterm_handler", **handler})
+
+    def _update_compilations(self, *, is_last: bool = False) -> None:
+        """Send what JAX has compiled, every few seconds, and at the end of the block."""
+        message = self._compilations.message(math.inf if is_last else time.monotonic())
+        if message is not None:
+            self.send({"kind": "compiles", **message})
+        if is_last:
+            self._compilations.close()
+        else:
+            self._compilations.check()
 
     def _pass_on(self, message: dict[str, Any]) -> None:
         if message["kind"] in ("hello", "lingers"):

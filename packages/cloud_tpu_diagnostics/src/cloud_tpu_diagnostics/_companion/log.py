@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from cloud_tpu_diagnostics._dumps.parser import Dump
-from cloud_tpu_diagnostics.entries import DUMP, LOG_ID, entry
+from cloud_tpu_diagnostics.entries import COMPILES, DUMP, LOG_ID, entry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ml_diagnostics_common.journal import Journal
     from ml_diagnostics_common.shipper import Shipper
 
-__all__ = ["CONTAINER_NAME", "EntryLog", "dump_entries", "monitored_resource"]
+__all__ = ["CONTAINER_NAME", "EntryLog", "compiles_entry", "dump_entries", "monitored_resource"]
 
 CONTAINER_NAME: Final = "ml-diagnostics-stacktrace"
 """The name that replaces that of the job's container: dashboards select containers with `stacktrace` in their names,
@@ -158,6 +158,15 @@ def dump_entries(dump: Dump, number: int, **fields: Any) -> list[tuple[dict[str,
         )
         for index, part in enumerate(parts, 1)
     ]
+
+
+def compiles_entry(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of the compilations in a message of the job: `Compilations.message`."""
+    count, seconds, functions = message["count"], message["seconds"], message["functions"]
+    names = ", ".join(f"{each['name']} ({each['count']})" for each in functions)
+    programs = "1 program" if count == 1 else f"{count} programs"
+    text = f"JAX compiled {programs} in {seconds:.1f} s: {names}"
+    return entry(COMPILES, text, count=count, seconds=seconds, functions=functions, time_ns=message["time_ns"])
 
 
 def _parts(text: str) -> list[str]:

@@ -32,7 +32,7 @@ from cloud_tpu_diagnostics._companion.endings import (
 from cloud_tpu_diagnostics._companion.failures import failure_fields
 from cloud_tpu_diagnostics._companion.hangs import HangWatching
 from cloud_tpu_diagnostics._companion.job import Job
-from cloud_tpu_diagnostics._companion.log import EntryLog, dump_entries
+from cloud_tpu_diagnostics._companion.log import EntryLog, compiles_entry, dump_entries
 from cloud_tpu_diagnostics._companion.output import ConsoleOutput, FileOutput, Headers, TraceOutput
 from cloud_tpu_diagnostics._companion.requests import UnansweredRequests
 from cloud_tpu_diagnostics._companion.sigterm import SigtermHandlers
@@ -220,6 +220,8 @@ class Companion:
             self._failure = failure_fields(message.get("failure") or {})
             self._left_at = time.monotonic()
             self._fault = None  # It was a forked child's.
+        elif kind == "compiles":
+            self._log.write(compiles_entry(message))
         elif kind == "sigterm_handler":
             self._sigterm_handlers.learn(message)
             self._sigterm_handlers.check(time.monotonic())
