@@ -157,7 +157,8 @@ sys.setswitchinterval(1e-5)
 turn = None
 def publish_once(phase, number):
     current = turn
-    for _ in range(16 if current is None or current[0] == phase else 0):  # As many as the page holds.
+    count = 16 if current is None else 2048 if current[0] == phase else 0  # As many as the page holds.
+    for _ in range(count):
         progress.publish(phase, number)
     if current is not None:
         current[1].add(phase)
@@ -175,7 +176,7 @@ def give_turns():
                 time.sleep(0.001)
         print(phase, flush=True)
 signal.signal(signal.SIGALRM, lambda *_: publish_once("checkpoint", 4_000_000_004))
-signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+signal.setitimer(signal.ITIMER_REAL, 2e-3, 2e-3)
 for phase, number in (("init", 1_000_000_001), ("compile", 2_000_000_002)):
     threading.Thread(target=publish, args=(phase, number), daemon=True).start()
 progress.publish("data", 3_000_000_003)
@@ -194,7 +195,7 @@ publish("data", 3_000_000_003)
             assert job.stdin is not None
             assert job.stdout is not None
             reader = ProgressReader(job.stdout.readline().strip())
-            states = [reader.read() for _ in range(20_000)]
+            states = [reader.read() for _ in range(2_000)]
             first, last = states[0], states[-1]
             # Wherever it is stopped, what was published just before is there.
             for _ in range(50):
@@ -205,7 +206,7 @@ publish("data", 3_000_000_003)
                 job.stdin.write(f"{phase}\n")
                 job.stdin.flush()
                 assert job.stdout.readline() == f"{phase}\n"
-                alone = [reader.read() for _ in range(1000)]
+                alone = [reader.read() for _ in range(200)]
                 assert {(state.phase, state.step) for state in alone if state is not None} == {(phase, number)}
                 states += alone
         finally:
@@ -218,11 +219,30 @@ publish("data", 3_000_000_003)
     assert last.sequence > first.sequence
 
 
+def test_a_reader_gets_every_state_once_and_the_number_of_those_that_it_missed(
+    page: ProgressPage, reader: ProgressReader
+) -> None:
+    assert reader.read_new() == ([], 0)
+    for step in range(100):
+        progress.publish("step", step)
+    states, lost = reader.read_new()
+    assert ([state.step for state in states], lost) == (list(range(100)), 0)
+    assert reader.read_new() == ([], 0)
+    for step in range(100, 5_000):
+        progress.publish("step", step)
+    states, lost = reader.read_new()
+    assert [state.step for state in states] == list(range(5_000 - len(states), 5_000))
+    assert (len(states), lost) == (2048, 4_900 - 2048)
+    progress.publish("sync", 5_000)
+    ((last,), lost) = reader.read_new()
+    assert (last.phase, last.step, lost) == ("sync", 5_000, 0)
+
+
 def test_a_slot_that_is_half_written_is_passed_over(page: ProgressPage, reader: ProgressReader) -> None:
     for step in range(1, 41):
         progress.publish("step", step)
     with page.path.open("r+b") as file:
-        file.seek(41 % 16 * 64)  # The next slot: its first number is there, the rest is not.
+        file.seek(41 * 64)  # The next slot: its first number is there, the rest is not.
         file.write((41).to_bytes(8, sys.byteorder))
     assert state_of(reader) == ("step", 40)
     progress.publish("step", 41)
@@ -235,7 +255,7 @@ def test_a_slot_being_cleared_is_passed_over(page: ProgressPage, reader: Progres
     for step in range(1, 18):
         progress.publish("step", step)
     with page.path.open("r+b") as file:
-        file.seek(17 % 16 * 64 + cleared.start)
+        file.seek(17 * 64 + cleared.start)
         file.write(bytes(cleared.stop - cleared.start))
     assert state_of(reader) == ("step", 16)
 

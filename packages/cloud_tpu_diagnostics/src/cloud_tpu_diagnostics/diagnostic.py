@@ -144,8 +144,8 @@ def heartbeat(step: int | None = None, phase: str = "step") -> None:
 
     Args:
         step: The step that starts; None if the job has no steps.
-        phase: The activity of the job: init, compile, data, step, checkpoint, eval, other, wait (for something
-            outside of the job, such as slices), or ended.
+        phase: The activity of the job: init, compile, data, step, sync (the wait for the devices at the end of a
+            step), checkpoint, eval, other, wait (for something outside of the job, such as slices), or ended.
     """
     try:
         from ml_diagnostics_common.progress import publish

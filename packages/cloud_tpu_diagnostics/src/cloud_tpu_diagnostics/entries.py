@@ -8,6 +8,7 @@ dump            what faulthandler wrote, or the stack of an exception that left 
 snapshot        the threads by equal stack: `groups`, `threads`, `time_ns`, `left_out`
 process_state   the state of the process at a hang, twice: `states`, `wait_channels`, `system_calls`, `seconds` between
                 the samples, and in these `cpu_seconds` and `main_thread_cpu_seconds`
+step_summary    the steps of ten seconds: see `_companion.step_summary`
 hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_frame`
 compiles        JAX's compilations of some seconds: `count`, `seconds`, `functions` (`name`, `count`), `time_ns`
 left_block      the job has left the block: `how`, `exit_code`, `exception`, `evidence`
@@ -39,6 +40,7 @@ __all__ = [
     "SIGNAL",
     "SIGTERM_HANDLER",
     "SNAPSHOT",
+    "STEP_SUMMARY",
     "VERB",
     "entry",
 ]
@@ -48,6 +50,7 @@ VERB: Final = "stacktraceanalyzer"
 
 DUMP: Final = "dump"
 SNAPSHOT: Final = "snapshot"
+STEP_SUMMARY: Final = "step_summary"
 PROCESS_STATE: Final = "process_state"
 HANG_SUSPECTED: Final = "hang_suspected"
 LEFT_BLOCK: Final = "left_block"

@@ -6,7 +6,8 @@ The name identifies the process: the page of a dead process is never mistaken fo
 pid. The page is a ring of slots; each publishing goes to the next, as one call in C that clears the slot, then
 writes its sequence number first and once more last. A reader takes the newest slot with two equal numbers and without a
 cleared field: whole states only, without a lock, whatever thread or signal handler published, and wherever a
-writer was stopped.
+writer was stopped. The ring holds the last seconds, so that a reader that reads now and then gets every state, at no
+cost for the process.
 """
 
 from __future__ import annotations
@@ -41,16 +42,21 @@ __all__ = [
     "stop_publishing",
 ]
 
-PHASES: Final = ("init", "compile", "data", "step", "checkpoint", "eval", "other", "wait", "ended")
-"""The phases of a process; `wait`: for something outside, such as slices, for as long as it takes."""
+PHASES: Final = ("init", "compile", "data", "step", "checkpoint", "eval", "other", "wait", "ended", "sync")
+"""The phases of a process; `wait`: for something outside, such as slices, for as long as it takes; `sync`: for the
+devices, at the end of a step."""
 
 _CODES: Final = {phase: code for code, phase in enumerate(PHASES, start=1)}  # 0 is that of a slot being written.
 _OTHER: Final = _CODES["other"]
 _NO_STEP: Final = -(2**63)
 _SLOT: Final = struct.Struct("=QqqQQ")  # sequence, time, step, phase, sequence
 _SLOT_BYTES: Final = 64
-_SLOTS: Final = 16
-_PAGE_BYTES: Final = 4096
+_SLOTS: Final = 2048
+_PAGE_BYTES: Final = _SLOTS * _SLOT_BYTES
+_CHUNK: Final = 32
+"""The slots that a reader reads at once: mostly, few are new."""
+_LAST: Final = 16
+"""The newest states that a reader reads in any case: some may be half written, or of the end."""
 _IN_MEMORY: Final = Path("/dev/shm")
 _READS: Final = 64
 _RECENT_NS: Final = 60 * 10**9
@@ -192,6 +198,8 @@ class ProgressReader:
         """
         names = ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK")
         self._descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
+        self._newest = 0
+        self._taken = 0
 
     def read(self, *, is_running: bool = False) -> Progress | None:
         """Return the last progress of the process; None if it has published none yet.
@@ -199,18 +207,17 @@ class ProgressReader:
         Args:
             is_running: True returns the last progress before its end: of a phase other than `ended`.
         """
-        page = self._page()
-        states: list[Progress] = []
-        for _ in range(_READS):
-            before, page = page, self._page()
-            # A slot that is being written may be read in parts, of which the first and the last are new.
-            slots = zip(_slots(before), _slots(page), strict=True)
-            states = _states(slot for earlier, slot in slots if earlier == slot)
-            if states or not any(page):
-                break
-        else:
-            states = _states(_slots(page))  # It publishes faster than this process reads.
+        states = self._since(max(0, self._newest - _LAST))
+        self._newest = max((state.sequence for state in states), default=self._newest)
         return max((state for state in states if not (is_running and state.phase == "ended")), default=None)
+
+    def read_new(self) -> tuple[list[Progress], int]:
+        """Return the states since the last call in their order, and the number of those that were overwritten."""
+        states = sorted(state for state in self._since(self._taken) if state.sequence > self._taken)
+        newest = states[-1].sequence if states else self._taken
+        lost = newest - self._taken - len(states)
+        self._taken = newest
+        return states, lost
 
     def close(self) -> None:
         """Close the page."""
@@ -218,8 +225,32 @@ class ProgressReader:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _page(self) -> bytes:
-        return os.pread(self._descriptor, _SLOTS * _SLOT_BYTES, 0)
+    def _since(self, sequence: int) -> list[Progress]:
+        """Return the states from a sequence number on, and perhaps earlier ones, in any order."""
+        found: list[Progress] = []
+        position, left = sequence % _SLOTS, _SLOTS
+        while left > 0:
+            count = min(_CHUNK, left, _SLOTS - position)
+            states = self._chunk(position, count)
+            found += states
+            if all(state.sequence <= sequence for state in states):
+                break  # Later slots are older, except before the first publication.
+            position, left = (position + count) % _SLOTS, left - count
+        return found
+
+    def _chunk(self, position: int, count: int) -> list[Progress]:
+        page = self._slots_at(position, count)
+        for _ in range(_READS):
+            before, page = page, self._slots_at(position, count)
+            # A slot that is being written may be read in parts, of which the first and the last are new.
+            slots = zip(_slots(before), _slots(page), strict=True)
+            states = _states(slot for earlier, slot in slots if earlier == slot)
+            if states or not any(page):
+                return states
+        return _states(_slots(page))  # It publishes faster than this process reads.
+
+    def _slots_at(self, position: int, count: int) -> bytes:
+        return os.pread(self._descriptor, count * _SLOT_BYTES, position * _SLOT_BYTES)
 
 
 def _states(slots: Iterable[tuple[int, int, int, int, int]]) -> list[Progress]:

@@ -9,6 +9,7 @@ requests   requests for stack traces that the job's Python does not answer; the 
 output     the timer's dumps, each after its header, to the trace file or the console
 hangs      the job's progress, read once a second, and the response to a hang; `learned_file` keeps its pauses
 endings    the job's exit reason, from its exit status, the kernel's memory events and what it wrote last
+step_summary   the steps of ten seconds: pure
 process_state  the state of a stuck job, as the kernel shows it
 console    the last lines that the job printed
 sigterm    the job's handler of SIGTERM

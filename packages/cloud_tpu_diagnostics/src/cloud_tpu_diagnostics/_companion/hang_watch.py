@@ -104,6 +104,8 @@ class HangWatch:
         self._was_stopped = is_stopped
         if progress is None:
             return None
+        if progress.phase == "sync":  # The end of a step.
+            progress = progress._replace(phase="step", step=self._step if progress.step is None else progress.step)
         if self._seen is None or progress[:2] != self._seen[:2]:
             self._learn(progress, observed_ns, now_ns)
             self._silent_seconds = min(elapsed, max(0, now_ns - progress.monotonic_ns) / 1e9)

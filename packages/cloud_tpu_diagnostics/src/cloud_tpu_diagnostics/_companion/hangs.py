@@ -17,6 +17,7 @@ from ml_diagnostics_common.sidecar_parent import WARNING, Parent
 from cloud_tpu_diagnostics._companion import CompanionSettings
 from cloud_tpu_diagnostics._companion.job import Job, StuckCheck
 from cloud_tpu_diagnostics._companion.process_state import StateSamples
+from cloud_tpu_diagnostics._companion.step_summary import StepSummaries
 from cloud_tpu_diagnostics._dumps.parser import Dump, Frame
 from cloud_tpu_diagnostics.entries import HANG_SUSPECTED, entry
 
@@ -79,6 +80,8 @@ class HangWatching:
             parent.log(WARNING, f"{what}: the job's progress cannot be read ({error})")
         self.progress: Progress | None = None
         """The progress that was read last."""
+        self._steps = StepSummaries(time.monotonic())
+        self._next_summary_read = 0.0
         self._next_check = 0.0
         self.seconds_to_next = 0.0
         """The seconds until the next call of `step`, at most."""
@@ -104,6 +107,9 @@ class HangWatching:
                 self._save()
             if verdict is not None and self.progress is not None and self._job.is_same_program():
                 self._respond(verdict, self.progress, now)
+        if now >= self._next_summary_read:
+            self._next_summary_read = now + _POLL_SECONDS
+            self._summarise(now)
         if self._samples is not None and (payload := self._samples.entry(now)) is not None:
             self._samples = None
             self._log.write(payload)
@@ -125,6 +131,7 @@ class HangWatching:
             self._response.write_verdict()
         if self._watch is not None:
             self._save()
+        self._summarise(time.monotonic(), is_last=True)
 
     def add_dump(self, dump: Dump) -> None:
         """Use a dump: it may show the frame that a stuck job is in."""
@@ -167,6 +174,14 @@ class HangWatching:
             before_abort=lambda: self._save_abort(verdict.phase),
             is_stuck=silence.is_stuck,
         )
+
+    def _summarise(self, now: float, *, is_last: bool = False) -> None:
+        if self._reader is None:
+            return
+        self._steps.add(*self._reader.read_new())
+        payload = self._steps.take(now, time.time_ns() - time.monotonic_ns(), is_last=is_last)
+        if payload is not None:
+            self._log.write(payload)
 
     def _save_abort(self, phase: str) -> None:
         if self._watch is not None:

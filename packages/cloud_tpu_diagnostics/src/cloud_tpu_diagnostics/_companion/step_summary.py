@@ -1,0 +1,134 @@
+"""The steps of a job, summarised every ten seconds from its progress page, at no cost for the job. Pure.
+
+A step lasts from its mark to the next step's. Of that, `data` is spent in the phase of that name, and `wait` from the
+mark `sync`, with which a loop reports that it waits for the devices now, to whatever it does next. The rest is the
+host's own time: in a job of many hosts, all have equal steps, and only the slow one has a long time of its own.
+
+The return from a wait is a clock that all hosts share: a collective ends everywhere together. So the summary has the
+time of one return, on the host's clock, with its step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from ml_diagnostics_common.progress import Progress
+
+from cloud_tpu_diagnostics.entries import STEP_SUMMARY, entry
+
+__all__ = ["INTERVAL_SECONDS", "StepSummaries"]
+
+INTERVAL_SECONDS: Final = 10.0
+_MOST_STEPS: Final = 20_000
+_WITHIN_STEPS: Final = frozenset({"step", "data", "sync"})
+
+
+class _Step(NamedTuple):
+    number: int
+    wall_ns: int
+    data_ns: int
+    wait_ns: int
+
+
+class StepSummaries:
+    """The steps since the last summary.
+
+    Args:
+        now: Monotonic seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._next_summary = now + INTERVAL_SECONDS
+        self._open: Progress | None = None
+        """The mark of the step that runs; None if it is not to be counted."""
+        self._last: Progress | None = None
+        self._data_ns = self._wait_ns = 0
+        self._steps: list[_Step] = []
+        self._has_sync = False
+        self._lost_marks = 0
+        self._return: tuple[int, int] | None = None
+        """The last return from a wait: the step that it ended, and the monotonic time."""
+
+    def add(self, states: Iterable[Progress], lost: int) -> None:
+        """Add what the job has published since.
+
+        Args:
+            states: The states, in their order.
+            lost: The number of those that were overwritten before they were read.
+        """
+        self._lost_marks += lost
+        if lost:
+            self._open = self._last = None
+        for state in states:
+            self._add(state)
+            self._last = state
+
+    def take(self, now: float, wall_offset_ns: int, *, is_last: bool = False) -> dict[str, Any] | None:
+        """Return the entry, if it is due and a step was completed; None otherwise.
+
+        Args:
+            now: Monotonic seconds.
+            wall_offset_ns: The host's wall clock less its monotonic clock.
+            is_last: True if the block has ended: whatever was completed is due.
+        """
+        if now < self._next_summary and not is_last:
+            return None
+        self._next_summary = now + INTERVAL_SECONDS
+        steps, self._steps = self._steps, []
+        lost, self._lost_marks = self._lost_marks, 0
+        returned, self._return = self._return, None
+        if not steps:
+            return None
+        fields: dict[str, Any] = {
+            "first_step": steps[0].number,
+            "last_step": steps[-1].number,
+            "count": len(steps),
+            "wall_seconds": _summary([step.wall_ns for step in steps]),
+        }
+        if any(step.data_ns for step in steps):
+            fields["data_seconds"] = _summary([step.data_ns for step in steps])
+        if self._has_sync:
+            fields["own_seconds"] = _summary([step.wall_ns - step.wait_ns for step in steps])
+            fields["wait_seconds"] = _summary([step.wait_ns for step in steps])
+        if returned is not None:
+            fields |= {"return_step": returned[0], "return_ns": returned[1] + wall_offset_ns}
+        if lost:
+            fields["lost_marks"] = lost
+        middle = fields["wall_seconds"]["p50"]
+        text = f"{len(steps)} steps, {steps[0].number} to {steps[-1].number}, of {middle:.3g} s"
+        return entry(STEP_SUMMARY, text, **fields)
+
+    def _add(self, state: Progress) -> None:
+        started, last = self._open, self._last
+        if started is not None and last is not None:
+            since_last_ns = state.monotonic_ns - last.monotonic_ns
+            if last.phase == "data":
+                self._data_ns += since_last_ns
+            elif last.phase == "sync":
+                self._wait_ns += since_last_ns
+                if started.step is not None and state.phase != "sync":
+                    self._return = started.step, state.monotonic_ns
+        if state.phase == "step" and state.step is not None and (started is None or state.step != started.step):
+            self._complete(state)
+            self._open, self._data_ns, self._wait_ns = state, 0, 0
+        elif state.phase == "sync":
+            self._has_sync = True
+        elif state.phase not in _WITHIN_STEPS:
+            self._open = None  # A save, an evaluation, a compilation: not the time of a step.
+
+    def _complete(self, following: Progress) -> None:
+        started = self._open
+        if started is None or started.step is None or len(self._steps) >= _MOST_STEPS:
+            return
+        wall_ns = following.monotonic_ns - started.monotonic_ns
+        self._steps.append(_Step(started.step, wall_ns, self._data_ns, self._wait_ns))
+
+
+def _summary(durations_ns: Sequence[int]) -> dict[str, float]:
+    """Return the sum, the median, the 95th percentile (nearest rank) and the longest of durations, in seconds."""
+    ordered = sorted(durations_ns)
+    ranks = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+    found = {name: ordered[max(0, math.ceil(rank * len(ordered)) - 1)] for name, rank in ranks.items()}
+    return {name: round(value / 1e9, 6) for name, value in {"sum": sum(ordered), **found}.items()}
