@@ -18,7 +18,7 @@ from cloud_tpu_diagnostics._dumps.parser import Frame
 from cloud_tpu_diagnostics._dumps.snapshot import Snapshot
 from cloud_tpu_diagnostics._stacks.cli import main
 from cloud_tpu_diagnostics._stacks.trace_files import parse_name
-from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, entry
+from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LEFT_BLOCK, LOG_ID, SNAPSHOT, entry
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.journal import Journal
 
@@ -214,8 +214,11 @@ def test_a_process_that_learns_its_index_is_one_process(run: Show) -> None:
     assert out.startswith("3 of 4 wait in psum (psum.py:5) at step 4210; node-7/3: The job was ended by SIGKILL\n")
 
 
-def test_a_process_that_writes_after_it_has_left_a_block_has_not_ended(run: Show) -> None:
-    left = entry(JOB_ENDED, "The job left the block well, and continues", how="clean", goes_on=True)
+@pytest.mark.parametrize(("kind", "also"), [(LEFT_BLOCK, {}), (JOB_ENDED, {"goes_on": True})])
+def test_a_process_that_writes_after_it_has_left_a_block_has_not_ended(
+    run: Show, kind: str, also: dict[str, bool]
+) -> None:
+    left = entry(kind, "The job left the block well, and continues", how="clean", **also)
     write_journal(0, [snapshot("psum"), left])
     assert run("show", "--job", "llama")[1].startswith("host-0: The job left the block well, and continues\n")
     write_journal(0, [snapshot("data")])

@@ -360,6 +360,24 @@ def test_a_failed_worker_process_fails_the_run_which_process_0_does_not_overwrit
     assert {process["process_index"] for process in run["attempts"][0]["processes"]} == {0, 1}
 
 
+def test_each_process_records_the_versions_of_its_host_and_the_run_has_those_of_process_0() -> None:
+    job = {"RUN_WORKLOAD_ID": "w", "TORCHELASTIC_RUN_ID": "t", "JAX_NUM_PROCESSES": "2"}
+    flags = {"0": "--xla_cpu_enable_fast_math=false", "1": "--xla_cpu_enable_fast_math=true"}
+    first = programs.start(
+        "start_run(); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", XLA_FLAGS=flags["0"], **job
+    )
+    programs.await_line(first, "ready")
+    assert programs.run("start_run()", JAX_PROCESS_ID="1", XLA_FLAGS=flags["1"], **job).code == 0
+    assert programs.end(first, input_text="go on\n").code == 0
+    recorded = {
+        entry.context.labels["process_index"]: entry.payload["softwareConfigs"]["xla_flags"]
+        for entry in kept_entries("mlrun_configs")
+        if "softwareConfigs" in entry.payload
+    }
+    assert recorded == flags
+    assert programs.kept_run()["configs"]["softwareConfigs"]["xla_flags"] == flags["0"]
+
+
 def test_a_run_that_another_thread_has_finished_leaves_the_next_one_its_end() -> None:
     ended = programs.run_until_ready(
         """

@@ -63,7 +63,8 @@ def test_a_clean_end_that_only_the_companion_saw_is_one() -> None:
     [
         pytest.param(ending("signal", -50), id="an earlier process of the same pid"),
         pytest.param(ending("signal", 50, pid=101), id="another process"),
-        pytest.param(ending("signal", 50, goes_on=True), id="a block that was left by a job that goes on"),
+        pytest.param(ending("signal", 50, goes_on=True), id="a block that was left, as earlier versions wrote it"),
+        pytest.param(ending("signal", 50, kind="left_block"), id="a block that was left by a job that continues"),
     ],
 )
 def test_the_end_of_another_process_or_block_is_not_the_runs(other: LogEntry) -> None:

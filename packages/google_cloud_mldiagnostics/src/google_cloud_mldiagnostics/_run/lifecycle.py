@@ -339,8 +339,10 @@ class Lifecycle:
         for section, values in sections.items():
             if values and configs.get(section) != values:
                 configs.set_quietly(section, dict(values))
-                if self._active.process_index == 0:  # The other processes have the same.
+                if self._active.process_index == 0:
                     self._send_section(section, dict(values))
+                else:  # The run has those of process 0; a host with other versions is seen in the log.
+                    self._active.log.write(entries.CONFIGS, {section: dict(values)})
         self._registration.configs_are_collected()
         warn_if_started_too_early(self._active.run.name, self._active.process_count)
 
