@@ -28,6 +28,7 @@ TABLES = [
     "cloud_reading",
     "cloud_writing",
     "hangs",
+    "console",
     "inferred",
     "diagnose",
     "diagnosed_trainer",
