@@ -80,6 +80,17 @@ def test_a_loop_that_waits_every_ten_steps_is_summed_over_them() -> None:
     assert found["return_step"] == 29
 
 
+def test_a_wait_that_an_exception_ends_is_no_clock() -> None:
+    host = Host()
+    for step in range(3):
+        host.mark("step", step, lasts_ms=6)
+        host.mark("sync", step, lasts_ms=53)
+    host.mark("ended", 2)
+    found = host.summary()
+    assert found is not None
+    assert (found["last_step"], found["return_step"]) == (1, 1)
+
+
 def test_without_a_mark_of_the_wait_only_whole_steps_are_known() -> None:
     host = Host()
     for step in range(5):

@@ -22,6 +22,8 @@ __all__ = ["INTERVAL_SECONDS", "StepSummaries"]
 
 INTERVAL_SECONDS: Final = 10.0
 _MOST_STEPS: Final = 20_000
+_AFTER_A_WAIT: Final = frozenset({"step", "data", "checkpoint", "eval"})
+"""Not `ended`: an exception ends a wait on each host at another time."""
 _WITHIN_STEPS: Final = frozenset({"step", "data", "sync"})
 
 
@@ -108,7 +110,7 @@ class StepSummaries:
                 self._data_ns += since_last_ns
             elif last.phase == "sync":
                 self._wait_ns += since_last_ns
-                if started.step is not None and state.phase != "sync":
+                if started.step is not None and state.phase in _AFTER_A_WAIT:
                     self._return = started.step, state.monotonic_ns
         if state.phase == "step" and state.step is not None and (started is None or state.step != started.step):
             self._complete(state)
