@@ -122,19 +122,20 @@ def story_of(ends: Sequence[ProcessEnd], *, clocks_ns: int = _CLOCKS_NS) -> Stor
     """
     roles = [_role_of(end, is_alone=len(ends) == 1) for end in ends]
     _mark_teardown(ends, roles, clocks_ns)
-    for kinds, confidence in (
-        ((Role.OWN, Role.ASKED), Confidence.PROVEN),
-        ((Role.NONE,), Confidence.POSSIBLE),
-        ((Role.CLEAN,), Confidence.POSSIBLE),
-        ((Role.CASCADE,), Confidence.POSSIBLE),
-    ):
-        found = [index for index, role in enumerate(roles) if role in kinds and _may_be_first(ends[index], role)]
-        if not found or (Role.CASCADE not in roles and kinds in ((Role.NONE,), (Role.CLEAN,))):
-            continue  # A process that is silent, or that left, is a suspect only if it is missing to others.
-        first = _earliest(found, ends, clocks_ns)
-        is_sure = len(first) == 1 or confidence is Confidence.POSSIBLE
-        return Story(tuple(roles), first, confidence if is_sure else Confidence.LIKELY)
-    return Story(tuple(roles), (), None)
+
+    def having(*kinds: Role) -> list[int]:
+        return [index for index, role in enumerate(roles) if role in kinds]
+
+    if own := having(Role.OWN, Role.ASKED):
+        first = _earliest(own, ends, clocks_ns)
+        return Story(tuple(roles), first, Confidence.PROVEN if len(first) == 1 else Confidence.LIKELY)
+    cascade = having(Role.CASCADE)
+    if not cascade:
+        return Story(tuple(roles), (), None)
+    # Others missed a process: one that is silent, else one that left, else it was not recorded at all.
+    silent = [index for index in having(Role.NONE) if ends[index].is_silent]
+    suspects = silent or having(Role.CLEAN) or cascade
+    return Story(tuple(roles), _earliest(suspects, ends, clocks_ns), Confidence.POSSIBLE)
 
 
 def _role_of(end: ProcessEnd, *, is_alone: bool) -> Role:
@@ -170,10 +171,6 @@ def _mark_teardown(ends: Sequence[ProcessEnd], roles: list[Role], clocks_ns: int
         ended_ns = ends[index].ended_ns
         if first_ns is not None and ended_ns is not None and ended_ns - first_ns > _TOGETHER_NS:
             roles[index] = Role.TEARDOWN
-
-
-def _may_be_first(end: ProcessEnd, role: Role) -> bool:
-    return end.is_silent if role is Role.NONE else True
 
 
 def _earliest(found: Sequence[int], ends: Sequence[ProcessEnd], clocks_ns: int) -> tuple[int, ...]:
