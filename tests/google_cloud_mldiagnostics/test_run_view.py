@@ -141,6 +141,16 @@ def test_a_killed_process_is_the_reason_though_the_survivors_failed_before_it() 
     assert {process.role.value for process in shown.processes} == {"own", "cascade"}
 
 
+def test_a_process_that_recorded_its_failure_and_exits_with_0_is_the_reason() -> None:
+    log = [
+        process("FAILED", 50, host="host-0", pid=7, index=0, count=2, reason="ValueError: batch 12 is empty"),
+        ending("clean", 51, host="host-0", pid=7, exit_code=0),
+        process("FAILED", 49, host="host-1", pid=8, index=1, count=2, reason=GLOO),
+    ]
+    shown = view(resource(), *log, now=60)
+    assert shown.reason == "host-0 (process 0): ValueError: batch 12 is empty; 1 other failed because of it"
+
+
 def test_a_host_that_vanished_without_a_trace_is_only_suspected() -> None:
     log = [
         process("FAILED", 500, host="host-0", index=0, count=2, reason=GLOO),

@@ -36,14 +36,17 @@ def end_of(process: ProcessView, by_companion: LogEntry | None) -> ProcessEnd:
     elif by_companion is not None:
         ended_ns = natural_number(payload.get("ended_ns")) or by_companion.timestamp_ns
     how = str(payload.get("how", ""))
-    if not how and has_own:
-        how = "clean" if process.state is State.COMPLETED else "exception" if exception else "exit"
+    if is_failed and how in ("", "clean"):  # A program may record its failure, and exit with 0.
+        how = "exception" if exception else "exit"
+    elif has_own and not how:
+        how = "clean"
+    exit_code = natural_number(payload.get("exit_code"))
     return ProcessEnd(
         how=how,
         ended_ns=ended_ns,
         exception=exception or _exception_of(payload),
         signal=str(payload.get("signal") or ""),
-        exit_code=natural_number(payload.get("exit_code")),
+        exit_code=None if is_failed and not exit_code else exit_code,
         host=process.host,
         was_asked="SIGTERM" in process.reason,
         is_silent=not how and (process.is_gone or process.state is State.STALE or is_end_missing(process.reason)),

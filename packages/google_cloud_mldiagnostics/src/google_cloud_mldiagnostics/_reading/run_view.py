@@ -273,9 +273,9 @@ def _attempt(
     is_explained = has_failed_together and story.confidence in (Confidence.PROVEN, Confidence.LIKELY)
     kept_state, kept_reason = phase_of(kept, "phase"), str(kept.get("reason", ""))
     if kept_state is State.FAILED or (kept_state is State.COMPLETED and state is not State.FAILED):
-        if not reason or state is not kept_state or not (is_explained or is_end_missing(kept_reason)):
-            reason = kept_reason or (reason if state is kept_state else "")
-        state = kept_state
+        found = reason if state is kept_state else ""
+        is_known_better = is_explained or is_end_missing(kept_reason)
+        state, reason = kept_state, found or kept_reason if is_known_better else kept_reason or found
     elif state is State.UNKNOWN:
         state = kept_state
     if attempt_number < last_attempt and not state.has_ended:
