@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import resource
@@ -36,6 +35,8 @@ open(report, "w").write(f"{spent / count} {digest.hexdigest()}")
 
 def print_lines(prefix: Sequence[str], count: int, folder: Path) -> tuple[float, bool, int]:
     """Return the seconds of a line for the job, if all bytes arrived, and the most bytes of memory for its output."""
+    from tests.cloud_tpu_diagnostics.accompanied_jobs import output_bytes_in_memory
+
     report, received = folder / "report", folder / "received"
     environment = {
         **os.environ,
@@ -51,21 +52,12 @@ def print_lines(prefix: Sequence[str], count: int, folder: Path) -> tuple[float,
         subprocess.Popen(job, stdout=reader.stdin, env=environment) as process,
     ):
         while process.poll() is None:
-            most_bytes = max(most_bytes, _memory_bytes(process.pid))
+            most_bytes = max(most_bytes, output_bytes_in_memory(process.pid))
             time.sleep(0.01)
         if reader.stdin is not None:
             reader.stdin.close()
     line_seconds, digest = report.read_text().split()
     return float(line_seconds), hashlib.sha256(received.read_bytes()).hexdigest() == digest, most_bytes
-
-
-def _memory_bytes(pid: int) -> int:
-    found = 0
-    with contextlib.suppress(OSError):
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            if "ml-diagnostics-console" in str(file.readlink()):
-                found += file.stat().st_blocks * 512
-    return found
 
 
 def measure(*, quick: bool) -> list[Table]:

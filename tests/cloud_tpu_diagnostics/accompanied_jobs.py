@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable
@@ -64,6 +65,16 @@ def at_once(programs: Iterable[str], folders: pytest.TempPathFactory) -> AtOnce[
         return Outcome(records, job.end())
 
     return AtOnce(outcome, programs)
+
+
+def output_bytes_in_memory(pid: int) -> int:
+    """Return the memory that the output of a job takes in `run`; 0 once that has ended."""
+    found = 0
+    with contextlib.suppress(OSError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            if "ml-diagnostics-console" in str(file.readlink()):
+                found += file.stat().st_blocks * 512
+    return found
 
 
 def payloads() -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ import pytest
 from cloud_tpu_diagnostics.entries import CONSOLE, JOB_ENDED, SIGNAL, SIGTERM_HANDLER
 
 from ..waiting import LONG_SECONDS, wait_until
-from .accompanied_jobs import _HEAD, Job, of_kind
+from .accompanied_jobs import _HEAD, Job, of_kind, output_bytes_in_memory
 from .test_run import _RUN, run
 
 _PRINTED_BYTES = 65 * 2**20
@@ -50,7 +49,9 @@ def console(occasion: str = "end") -> dict[str, str]:
 
 
 def test_all_bytes_are_passed_on_and_the_last_ones_are_kept() -> None:
-    process = subprocess.Popen([*_RUN, sys.executable, "-c", _PRINT_MUCH], stdout=subprocess.PIPE, stderr=-1)
+    process = subprocess.Popen(
+        [*_RUN, sys.executable, "-c", _PRINT_MUCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     digest, received = hashlib.sha256(), 0
@@ -75,19 +76,9 @@ def test_65_mb_of_lines_take_at_most_8_mb_of_memory() -> None:
         subprocess.Popen([*_RUN, sys.executable, "-c", lines], stdout=reader.stdin) as process,
     ):
         while process.poll() is None:
-            most_bytes = max(most_bytes, _memory_bytes(process.pid))
+            most_bytes = max(most_bytes, output_bytes_in_memory(process.pid))
             time.sleep(0.01)
     assert 0 < most_bytes <= 8 * 2**20
-
-
-def _memory_bytes(pid: int) -> int:
-    """Return the memory of the files in memory that a process has open; 0 once it has ended."""
-    found = 0
-    with contextlib.suppress(OSError):
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            if "ml-diagnostics-console" in str(file.readlink()):
-                found += file.stat().st_blocks * 512
-    return found
 
 
 def test_a_job_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
@@ -171,7 +162,7 @@ def test_a_stream_that_is_closed_is_closed_for_the_job(tmp_path: Path, redirecti
     program = f"import sys; open({str(shown)!r}, 'w').write(str([each is None for each in (sys.stdout, sys.stderr)]))"
     for words in ([], _RUN):
         command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *words, sys.executable, "-c", program]
-        subprocess.run(command, check=True, stdout=-1, stderr=-1, timeout=LONG_SECONDS)
+        subprocess.run(command, check=True, capture_output=True, timeout=LONG_SECONDS)
         assert shown.read_text() == str([redirection != "2>&-", "2>&-" in redirection])
 
 

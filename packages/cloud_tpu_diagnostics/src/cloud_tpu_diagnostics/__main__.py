@@ -24,12 +24,12 @@ from ml_diagnostics_common.sidecar import IN_SIDECAR
 
 from cloud_tpu_diagnostics._companion import RUN_BY
 from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of, progress_fields
-from cloud_tpu_diagnostics._companion.log import EntryLog
+from cloud_tpu_diagnostics._companion.log import EntryLog, console_entry
 from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
 from cloud_tpu_diagnostics._console.capture import Capture
 from cloud_tpu_diagnostics._signals import signal_name
 from cloud_tpu_diagnostics._version import __version__
-from cloud_tpu_diagnostics.entries import CONSOLE, JOB_ENDED, SIGNAL, entry
+from cloud_tpu_diagnostics.entries import JOB_ENDED, SIGNAL, entry
 
 __all__ = ["main"]
 
@@ -125,10 +125,8 @@ def _run(job: Sequence[str], console: Console, capture: Capture, *, is_shipped: 
 def _record_console(capture: Capture, log: EntryLog) -> None:
     """Record the last lines that the job printed. They stay on this machine: they may be anything."""
     for stream in capture.streams:
-        if text := stream.tail().decode("utf-8", "replace"):
-            log.write(
-                entry(CONSOLE, text, stream=stream.name, occasion="end", dropped_bytes=stream.dropped_bytes or None)
-            )
+        if data := stream.tail():
+            log.write(console_entry(stream.name, data, "end", stream.dropped_bytes))
     log.close(1.0)
 
 

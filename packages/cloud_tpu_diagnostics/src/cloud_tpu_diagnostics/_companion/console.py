@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from cloud_tpu_diagnostics.entries import CONSOLE, entry
+from cloud_tpu_diagnostics._companion.log import EntryLog, console_entry
 
 if TYPE_CHECKING:
-    from cloud_tpu_diagnostics._companion.log import EntryLog
     from cloud_tpu_diagnostics._console.tail import ConsoleFile
 
 __all__ = ["JobConsole"]
 
-_END_BYTES: Final = 64 * 2**10
 _HANG_BYTES: Final = 4 * 2**10
-_MOST_BYTES: Final = 64 * 2**20
-"""The memory that output may take which nobody passes on any more."""
 _CHECK_SECONDS: Final = 10.0
 """The interval of checks that the job prints to the same files: programs replace their stdout at their start."""
 
@@ -47,7 +43,7 @@ class JobConsole:
             self._open()
         if not is_passed_on:
             for file in self._files:
-                file.limit(_MOST_BYTES)
+                file.limit()
 
     def write(self, occasion: str) -> None:
         """Write the last lines. They stay on this machine: what a job prints may be anything.
@@ -55,11 +51,12 @@ class JobConsole:
         Args:
             occasion: `hang` or `end`.
         """
-        most_bytes = _END_BYTES if occasion == "end" else _HANG_BYTES
+        from cloud_tpu_diagnostics._console.memory import TAIL_BYTES
+
         log = self._log.local()
         for file in self._files:
-            if text := file.tail(most_bytes).decode("utf-8", "replace"):
-                log.write(entry(CONSOLE, text, stream=file.stream, occasion=occasion))
+            if data := file.tail(TAIL_BYTES if occasion == "end" else _HANG_BYTES):
+                log.write(console_entry(file.stream, data, occasion))
         log.close(1.0)
 
     def _open(self) -> None:

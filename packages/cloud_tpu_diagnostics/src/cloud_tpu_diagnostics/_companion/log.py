@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from cloud_tpu_diagnostics._dumps.parser import Dump
-from cloud_tpu_diagnostics.entries import COMPILES, DUMP, LOG_ID, entry
+from cloud_tpu_diagnostics.entries import COMPILES, CONSOLE, DUMP, LOG_ID, entry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ml_diagnostics_common.journal import Journal
     from ml_diagnostics_common.shipper import Shipper
 
-__all__ = ["CONTAINER_NAME", "EntryLog", "compiles_entry", "dump_entries", "monitored_resource"]
+__all__ = ["CONTAINER_NAME", "EntryLog", "compiles_entry", "console_entry", "dump_entries", "monitored_resource"]
 
 CONTAINER_NAME: Final = "ml-diagnostics-stacktrace"
 """The name that replaces that of the job's container: dashboards select containers with `stacktrace` in their names,
@@ -167,6 +167,19 @@ def compiles_entry(message: Mapping[str, Any]) -> dict[str, Any]:
     programs = "1 program" if count == 1 else f"{count} programs"
     text = f"JAX compiled {programs} in {seconds:.1f} s: {names}"
     return entry(COMPILES, text, count=count, seconds=seconds, functions=functions, time_ns=message["time_ns"])
+
+
+def console_entry(stream: str, data: bytes, occasion: str, dropped_bytes: int = 0) -> dict[str, Any]:
+    """Return the entry of the last lines of a stream.
+
+    Args:
+        stream: `out`, `err`, or `out+err` if both are the same file.
+        data: The last bytes.
+        occasion: `hang` or `end`.
+        dropped_bytes: The number of bytes that were dropped since nothing read them.
+    """
+    text = data.decode("utf-8", "replace")
+    return entry(CONSOLE, text, stream=stream, occasion=occasion, dropped_bytes=dropped_bytes or None)
 
 
 def _parts(text: str) -> list[str]:

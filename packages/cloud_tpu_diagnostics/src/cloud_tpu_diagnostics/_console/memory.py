@@ -13,10 +13,14 @@ from typing import Final
 
 from ml_diagnostics_common.descriptors import with_high_number
 
-__all__ = ["NAME", "MemoryFile", "free_before"]
+__all__ = ["MOST_BYTES", "NAME", "TAIL_BYTES", "MemoryFile", "free_before"]
 
 NAME: Final = "ml-diagnostics-console"
 """The name that /proc/PID/fd shows."""
+TAIL_BYTES: Final = 64 * 2**10
+"""The last bytes of a stream stay in memory, for the record of the end."""
+MOST_BYTES: Final = 64 * 2**20
+"""The most memory that output may take which nobody reads."""
 
 _KEEP_SIZE_AND_PUNCH_HOLE: Final = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE of linux/falloc.h."""
@@ -40,7 +44,7 @@ class MemoryFile:
         try:
             # Another process that opens /dev/stdout writes at its own position, and must not overwrite.
             fcntl.fcntl(self.descriptor, fcntl.F_SETFL, fcntl.fcntl(self.descriptor, fcntl.F_GETFL) | os.O_APPEND)
-            free_before(self.descriptor, _PAGE_BYTES)
+            _free(self.descriptor, _PAGE_BYTES)
         except OSError:
             os.close(self.descriptor)
             raise
@@ -60,26 +64,34 @@ class MemoryFile:
 
     def free_before(self, position: int) -> None:
         """Free the memory before a position; whole pages only."""
-        position -= position % _PAGE_BYTES
-        if position > self.freed:
-            self.freed = position
-            free_before(self.descriptor, position)
+        if position - self.freed >= _PAGE_BYTES:
+            self.freed = free_before(self.descriptor, position)
 
     def close(self) -> None:
         """Close this process's descriptor."""
         os.close(self.descriptor)
 
 
-def free_before(descriptor: int, position: int) -> None:
-    """Free the memory of a file's first bytes.
+def free_before(descriptor: int, position: int) -> int:
+    """Free the memory of a file's first bytes; whole pages only.
 
     Args:
         descriptor: The file.
-        position: The number of bytes, of whole pages.
+        position: The number of bytes.
+
+    Returns:
+        The position before which everything was freed.
 
     Raises:
         OSError: The system cannot.
     """
+    position = max(0, position - position % _PAGE_BYTES)
+    if position:
+        _free(descriptor, position)
+    return position
+
+
+def _free(descriptor: int, position: int) -> None:
     if _fallocate()(descriptor, _KEEP_SIZE_AND_PUNCH_HOLE, 0, position):
         import ctypes
 

@@ -12,14 +12,9 @@ from typing import Final
 
 from ml_diagnostics_common.worker import Task, start
 
-from cloud_tpu_diagnostics._console.memory import MemoryFile
+from cloud_tpu_diagnostics._console.memory import MOST_BYTES, TAIL_BYTES, MemoryFile
 
-__all__ = ["MOST_BYTES", "TAIL_BYTES", "Stream"]
-
-TAIL_BYTES: Final = 64 * 2**10
-"""The last bytes stay in memory, for the record of the end and for other processes."""
-MOST_BYTES: Final = 64 * 2**20
-"""The most memory that a reader which has stopped reading may cost the job."""
+__all__ = ["Stream"]
 
 _CHUNK_BYTES: Final = 2**20
 _COMPARED_BYTES: Final = 4096

@@ -7,13 +7,12 @@ import stat
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from cloud_tpu_diagnostics._console.memory import NAME, free_before
+from cloud_tpu_diagnostics._console.memory import MOST_BYTES, NAME, free_before
 
 __all__ = ["ConsoleFile", "console_paths", "open_console"]
 
 _OPEN_SECONDS = 2.0
 """The wait for the file's disk, which may be that of another machine."""
-_PAGE_BYTES = 4096
 _STREAMS = ((1, "out"), (2, "err"))
 _Result = TypeVar("_Result")
 
@@ -40,11 +39,10 @@ class ConsoleFile(NamedTuple):
 
         return _call(read) or b""
 
-    def limit(self, most_bytes: int) -> None:
-        """Free the memory of all but the last bytes, in place of the process that passed them on and has ended."""
-        position = os.fstat(self.descriptor).st_size - most_bytes
-        if self.is_in_memory and position > _PAGE_BYTES:
-            free_before(self.descriptor, position - position % _PAGE_BYTES)
+    def limit(self) -> None:
+        """Free the memory above the limit, in place of the process that passed the output on and has ended."""
+        if self.is_in_memory:
+            free_before(self.descriptor, os.fstat(self.descriptor).st_size - MOST_BYTES)
 
 
 def open_console(pid: int) -> list[ConsoleFile]:
