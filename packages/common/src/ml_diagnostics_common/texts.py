@@ -17,6 +17,7 @@ __all__ = [
     "format_duration",
     "format_percent",
     "format_three_digits",
+    "jitted_name",
     "one_line",
     "readable_id",
 ]
@@ -44,6 +45,13 @@ def format_duration(seconds: float | None) -> str:
         if parts * smaller_size >= size:
             return f"{parts // (size // smaller_size)} {unit} {parts % (size // smaller_size)} {smaller_unit}"
     raise AssertionError(f"a minute or longer has a unit, got {seconds!r}")
+
+
+def jitted_name(function: str) -> str:
+    """Return the name of a compiled function, which newer versions of JAX report as `jit(name)`."""
+    if function.startswith(("jit(", "pmap(")) and function.endswith(")"):
+        return function.partition("(")[2][:-1]
+    return function.removeprefix("jit_")
 
 
 def format_bytes(size: int | None) -> str:

@@ -7,6 +7,8 @@ import time
 from collections import Counter, deque
 from typing import Any, Final
 
+from ml_diagnostics_common.texts import jitted_name
+
 __all__ = ["Compilations"]
 
 _COMPILED: Final = "/jax/core/compile/backend_compile_duration"
@@ -71,13 +73,7 @@ class Compilations:
     def _on_duration(self, event: str, duration: float, **details: Any) -> None:
         if event == _COMPILED and self._monitoring is not None:
             try:
-                self._done.append((_plain_name(str(details.get("fun_name", ""))), float(duration)))
+                name = jitted_name(str(details.get("fun_name", "")))[:_LONGEST_NAME]
+                self._done.append((name, float(duration)))
             except Exception:
                 pass  # It runs in the program's own thread, amid its compilation.
-
-
-def _plain_name(function: str) -> str:
-    """Return the name of a function, which newer versions of JAX report as `jit(name)`."""
-    if function.startswith(("jit(", "pmap(")) and function.endswith(")"):
-        function = function.partition("(")[2][:-1]
-    return function.removeprefix("jit_")[:_LONGEST_NAME]

@@ -35,6 +35,7 @@ __all__ = [
     "OutOfMemoryKills",
     "ending_of",
     "exit_status",
+    "failure_fields",
     "left_block",
     "progress_fields",
 ]
@@ -166,6 +167,23 @@ def progress_fields(progress: Progress | None, now_ns: int) -> dict[str, Any]:
         return {}
     age_seconds = round(max(0, now_ns - progress.monotonic_ns) / 1e9, 3)
     return {"phase": progress.phase, "step": progress.step, "progress_age_seconds": age_seconds}
+
+
+def failure_fields(failure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the exception that left the block; waits a moment for the file systems that it is about.
+
+    They are asked here: one that does not answer must not keep the job.
+
+    Args:
+        failure: The `failure` of the job's message: `fields` and `paths`.
+    """
+    fields = dict(failure.get("fields") or {})
+    if paths := failure.get("paths"):
+        from ml_diagnostics_common.file_systems import FileSystemProbes
+
+        if answers := FileSystemProbes(paths).answers():
+            fields["file_systems"] = [each.to_json() for each in answers]
+    return fields
 
 
 def _without_status(note: Note | None, fault: str | None, *, is_out_of_memory: bool) -> Ending:

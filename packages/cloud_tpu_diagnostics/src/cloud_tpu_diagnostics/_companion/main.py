@@ -26,10 +26,10 @@ from cloud_tpu_diagnostics._companion.endings import (
     OutOfMemoryKills,
     ending_of,
     exit_status,
+    failure_fields,
     left_block,
     progress_fields,
 )
-from cloud_tpu_diagnostics._companion.failures import failure_fields
 from cloud_tpu_diagnostics._companion.hangs import HangWatching
 from cloud_tpu_diagnostics._companion.job import Job
 from cloud_tpu_diagnostics._companion.log import EntryLog, compiles_entry, dump_entries

@@ -13,6 +13,7 @@ from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
 from ml_diagnostics_common.clock import now_seconds
+from ml_diagnostics_common.texts import jitted_name
 
 from ml_diagnostics._inference.imports import after_import, forget_import
 
@@ -166,7 +167,7 @@ class JaxEvents:
         self._compile_end = now
         if event == _COMPILED:
             start, self._compile_start = self._compile_start, None
-            self._sink.compiled(_plain_name(function), start, now)
+            self._sink.compiled(jitted_name(function), start, now)
 
     def _checkpoint_part(self, event: str, duration: float) -> None:
         now = now_seconds()
@@ -192,13 +193,6 @@ class JaxEvents:
             self._save_start = waited[0]
         else:
             self._sink.waited_for_save(*waited)
-
-
-def _plain_name(function: str) -> str:
-    """Return the name of a function, which newer versions of JAX report as `jit(name)`."""
-    if function.startswith(("jit(", "pmap(")) and function.endswith(")"):
-        return function.partition("(")[2][:-1]
-    return function.removeprefix("jit_")
 
 
 def _managers() -> list[FrameType]:
