@@ -41,6 +41,7 @@ TABLES = [
     "captures",
     "webhook",
     "operator",
+    "operator_chaos",
     "front_door",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
