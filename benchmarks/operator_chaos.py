@@ -31,7 +31,7 @@ def measure(*, quick: bool) -> list[Table]:
     if spent.endswith("s"):
         rows.append(Row("duration", seconds(float(spent.removesuffix("s")))))
     note = (
-        "Two operators and a real API server behind a proxy. Operators are killed, the API server is killed, and the watch"
-        " is frozen, at random; objects are deleted in each phase. Compared with the prototype of the design."
+        "Two operators and a real API server behind a proxy. Operators are killed, the API server is killed, and the"
+        " watch is frozen, at random; objects are deleted in each phase. Compared with the prototype of the design."
     )
     return [Table("1,000 objects amid faults", note, rows)]
