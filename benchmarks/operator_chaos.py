@@ -26,7 +26,7 @@ def measure(*, quick: bool) -> list[Table]:
         Row("objects left Pending or Running for ever", none, "", "", "0", is_kept),
         Row("objects claimed twice by two operators", none, "0 of 20", "", "0 of 1,000", is_kept),
         Row("profiles reported that are not whole", none, "", "", "0", is_kept),
-        Row("objects by their ends; faults; phases in which objects were deleted", happened.replace("|", "/")),
+        Row("objects by their ends; faults; phases of deleted objects", happened),
     ]
     if spent.endswith("s"):
         rows.append(Row("duration", seconds(float(spent.removesuffix("s")))))

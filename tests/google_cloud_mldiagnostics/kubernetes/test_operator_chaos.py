@@ -6,7 +6,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -243,7 +243,9 @@ def test_no_object_of_1000_is_left_without_a_phase_or_claimed_twice_whatever_fai
             chaos.happen()
             time.sleep(0.5)
         ended = objects.check()
-    print(ended, chaos.happened, Counter(objects.deleted.values()))
+    print(_listed({**ended, "deleted": len(objects.deleted)}), end="; ")  # A row of the benchmark's table.
+    print(_listed(chaos.happened), end="; ")
+    print("phases of the deleted:", _listed(Counter(phase or "none" for phase in objects.deleted.values())))
     assert ended["Succeeded"] > 500
     assert len(chaos.happened) == 3
     assert {*objects.deleted.values()} >= {"Pending", "Running"}
@@ -252,3 +254,7 @@ def test_no_object_of_1000_is_left_without_a_phase_or_claimed_twice_whatever_fai
 def behind(proxy: FreezingProxy, server: KubeApi, folder: Path) -> Operator:
     """Return an operator whose connections can be frozen."""
     return Operator(server, NAMESPACE, folder, url=f"https://127.0.0.1:{proxy.port}", watch_seconds=5)
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
