@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from google_cloud_mldiagnostics import _agreement as agreement
 from google_cloud_mldiagnostics._profiling import locations, sessions
 from google_cloud_mldiagnostics._profiling.locations import UploadMode, location_of, xplane_name
 from google_cloud_mldiagnostics._profiling.sessions import SessionIds, checked_session_id
 from google_cloud_mldiagnostics.exceptions import ProfilingError
+from ml_diagnostics_common import agreement
 
 from .profiled_runs import profiled_run
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics import _agreement as agreement
 from google_cloud_mldiagnostics import _system_configs as system_configs
 from google_cloud_mldiagnostics._system_configs import collect_hardware, collect_host, collect_software
 from google_cloud_mldiagnostics._system_metrics.cgroup import cpu_limit, memory_limit_bytes, memory_used_bytes
 from google_cloud_mldiagnostics.mlrun_types import Framework
+from ml_diagnostics_common import agreement
 
 from ..waiting import free_port
 

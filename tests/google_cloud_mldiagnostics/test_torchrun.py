@@ -143,7 +143,7 @@ def test_ranks_that_the_environment_does_not_join_agree_through_the_store_of_tor
         torch.distributed.init_process_group("gloo")
         del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
     run = start_run()
-    from google_cloud_mldiagnostics._agreement import agree
+    from ml_diagnostics_common.agreement import agree
     print("session", agree("session", os.environ["RANK"]), flush=True)
     """
     ended = torchrun(tmp_path, program, "--standalone", SOURCE=source)

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ml_diagnostics_common import environment
+from ml_diagnostics_common.agreement import agree, has_coordinator, jax_processes
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.texts import readable_id
 
-from google_cloud_mldiagnostics._agreement import agree, has_coordinator, jax_processes
 from google_cloud_mldiagnostics.mlrun_types import Orchestrator
 
 __all__ = [

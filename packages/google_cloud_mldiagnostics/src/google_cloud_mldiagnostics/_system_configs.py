@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ml_diagnostics_common import agreement
 from ml_diagnostics_common.process_hooks import PROCESS_START_LOCK, import_undisturbed
 from ml_diagnostics_common.redaction import redact, redact_text
 
-from google_cloud_mldiagnostics import _agreement as agreement
 from google_cloud_mldiagnostics._runtimes import computes_with_pytorch, jax_is_initialised, torch_xla_is_initialised
 from google_cloud_mldiagnostics._system_metrics.cgroup import cpu_limit, memory_limit_bytes
 from google_cloud_mldiagnostics.mlrun_types import Framework, MLRun

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ml_diagnostics_common.agreement import jax_processes
 from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger, warn_once
 from ml_diagnostics_common.process_hooks import at_exit_from_now
 from ml_diagnostics_common.xplane import read_xplane
 
 from google_cloud_mldiagnostics import _entries as entries
-from google_cloud_mldiagnostics._agreement import jax_processes
 from google_cloud_mldiagnostics._profiling.captures import captures_of_this_process
 from google_cloud_mldiagnostics._profiling.engines import Engine, engine_for
 from google_cloud_mldiagnostics._profiling.locations import (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ml_diagnostics_common.agreement import agree
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.exceptions import DiagnosticsError
@@ -19,7 +20,6 @@ from ml_diagnostics_common.storage import storage_for
 from ml_diagnostics_common.xplane import Xplane
 
 from google_cloud_mldiagnostics import _entries as entries
-from google_cloud_mldiagnostics._agreement import agree
 from google_cloud_mldiagnostics._profiling.locations import SUFFIX, sessions_folder
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics.control_plane import Resource

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from ml_diagnostics_common.agreement import jax_processes
 from ml_diagnostics_common.guard import guarded_as, job_logger, warn_once
 
-from google_cloud_mldiagnostics._agreement import jax_processes
 from google_cloud_mldiagnostics._profiling.captures import Capture, Members, captures_of_this_process
 from google_cloud_mldiagnostics._profiling.locations import Location, location_of
 from google_cloud_mldiagnostics._profiling.sessions import checked_session_id

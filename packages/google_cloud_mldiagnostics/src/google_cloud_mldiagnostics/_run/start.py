@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from ml_diagnostics_common.agreement import jax_processes, publish, subscribe
 from ml_diagnostics_common.credentials import known_project
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, ProcessEndings, format_timestamp, parse_timestamp
@@ -19,7 +20,6 @@ from ml_diagnostics_common.process_hooks import import_undisturbed
 from ml_diagnostics_common.texts import readable_id
 from ml_diagnostics_common.worker import start
 
-from google_cloud_mldiagnostics._agreement import jax_processes, publish, subscribe
 from google_cloud_mldiagnostics._identity import (
     RunIdentity,
     Workload,

@@ -48,7 +48,7 @@ def agree(key: str, proposal: str, *, timeout_seconds: float = 10.0) -> str:
     if first_value is None:
         return proposal
     try:  # A coordinator that does not answer may keep its caller for longer than we wait.
-        return call(lambda: first_value(_NAMESPACE + key, proposal), timeout_seconds, "mldiagnostics-agreement")
+        return call(lambda: first_value(_NAMESPACE + key, proposal), timeout_seconds, "ml-diagnostics-agreement")
     except Exception as error:
         failure = error  # `error` is deleted when the block ends.
     warn_once(
@@ -107,7 +107,7 @@ def publish(key: str, value: str) -> None:
     """Publish a value of this process to all others, in a thread of its own; a failure is ignored."""
     client = _coordination_client()
     if client is not None:
-        start(lambda: client.key_value_set(_NAMESPACE + key, value, allow_overwrite=True), "mldiagnostics-agreement")
+        start(lambda: client.key_value_set(_NAMESPACE + key, value, allow_overwrite=True), "ml-diagnostics-agreement")
 
 
 def subscribe(key: str, take: Callable[[str], object], *, timeout_seconds: float = 60.0) -> None:
@@ -116,7 +116,7 @@ def subscribe(key: str, take: Callable[[str], object], *, timeout_seconds: float
     if client is not None:
         milliseconds = max(1, int(timeout_seconds * 1000))
         get = functools.partial(client.blocking_key_value_get, _NAMESPACE + key, milliseconds)
-        start(lambda: take(get()), "mldiagnostics-agreement")
+        start(lambda: take(get()), "ml-diagnostics-agreement")
 
 
 def published(folder: str) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
-from google_cloud_mldiagnostics import _agreement as agreement
+from ml_diagnostics_common import agreement
 
+from ..google_cloud_mldiagnostics import run_programs as programs
 from ..waiting import free_port
-from . import run_programs as programs
 
 CONNECTED = """
 import jax
-from google_cloud_mldiagnostics._agreement import agree, jax_processes, publish, subscribe
+from ml_diagnostics_common.agreement import agree, jax_processes, publish, subscribe
 jax.distributed.initialize("127.0.0.1:{port}", num_processes=1, process_id=0)
 """
 
@@ -75,7 +75,7 @@ def test_a_process_that_waits_for_the_coordinator_is_not_ended_by_our_requests()
     """jaxlib ends a process that asks before it is connected, and JAX shows the client before that."""
     program = """
 import jax
-from google_cloud_mldiagnostics._agreement import jax_processes, publish, subscribe
+from ml_diagnostics_common.agreement import jax_processes, publish, subscribe
 
 def ask():
     while not jax_processes():
