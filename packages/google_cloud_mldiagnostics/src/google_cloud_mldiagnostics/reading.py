@@ -1,0 +1,25 @@
+"""Runs and their entries, for programs that build on them: where they are stored, and what is known of each process."""
+
+from __future__ import annotations
+
+from google_cloud_mldiagnostics._entries import CONFIGS, LOG_ID, LOSSES_NAMESPACE, PROCESS, SESSION
+from google_cloud_mldiagnostics._reading.process_view import ProcessView, State
+from google_cloud_mldiagnostics._reading.run_history import RunHistory
+from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource, RunSource
+from google_cloud_mldiagnostics._reading.run_view import AttemptView, RunView
+
+__all__ = [
+    "CONFIGS",
+    "LOG_ID",
+    "LOSSES_NAMESPACE",
+    "PROCESS",
+    "SESSION",
+    "AttemptView",
+    "CloudSource",
+    "LocalSource",
+    "ProcessView",
+    "RunHistory",
+    "RunSource",
+    "RunView",
+    "State",
+]
