@@ -27,6 +27,7 @@ from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemo
 from cloud_tpu_diagnostics._companion.log import EntryLog, console_entry
 from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
 from cloud_tpu_diagnostics._console.capture import Capture
+from cloud_tpu_diagnostics._hold import FailedJob, HoldPlan, add_hold_options, hold, plan_of
 from cloud_tpu_diagnostics._signals import signal_name
 from cloud_tpu_diagnostics._version import __version__
 from cloud_tpu_diagnostics.entries import JOB_ENDED, SIGNAL, entry
@@ -69,28 +70,31 @@ class RunCommand:
         parser.add_argument(
             "--no-console", action="store_true", help="leave stdout and stderr as they are, and keep no last lines"
         )
+        add_hold_options(parser)
         parser.add_argument("job", nargs="+", metavar="CMD", help="the program and its arguments, after `--`")
 
     def run(self, options: argparse.Namespace, console: Console) -> NoReturn:
         """Run the job to its end, and exit as it did."""
         if sys.platform == "win32":
             raise CommandError("`run` does not work on Windows, which has no signals to pass on: start the job itself")
+        plan = plan_of(options)
         gc.enable()  # Short commands do without; a job may run for months.
         capture = Capture([] if options.no_console else [1, 2])
-        _end_like(_run(options.job, console, capture, is_shipped=not options.no_upload))
+        _end_like(_run(options.job, console, capture, plan, is_shipped=not options.no_upload))
 
 
-def _run(job: Sequence[str], console: Console, capture: Capture, *, is_shipped: bool) -> int:
-    """Run a job to its end, and record its exit reason; return its wait status."""
+def _run(command: Sequence[str], console: Console, capture: Capture, plan: HoldPlan | None, *, is_shipped: bool) -> int:
+    """Run a job to its end, record its exit reason, and hold it if it has failed; return its wait status."""
     from ml_diagnostics_common.environment import identity
 
     signals = {getattr(signal, name) for name in _PASSED_ON} | {signal.SIGCHLD}
     # Blocked rather than handled, so that none is missed between two checks; the job gets our original mask.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    started_ns = time.time_ns()
     try:
         pid = os.posix_spawnp(
-            job[0],
-            list(job),
+            command[0],
+            list(command),
             {**os.environ, **capture.environment(), RUN_BY: str(os.getpid())},
             file_actions=capture.file_actions(),
             setsigmask=before,
@@ -98,14 +102,14 @@ def _run(job: Sequence[str], console: Console, capture: Capture, *, is_shipped: 
         )
     except (OSError, ValueError) as error:  # ValueError: the name is empty.
         is_not_found = isinstance(error, (FileNotFoundError, ValueError))
-        console.warn(f"cannot run {job[0]!a}: {getattr(error, 'strerror', None) or error}")
+        console.warn(f"cannot run {command[0]!a}: {getattr(error, 'strerror', None) or error}")
         raise SystemExit(_NOT_FOUND if is_not_found else _NOT_EXECUTABLE) from None
     start = start_mark(pid)
     kills = OutOfMemoryKills(pid)
     labels = {**identity().labels(), "pid": str(pid)}
     log = EntryLog(labels, is_shipped=is_shipped)
     capture.start(f"{labels['host']}-{pid}")
-    status = _wait(pid, signals, kills, capture, log)
+    status, was_asked = _wait(pid, signals, kills, capture, log)
     circumstances = _circumstances(pid, start)
     kills.check(time.monotonic())
     ending = ending_of(status, Note("clean"), fault=None, is_out_of_memory=kills.is_recent(time.monotonic()))
@@ -116,6 +120,9 @@ def _run(job: Sequence[str], console: Console, capture: Capture, *, is_shipped: 
         _record_console(capture, EntryLog(labels, is_shipped=False))
         if os.getpid() == _FIRST_PROCESS:
             _wait_for_companions()
+        if plan is not None and status and not was_asked:
+            job = FailedJob(labels, status, started_ns, payload)
+            hold(plan, job, log, console.warn, lambda seconds: _next_signal(signals, seconds)[0], lambda: _reap(0))
         log.close(END_SECONDS)
     except Exception as error:
         _warn_after_job(console, f"cannot record the exit reason of the job ({type(error).__name__}: {error})")
@@ -149,8 +156,11 @@ def _warn_after_job(console: Console, text: str) -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 (its buffer cannot be flushed)
 
 
-def _wait(pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills, capture: Capture, log: EntryLog) -> int:
-    """Pass signals on until the job has ended; return its wait status."""
+def _wait(
+    pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills, capture: Capture, log: EntryLog
+) -> tuple[int, bool]:
+    """Pass signals on until the job has ended; return its wait status, and if one of them asked it to end."""
+    was_asked = False
     seconds = _CAPTURE_CHECK_SECONDS if capture.streams else _CHECK_SECONDS
     while (status := _reap(pid)) is None:
         kills.check(time.monotonic())
@@ -162,8 +172,9 @@ def _wait(pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills, captu
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         if info is not None and number in _ASKS_TO_END:
+            was_asked = True
             _record_signal(info, log)
-    return status
+    return status, was_asked
 
 
 def _circumstances(pid: int, start: str) -> dict[str, Any]:

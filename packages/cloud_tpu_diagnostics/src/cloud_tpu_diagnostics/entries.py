@@ -15,6 +15,9 @@ left_block      the job has left the block: `how`, `exit_code`, `exception`, `ev
 job_ended       the process has ended: `how`, `exit_code`, `signal`, `exception`, `evidence`, and `ended_ns`: when
 console         the last lines that the job printed, in `message`: `stream` (out, err or out+err), `occasion` (end or
                 hang), `dropped_bytes`
+held            `run` keeps a job that has failed for debugging, every minute: `state` (HELD or RELEASED), `reason`,
+                `held_seconds`, `limit_seconds`, `until_ns`, `wrapper_pid`, `chips`, `chip_hours`, `chip_hour_price`,
+                `cost`, `attach`, `release`, `released_by`
 signal          a signal that asks the job to end, seen by `run`: `signal`, `sender_pid`, `sender_uid`
 sigterm_handler a handler of SIGTERM that the job has installed: `handler` (default, ignored, c or python), `function`,
                 `time_ns`; without such an entry, it is the default
@@ -33,6 +36,7 @@ __all__ = [
     "CONSOLE",
     "DUMP",
     "HANG_SUSPECTED",
+    "HELD",
     "JOB_ENDED",
     "LEFT_BLOCK",
     "LOG_ID",
@@ -56,6 +60,7 @@ HANG_SUSPECTED: Final = "hang_suspected"
 LEFT_BLOCK: Final = "left_block"
 COMPILES: Final = "compiles"
 CONSOLE: Final = "console"
+HELD: Final = "held"
 SIGNAL: Final = "signal"
 SIGTERM_HANDLER: Final = "sigterm_handler"
 JOB_ENDED: Final = "job_ended"

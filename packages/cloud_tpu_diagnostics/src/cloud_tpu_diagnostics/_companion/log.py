@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from ml_diagnostics_common.journal import Journal
     from ml_diagnostics_common.shipper import Shipper
 
-__all__ = ["CONTAINER_NAME", "EntryLog", "compiles_entry", "console_entry", "dump_entries", "monitored_resource"]
+__all__ = [
+    "CONTAINER_NAME",
+    "EntryLog",
+    "compiles_entry",
+    "console_entry",
+    "dump_entries",
+    "monitored_resource",
+    "namespace_of_pod",
+]
 
 CONTAINER_NAME: Final = "ml-diagnostics-stacktrace"
 """The name that replaces that of the job's container: dashboards select containers with `stacktrace` in their names,
@@ -220,7 +228,7 @@ def monitored_resource(environ: Mapping[str, str] = os.environ) -> dict[str, Any
             "project_id": metadata.project,
             "location": _value("attributes/cluster-location", environ) or metadata.zone,
             "cluster_name": metadata.cluster_name,
-            "namespace_name": _namespace(environ),
+            "namespace_name": namespace_of_pod(environ),
             "pod_name": environ.get("POD_NAME") or os.uname().nodename,
             "container_name": CONTAINER_NAME,
         }
@@ -240,7 +248,8 @@ def _tpu_node(environ: Mapping[str, str], value: Callable[[str], str]) -> tuple[
     return node, worker or "0"
 
 
-def _namespace(environ: Mapping[str, str]) -> str:
+def namespace_of_pod(environ: Mapping[str, str]) -> str:
+    """Return the Kubernetes namespace of this pod; `default` if it is unknown."""
     if namespace := environ.get("POD_NAMESPACE"):
         return namespace
     try:
