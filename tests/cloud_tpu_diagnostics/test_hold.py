@@ -82,12 +82,7 @@ def test_the_time_limit_releases_the_job() -> None:
 
 
 def test_one_line_says_what_it_costs_how_to_attach_and_release_and_that_nothing_restarts() -> None:
-    environment = {
-        **os.environ,
-        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
-        "POD_NAME": "train-0-$(x)",
-        "POD_NAMESPACE": "ml",
-    }
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAME": "train-0-$(x)", "POD_NAMESPACE": "ml"}
     environment = {**os.environ, **pod, "ML_DIAGNOSTICS_RUN": "llama 7"}
     wrapper = held("--chips", "8", "--chip-hour-price", "4.20", env=environment)
     wait_until(lambda: states() == ["HELD"])
