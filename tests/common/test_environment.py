@@ -15,10 +15,15 @@ from hypothesis import strategies as st
 from ml_diagnostics_common.environment import (
     Backend,
     Orchestrator,
+    announce_plan,
+    announce_run,
+    announced_labels,
     configured_backend,
     diagnostics_directory,
+    expected_processes,
     identity,
     orchestrator,
+    planned_steps,
 )
 from ml_diagnostics_common.exceptions import ConfigurationError
 
@@ -234,6 +239,56 @@ def test_the_labels_hold_every_field_as_text() -> None:
     }
     assert me.labels("other")["job"] == "other"
     assert identity({"ML_DIAGNOSTICS_RUN": "r"}).labels("other")["run"] == "r"
+
+
+def test_a_run_that_has_started_names_the_entries_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ML_DIAGNOSTICS_JOB", "job")
+    monkeypatch.setenv("ML_DIAGNOSTICS_ATTEMPT", "0")
+    before = announced_labels()
+    assert (before["job"], before["run"], before["attempt"]) == ("job", "job", "0")
+    announce_run("train-2c1f", "train", 2)
+    during = announced_labels()
+    assert (during["job"], during["run"], during["attempt"]) == ("job", "train-2c1f", "2")
+    announce_run("train-9d3e", "train")
+    assert announced_labels()["attempt"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"JAX_NUM_PROCESSES": "4", "WORLD_SIZE": "2"}, (4, "JAX_NUM_PROCESSES")),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}, (8, "SLURM_NTASKS")),
+        ({"SLURM_NTASKS": "8"}, None),  # The batch script itself.
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "8"}, None),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "WORLD_SIZE": "16"}, None),
+        (
+            {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "WORLD_SIZE": "16", "TORCHELASTIC_RUN_ID": "x"},
+            (16, "WORLD_SIZE"),
+        ),
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, (3, "OMPI_COMM_WORLD_SIZE")),
+        ({"TPU_WORKER_HOSTNAMES": "t-0,t-1"}, (2, "TPU_WORKER_HOSTNAMES")),
+        ({"TPU_WORKER_HOSTNAMES": "t-0,t-1", "MEGASCALE_NUM_SLICES": "3"}, (6, "TPU_WORKER_HOSTNAMES")),
+        ({"TPU_WORKER_HOSTNAMES": "t-0,t-1", "TPU_PROCESS_BOUNDS": "2,2,1"}, None),
+        ({"TPU_WORKER_HOSTNAMES": "WARNING: could not determine TPU worker hostnames, please set it"}, None),
+        ({"JAX_NUM_PROCESSES": "0"}, None),
+    ],
+)
+def test_the_number_of_processes_is_known_before_they_are_connected(
+    environ: dict[str, str], expected: tuple[int, str] | None
+) -> None:
+    assert expected_processes(environ) == expected
+
+
+def test_the_program_then_jax_know_the_number_of_processes_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = types.SimpleNamespace(client=object(), process_id=0, num_processes=9)  # `initialize` waits for the others.
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", types.SimpleNamespace(global_state=state))
+    assert expected_processes({"WORLD_SIZE": "2"}) == (9, "jax")
+    assert announced_labels()["expected_processes"] == "9"
+    announce_plan(expected_processes=12)
+    announce_plan(planned_steps=1000)
+    assert expected_processes({"WORLD_SIZE": "2"}) == (12, "argument")
+    assert planned_steps() == 1000
 
 
 @given(st.dictionaries(st.sampled_from(["JAX_PROCESS_ID", "TPU_WORKER_ID", "MEGASCALE_SLICE_ID", "RANK"]), st.text()))

@@ -18,7 +18,7 @@ from ml_diagnostics_common.environment import diagnostics_directory
 
 RECORDER = (
     "(job_name, logger_name, logging_enabled=False, cloud_logger=None, *, background_grace_period_s=5.0, "
-    "background_batch_size=100, background_max_latency_s=2.0)"
+    "background_batch_size=100, background_max_latency_s=2.0, expected_processes=None, planned_steps=None)"
 )
 CALCULATOR = (
     "(job_name, logger_name, cloud_logger=None, using_pathways=False, max_logs_retention_period=None, gcs_path=None, "

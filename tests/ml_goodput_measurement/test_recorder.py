@@ -250,6 +250,8 @@ def test_any_name_works(name: str) -> None:
         ({"cloud_logger": object()}, r"expected cloud_logger to have a method write_cloud_logging_entry\(entry\)"),
         ({"background_grace_period_s": -1}, "expected background_grace_period_s to be a number of at least 0, got -1"),
         ({"background_batch_size": 0}, "expected background_batch_size to be a number of at least 1, got 0"),
+        ({"planned_steps": 0}, "expected planned_steps to be a number of at least 1, got 0"),
+        ({"expected_processes": "2"}, "expected expected_processes to be a number of at least 1, got '2'"),
         ({"background_max_latency_s": "2"}, "expected background_max_latency_s to be a number of at least 0, got '2'"),
         (
             {"background_max_latency_s": float("nan")},
@@ -373,7 +375,9 @@ def test_the_signatures_are_those_of_the_contract() -> None:
     signature = inspect.signature(GoodputRecorder)
     assert list(signature.parameters)[:4] == ["job_name", "logger_name", "logging_enabled", "cloud_logger"]
     keywords = {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
-    assert keywords == {"background_grace_period_s": 5.0, "background_batch_size": 100, "background_max_latency_s": 2.0}
+    background = {"background_grace_period_s": 5.0, "background_batch_size": 100, "background_max_latency_s": 2.0}
+    ours = {"expected_processes": None, "planned_steps": None}
+    assert keywords == background | ours
     assert signature.parameters["logging_enabled"].default is False
 
 

@@ -8,27 +8,33 @@ from __future__ import annotations
 import enum
 import functools
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import warn_once
 
 __all__ = [
     "Backend",
+    "ExpectedProcesses",
     "Identity",
     "Orchestrator",
     "announce_job",
+    "announce_plan",
     "announce_run",
     "announced_labels",
     "configured_backend",
     "diagnostics_directory",
+    "expected_processes",
     "identity",
     "on_google_hardware",
     "orchestrator",
+    "planned_steps",
 ]
 
 _PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
@@ -158,6 +164,8 @@ _PROCESS_INDEX_VARIABLES: tuple[str, ...] = (
     "JOB_COMPLETION_INDEX",
 )
 _PROCESS_COUNT_VARIABLES: tuple[str, ...] = ("JAX_NUM_PROCESSES", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+_LAUNCHER_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+_HOST_NAME = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 _INDEX_IN_SLICE_VARIABLES = ("TPU_WORKER_ID", "JOB_COMPLETION_INDEX")
 _SLICE_VARIABLES = ("MEGASCALE_SLICE_ID", "JOB_INDEX")
 _ATTEMPT_VARIABLES = (
@@ -240,17 +248,100 @@ def announce_job(name: str) -> None:
     _announced["job"] = name
 
 
-def announce_run(run_id: str, name: str) -> None:
-    """Publish, within this process, the run's id, and its name, which is the job's if no recorder was given another."""
+def announce_run(run_id: str, name: str, attempt: int | None = None) -> None:
+    """Publish, within this process, the run that has started.
+
+    Args:
+        run_id: The run's id.
+        name: Its name, which is the job's if no recorder was given another.
+        attempt: The run's attempt, from 1; None keeps that of the environment.
+    """
     _announced["run"] = run_id
     _announced["run name"] = name
+    _announced["attempt"] = "" if attempt is None else str(attempt)
 
 
 def announced_labels() -> dict[str, str]:
-    """Return `identity().labels()`; where the environment names no job or run, with the names that were announced."""
+    """Return `identity().labels()` with the run that has started, its attempt, and how many processes the job has.
+
+    Where the environment names no job, it is the one that was announced.
+
+    Returns:
+        The labels; `expected_processes` is one of them only if the number is known.
+    """
     labels = identity().labels()
     job = labels["job"] or _announced.get("job") or _announced.get("run name") or ""
-    return {**labels, "job": job, "run": labels["run"] or _announced.get("run") or job}
+    labels |= {
+        "job": job,
+        "run": _announced.get("run") or labels["run"] or job,
+        "attempt": _announced.get("attempt") or labels["attempt"],
+    }
+    expected = expected_processes()
+    return labels if expected is None else {**labels, "expected_processes": str(expected.number)}
+
+
+# --- The plan of the job ------------------------------------------------------------------------------
+
+
+class ExpectedProcesses(NamedTuple):
+    """The number of processes that the job should have, which some of them may not know, or not reach.
+
+    Attributes:
+        number: The number.
+        source: `argument`, `jax`, `torch`, or the name of the variable that it is from.
+    """
+
+    number: int
+    source: str
+
+
+def announce_plan(*, expected_processes: int | None = None, planned_steps: int | None = None) -> None:
+    """Publish, within this process, what the program has said of its job; None keeps what was said before."""
+    for name, number in (("expected_processes", expected_processes), ("planned_steps", planned_steps)):
+        if number is not None:
+            _announced[name] = str(number)
+
+
+def planned_steps() -> int | None:
+    """Return how many steps the program has said that the job takes; None if it has not."""
+    return _natural_number(_announced.get("planned_steps", ""))
+
+
+def expected_processes(environ: Mapping[str, str] = os.environ) -> ExpectedProcesses | None:
+    """Return how many processes the job should have, also before they are connected; never import or initialize JAX.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        The number that the program said; else JAX's, which is known as soon as `jax.distributed.initialize` waits for
+        the others; else what the launcher set. None if it is unknown, or if two launchers contradict each other, as
+        where a step of Slurm starts one program a node, which starts others.
+    """
+    announced = _natural_number(_announced.get("expected_processes", ""))
+    if announced:
+        return ExpectedProcesses(announced, "argument")
+    for source, position in (("jax", _initialised_jax_position()), ("torch", _initialised_torch_position())):
+        if position is not None and position[1] > 0:
+            return ExpectedProcesses(position[1], source)
+    certain = ["JAX_NUM_PROCESSES", *(["WORLD_SIZE"] if environ.get("TORCHELASTIC_RUN_ID") else [])]
+    for name in certain:
+        if number := _natural_number(environ.get(name, "")):
+            return ExpectedProcesses(number, name)
+    found = [ExpectedProcesses(number, name) for name, number in _launcher_counts(environ) if number]
+    return found[0] if len({each.number for each in found}) == 1 else None
+
+
+def _launcher_counts(environ: Mapping[str, str]) -> list[tuple[str, int | None]]:
+    """Return the number of processes by each launcher that may have started this one."""
+    numbers = {name: _natural_number(environ.get(name, "")) for name in _LAUNCHER_COUNTS}
+    if "SLURM_STEP_ID" not in environ and "SLURM_STEPID" not in environ:
+        numbers["SLURM_NTASKS"] = None  # The batch script itself has it too, and is one process.
+    hosts = environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    # libtpu sets it to a warning where it does not find the hosts. With bounds of processes, there are several a host.
+    if all(_HOST_NAME.fullmatch(host.strip()) for host in hosts) and not environ.get("TPU_PROCESS_BOUNDS"):
+        numbers["TPU_WORKER_HOSTNAMES"] = len(hosts) * (_natural_number(environ.get("MEGASCALE_NUM_SLICES", "")) or 1)
+    return list(numbers.items())
 
 
 def _host_name() -> str:

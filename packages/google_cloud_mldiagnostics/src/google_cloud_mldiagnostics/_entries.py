@@ -19,6 +19,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ml_diagnostics_common.environment import ExpectedProcesses
+
 __all__ = [
     "CONFIGS",
     "LOG_ID",
@@ -71,6 +73,9 @@ def process_entry(
     process_index: int,
     process_count: int,
     pid: int,
+    expected_processes: ExpectedProcesses | None = None,
+    planned_steps: int | None = None,
+    config_digest: str = "",
     reason: str = "",
     address: str = "",
     profiler_port: int | None = None,
@@ -88,6 +93,9 @@ def process_entry(
         process_index: The index of the process in the run.
         process_count: The number of processes of the run.
         pid: The process id on its host.
+        expected_processes: The number of processes that the job should have, and who says so; None if unknown.
+        planned_steps: The number of steps of the job; None if unknown.
+        config_digest: Equal on all processes with equal user configs: see `_user_configs.digest_of`.
         reason: Why it has ended.
         address: The address of its host for other hosts.
         profiler_port: The port of its profiler server; None if there is none.
@@ -105,6 +113,12 @@ def process_entry(
         "process_count": process_count,
         "pid": pid,
     }
+    if expected_processes is not None:
+        payload["expected_processes"], payload["expected_processes_source"] = expected_processes
+    if planned_steps is not None:
+        payload["planned_steps"] = planned_steps
+    if config_digest:
+        payload["config_digest"] = config_digest
     if reason:
         payload["reason"] = reason
     if address:

@@ -7,6 +7,7 @@ unless it would be read as another value: `adam` and `"1"`, but `1` for the numb
 from __future__ import annotations
 
 import enum
+import hashlib
 import itertools
 import json
 import re
@@ -22,7 +23,7 @@ from ml_diagnostics_common.redaction import TRUNCATED, redact
 from google_cloud_mldiagnostics._entries import json_number
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
 
-__all__ = ["CUT_KEY", "MAX_CONFIG_BYTES", "MAX_TOTAL_BYTES", "as_mapping", "to_wire"]
+__all__ = ["CUT_KEY", "MAX_CONFIG_BYTES", "MAX_TOTAL_BYTES", "as_mapping", "digest_of", "to_wire"]
 
 MAX_CONFIG_BYTES: Final = 16_384
 """The limit of one config's text as UTF-8."""
@@ -91,6 +92,16 @@ def to_wire(configs: Mapping[str, Any]) -> dict[str, str]:
     if CUT_KEY in wire:
         warn_once(("configs cut", wire[CUT_KEY]), "Configs of the run are too large: %s", wire[CUT_KEY])
     return wire
+
+
+def digest_of(wire: Mapping[str, str]) -> str:
+    """Return 16 hex digits that are equal on two hosts only if their configs are, in any order.
+
+    Args:
+        wire: The result of `to_wire`.
+    """
+    text = json.dumps(wire, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 # --- One config ---------------------------------------------------------------------------------------

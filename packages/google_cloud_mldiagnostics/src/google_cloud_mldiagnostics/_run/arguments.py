@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -39,6 +40,9 @@ _ZONE: Final = re.compile(r"([a-z]+(?:-[a-z]+)*-[a-z]+[0-9]+)-[a-z]", re.ASCII)
 _REGION: Final = re.compile(r"[a-z]+(-[a-z]+)*-[a-z]+[0-9]+|global", re.ASCII)
 _LONGEST_NAME: Final = 1024
 _SHORTEST_INTERVAL_SECONDS: Final = 0.1
+_MOST_COUNTED: Final = 10**9
+_PLAN: Final = ("expected_processes", "planned_steps")
+"""Arguments that the configs may have instead."""
 
 _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off", "")
@@ -157,6 +161,19 @@ def _port(name: str, value: object) -> int:
     return value
 
 
+def _whole_number(name: str, value: object) -> int | None:
+    """Return a number from 1, also one of numpy's; None if it is None."""
+    if value is None:
+        return None
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except Exception:
+        number = None
+    if number is None or not 0 < number < _MOST_COUNTED:
+        raise _wrong(name, value, "give a whole number from 1, or leave it out")
+    return number
+
+
 def _url(name: str, value: object) -> str | None:
     text = _text(name, value)
     if not text:
@@ -216,6 +233,8 @@ class RunArguments:
         region: None for the region of this machine.
         interval_seconds: Seconds between two collections of system metrics.
         base_url: The URL of a self-hosted control plane; None for Google's.
+        expected_processes: None if neither the argument nor the configs say it.
+        planned_steps: The same.
     """
 
     name: str = field(metadata=_argument(lambda name, value: redact_text(_text(name, value, required=True))))
@@ -239,6 +258,8 @@ class RunArguments:
     application_framework: ApplicationFramework = field(metadata=_argument(_member(ApplicationFramework)))
     rl_orchestrator: RlOrchestrator = field(metadata=_argument(_member(RlOrchestrator)))
     strict: bool = field(metadata=_argument(_flag))
+    expected_processes: int | None = field(metadata=_argument(_whole_number))
+    planned_steps: int | None = field(metadata=_argument(_whole_number))
     metrics_exporter_config: Any = field(metadata=_argument(_unused))
 
     @classmethod
@@ -259,6 +280,9 @@ class RunArguments:
             if value is None and variable:
                 value = check(variable, environ.get(variable))
             values[column.name] = value
+        for name in _PLAN:
+            if values[name] is None and name in values["configs"]:
+                values[name] = _whole_number(name, values["configs"][name])
         return cls(**values)
 
     def of_run(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.environment import announce_run, expected_processes, planned_steps
 from ml_diagnostics_common.file_systems import FileSystem, FileSystemProbes
 from ml_diagnostics_common.guard import guarded_as, warn_once
 from ml_diagnostics_common.program_end import ExitHooks, exit_deadline
@@ -30,7 +31,7 @@ from google_cloud_mldiagnostics._run_state import attempts
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, active_run, set_active_run
 from google_cloud_mldiagnostics._run_state.unreported_runs import warn_folder_failed
 from google_cloud_mldiagnostics._tensorboard import end_export, is_exported, wait_for_export
-from google_cloud_mldiagnostics._user_configs import to_wire
+from google_cloud_mldiagnostics._user_configs import digest_of, to_wire
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.mlrun_types import RunPhase
 
@@ -123,6 +124,7 @@ class Lifecycle:
         self._profiles_until = math.inf
         self._on_end: list[Callable[[], object]] = []
         self._user_configs: dict[str, str] = {}
+        self._config_digest = ""
         self._have_configs_changed = False
         # In monotonic seconds; None for never.
         self._first_entry_at: float | None = None
@@ -141,6 +143,7 @@ class Lifecycle:
             is_settled: True if the attempt's number is final; else the first entry waits a second for it.
         """
         self._user_configs = dict(user_configs)
+        self._config_digest = digest_of(self._user_configs)
         now = time.monotonic()
         if is_settled:
             self._record_start()
@@ -279,6 +282,9 @@ class Lifecycle:
             process_index=active.process_index,
             process_count=active.process_count,
             pid=active.pid,
+            expected_processes=expected_processes(),
+            planned_steps=planned_steps(),
+            config_digest=self._config_digest,
             reason=reason,
             profiler_port=active.profiler_port,
             traceback=[exception.to_json() for exception in raised],
@@ -291,8 +297,11 @@ class Lifecycle:
         self._record_process("ACTIVE", f"{name} was received, and does not end this process by itself")
 
     def _set_attempt(self, number: int) -> None:
-        if number != self._active.run.attempt:
-            self._active.run.attempt = number
+        run = self._active.run
+        if number != run.attempt:
+            run.attempt = number
+            if active_run() is self._active:
+                announce_run(run.name, run.display_name, number)
             self._change(attempts.renumber(self._member, number))
         if self._first_entry_at is not None:
             self._record_start()
@@ -324,6 +333,7 @@ class Lifecycle:
         wire = to_wire({name: value for name, value in configs.items() if name not in COLLECTED})
         if wire != self._user_configs:
             self._user_configs = wire
+            self._config_digest = digest_of(wire)
             self._send_section("userConfigs", wire)
 
     def _collect_configs(self) -> None:

@@ -56,6 +56,8 @@ def machinelearning_run(
     rl_orchestrator: RlOrchestrator | str = RlOrchestrator.NONE,
     on_demand_xprof_port: int = 9999,
     strict: bool = False,
+    expected_processes: int | None = None,
+    planned_steps: int | None = None,
 ) -> MLRun:
     """Start a run on this process; all further recordings belong to it. Call it on every process.
 
@@ -86,6 +88,10 @@ def machinelearning_run(
         rl_orchestrator: The orchestrator of reinforcement learning.
         on_demand_xprof_port: The port of the profiler; 0 selects a free port.
         strict: True to wait until the control plane has the run, and to raise an error if it does not take it.
+        expected_processes: The number of processes of the job, so that a missing one is noticed; None reads the
+            config of that name, what JAX was given, or the variables of the launcher.
+        planned_steps: The number of steps of the job, so that an early end is noticed; None reads the config of that
+            name.
 
     Returns:
         The run. It ends with the process, with `finish()`, or as a context manager.

@@ -13,7 +13,7 @@ from ml_diagnostics_common.agreement import jax_processes, publish, subscribe
 from ml_diagnostics_common.credentials import known_project
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, ProcessEndings, format_timestamp, parse_timestamp
-from ml_diagnostics_common.environment import Backend, announce_run, diagnostics_directory
+from ml_diagnostics_common.environment import Backend, announce_plan, announce_run, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
 from ml_diagnostics_common.guard import job_logger, report_loss
 from ml_diagnostics_common.process_hooks import import_undisturbed
@@ -97,7 +97,8 @@ class RunStart:
             active, member, self.local, active.registration, collect=collector(run), pauses=self.pauses
         )
         set_active_run(active)
-        announce_run(run.name, run.display_name)
+        announce_plan(expected_processes=self.arguments.expected_processes, planned_steps=self.arguments.planned_steps)
+        announce_run(run.name, run.display_name, run.attempt)
         lifecycle.start(self.user_configs, is_settled=self._is_attempt_settled())
         active.registration.start()
         self._agree_on_attempt()

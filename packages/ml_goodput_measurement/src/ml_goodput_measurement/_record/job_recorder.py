@@ -33,6 +33,8 @@ class Recorder(GoodputRecorder):
         logger_name: str | None = None,
         logging_enabled: bool | None = None,
         cloud_logger: CloudLogger | None = None,
+        expected_processes: int | None = None,
+        planned_steps: int | None = None,
     ) -> None:
         """Open nothing, and wait for nothing.
 
@@ -41,6 +43,8 @@ class Recorder(GoodputRecorder):
             logger_name: The log; None for `goodput_<job_name>`, which `goodput report` finds by the job's name.
             logging_enabled: None records on the first process of the job only: one recorder is enough.
             cloud_logger: See `GoodputRecorder`.
+            expected_processes: The number of processes of the job; None if only JAX or the launcher knows it.
+            planned_steps: The number of steps of the job; None if it is not known.
 
         Raises:
             ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, is not valid.
@@ -52,6 +56,8 @@ class Recorder(GoodputRecorder):
             f"goodput_{name}" if logger_name is None else logger_name,
             identity().process_index == 0 if logging_enabled is None else logging_enabled,
             cloud_logger,
+            expected_processes=expected_processes,
+            planned_steps=planned_steps,
         )
 
     def __enter__(self) -> Recorder:

@@ -20,9 +20,12 @@ from ml_diagnostics_common.clock import now_ns, steadied
 from ml_diagnostics_common.environment import (
     Backend,
     announce_job,
+    announce_plan,
     configured_backend,
     diagnostics_directory,
+    expected_processes,
     identity,
+    planned_steps,
 )
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
 from ml_diagnostics_common.guard import guarded, log_once, report_loss
@@ -81,6 +84,8 @@ class GoodputRecorder(RebuiltFromArguments):
         background_grace_period_s: float = 5.0,
         background_batch_size: int = 100,
         background_max_latency_s: float = 2.0,
+        expected_processes: int | None = None,
+        planned_steps: int | None = None,
     ) -> None:
         """Open nothing, and wait for nothing; a disabled recorder never records.
 
@@ -92,6 +97,9 @@ class GoodputRecorder(RebuiltFromArguments):
             background_grace_period_s: Seconds that the exit of the process, and `flush`, wait for Cloud Logging.
             background_batch_size: Maximum number of entries in one request to Cloud Logging.
             background_max_latency_s: Seconds that an entry waits for others before it is sent.
+            expected_processes: The number of processes of the job, so that a missing one is noticed; None if it is
+                only known from JAX or the launcher.
+            planned_steps: The number of steps of the job, so that an early end is noticed; None if it is not known.
 
         Raises:
             ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, is not valid.
@@ -107,7 +115,14 @@ class GoodputRecorder(RebuiltFromArguments):
             raise ConfigurationError(
                 f"expected cloud_logger to have a method write_cloud_logging_entry(entry), got {shown(cloud_logger)}"
             )
+        for argument, count in (("expected_processes", expected_processes), ("planned_steps", planned_steps)):
+            if count is not None:
+                _at_least(argument, count, 1)
         announce_job(self.job_name)
+        announce_plan(
+            expected_processes=None if expected_processes is None else int(expected_processes),
+            planned_steps=None if planned_steps is None else int(planned_steps),
+        )
         self._enabled = bool(logging_enabled)
         self._cloud_logger = cloud_logger
         self._grace_period_seconds = float(background_grace_period_s)
@@ -192,7 +207,7 @@ class GoodputRecorder(RebuiltFromArguments):
         progress.publish("init")
         if self._enabled:
             self._journal.recheck_file()
-            self._started = self._record("job_start_time", start_time)
+            self._started = self._record("job_start_time", start_time, _plan())
             self._journal.sync(timeout_seconds=0)
             process_end.job_started(self.logger_name, self.job_name, self._record_process_end)
             if not self._has_started:
@@ -415,6 +430,13 @@ class GoodputRecorder(RebuiltFromArguments):
         if self._cloud_logger is not None:
             self._cloud_logger.write_cloud_logging_entry(json.loads(payload))
         return seconds
+
+
+def _plan() -> str:
+    """Return what is known of the job's processes and steps as JSON for `_record`: keys without "time"."""
+    expected = expected_processes()
+    numbers = {"expected_processes": None if expected is None else expected.number, "planned_steps": planned_steps()}
+    return "".join(f'"{name}":{number},' for name, number in numbers.items() if number is not None)
 
 
 def _exception_of(error: BaseException | None) -> str:
