@@ -71,6 +71,7 @@ PIN_SETS = [
     "reference-xprofiler",
     "bench-trackers",
     "torch-xla",
+    "libtpu",
     "integrations",
 ]
 AS_IN_TESTS = [

@@ -14,6 +14,7 @@ from pathlib import Path
 
 GOODPUT = "reference"
 DIAGNOSTICS = "reference-diagnostics"
+LIBTPU = "libtpu"
 
 _REPOSITORY = Path(__file__).parents[1]
 _FINISHED = "finished"

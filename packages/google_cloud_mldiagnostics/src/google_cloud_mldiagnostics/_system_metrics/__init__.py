@@ -17,11 +17,12 @@ class Reading:
 
     Attributes:
         name: The name of the metric.
-        unit: The unit of the values: %, bytes, bytes/s.
+        unit: The unit of the values: %, bytes, bytes/s, s, us; 1 for counts and scores.
         values: One value, or one for each chip.
         chips: The name of each chip, such as tpu0; empty for other values.
         accelerator: The kind of the chips.
         beside: Additional fields of the entry.
+        is_detail: True for a metric without an average in the run.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Reading:
     chips: list[str] = field(default_factory=list)
     accelerator: AcceleratorType | None = None
     beside: Mapping[str, Any] = field(default_factory=dict)
+    is_detail: bool = False
 
     @property
     def mean(self) -> float:
@@ -53,6 +55,7 @@ def payload_of(reading: Reading, host: str, process_index: int) -> dict[str, Any
     payload["process_index"] = str(process_index)
     if reading.accelerator is not None:
         payload["accelerator_type"] = reading.accelerator.value
-        payload["accelerator_labels"] = [f"{host}-{chip}" for chip in reading.chips]
+        if reading.chips:
+            payload["accelerator_labels"] = [f"{host}-{chip}" for chip in reading.chips]
         payload["mean"] = reading.mean
     return payload | dict(reading.beside)

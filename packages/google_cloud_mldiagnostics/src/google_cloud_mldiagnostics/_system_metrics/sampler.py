@@ -172,11 +172,21 @@ class SystemMetrics:
         if gpu.may_have_gpu():
             sources.append(Bounded("the NVIDIA driver", gpu.GpuMeter(self._claims.hold).collect).collect)
         if tpu.may_have_tpu():
-            sources.append(Bounded("libtpu", self._collect_tpu).collect)
+            sources += self._tpu_sources()
         return sources
 
-    def _collect_tpu(self) -> list[Reading]:
-        return tpu.collect_tpu() if tpu.runtime_is_up() and self._claims.hold("tpu") else []
+    def _tpu_sources(self) -> list[Collect]:
+        """Return one source for the chips' own metrics and one for the rest, so that a detail costs none of the first.
+
+        Only one thread waits for a libtpu that hangs.
+        """
+        chips = Bounded("libtpu", lambda: self._collect_tpu(tpu.collect_tpu))
+        read = tpu.TpuDetails().collect
+        details = Bounded("libtpu (details)", lambda: self._collect_tpu(read))
+        return [chips.collect, lambda: [] if chips.is_hanging else details.collect()]
+
+    def _collect_tpu(self, collect: Collect) -> list[Reading]:
+        return collect() if tpu.runtime_is_up() and self._claims.hold("tpu") else []
 
     def _collect(self, sources: Sequence[Collect]) -> None:
         """Collect once, with the same time in all entries."""
@@ -190,7 +200,8 @@ class SystemMetrics:
         for reading in readings:
             payload = payload_of(reading, self._run.host, self._run.process_index)
             self._run.log.write(reading.name, payload, timestamp_ns=moment_ns)
-            self._run.log.averages.add(reading.name, reading.mean)
+            if not reading.is_detail:
+                self._run.log.averages.add(reading.name, reading.mean)
 
 
 class Bounded:
@@ -210,9 +221,14 @@ class Bounded:
         self._timeout_seconds = timeout_seconds
         self._task: Task | None = None
 
+    @property
+    def is_hanging(self) -> bool:
+        """True while the collector has not returned."""
+        return self._task is not None and not self._task.wait(0)
+
     def collect(self) -> list[Reading]:
         """Return the collector's readings; none while it hangs. An Exception of the collector is raised here."""
-        if self._task is not None and not self._task.wait(0):
+        if self.is_hanging:
             LOSSES.add(f"system_metrics: {self._source} does not answer")
             return []
         answers: list[list[Reading] | Exception] = []

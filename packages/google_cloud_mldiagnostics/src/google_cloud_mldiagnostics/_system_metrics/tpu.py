@@ -10,20 +10,26 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from ml_diagnostics_common.guard import LOSSES, report_loss, warn_once
 from ml_diagnostics_common.process_hooks import import_undisturbed
 
 from google_cloud_mldiagnostics._runtimes import jax_is_initialised, torch_xla_is_initialised
 from google_cloud_mldiagnostics._system_metrics import Reading
+from google_cloud_mldiagnostics._system_metrics.changes import Changes
+from google_cloud_mldiagnostics._system_metrics.libtpu_metrics import METRICS, LibtpuMetric
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 
-__all__ = ["collect_tpu", "may_have_tpu", "runtime_is_up"]
+__all__ = ["TpuDetails", "collect_tpu", "may_have_tpu", "runtime_is_up"]
 
 _MODULES: Final = ("libtpu.sdk.tpumonitoring", "libtpu.sdk.monitoring")
 """Older releases have the second one."""
+_IDLE_SECONDS: Final = 10.0
+"""A device that is idle for longer waits for its host; a shorter pause between two steps is no change."""
 
 
 def may_have_tpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
@@ -61,6 +67,64 @@ def collect_tpu() -> list[Reading]:
         _hbm(used, total),
     ]
     return [reading for reading in readings if reading is not None]
+
+
+class TpuDetails:
+    """Read all else that libtpu reports: see `libtpu_metrics`.
+
+    Args:
+        monotonic: The clock, in seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._changes = Changes(monotonic)
+        self._idle: list[bool] = []
+        """For each chip, True if it is idle for long."""
+
+    def collect(self) -> list[Reading]:
+        """Return the states that have changed, and once a minute everything."""
+        monitoring = _monitoring()
+        if monitoring is None:
+            return []
+        supported = set(monitoring.list_supported_metrics())
+        asked = [metric for metric in METRICS if metric.name in supported]
+        readings = [
+            self._reading(metric, monitoring)
+            for metric in asked
+            if metric.is_watched or self._changes.is_due(metric.name)
+        ]
+        return [reading for reading in readings if reading is not None]
+
+    def _reading(self, metric: LibtpuMetric, monitoring: Any) -> Reading | None:
+        """Return a metric's reading if it is to be recorded; a metric that fails costs no other."""
+        try:
+            data = monitoring.get_metric(metric.name).data()
+        except Exception as error:
+            report_loss("SystemMetrics", error, f"read {metric.name} from libtpu")
+            return None
+        reading, unknown = metric.parse(data)
+        if unknown:
+            LOSSES.add(f"system_metrics: unknown form of {metric.name}", len(unknown))
+            warn_once(
+                ("libtpu form", metric.name),
+                "libtpu reports %s in a form that is not known, which is not recorded: %.100r",
+                metric.name,
+                unknown[0],
+            )
+        is_recorded = reading is not None and self._changes.take(metric.name, self._state(metric, reading))
+        return reading if is_recorded else None
+
+    def _state(self, metric: LibtpuMetric, reading: Reading) -> object:
+        """Return what is recorded at once when it changes.
+
+        A queue changes with each program, and the idle time with the clock. So both are recorded when a chip becomes
+        idle for long, or ends to be: together they tell a late host from a device that is stuck.
+        """
+        if metric.name == "idle_duration":
+            self._idle = [value >= _IDLE_SECONDS for value in reading.values]
+        if metric.name in ("idle_duration", "hlo_queue_size"):
+            return self._idle
+        return (reading.values, reading.beside) if metric.is_watched else None
 
 
 def _monitoring() -> Any:
