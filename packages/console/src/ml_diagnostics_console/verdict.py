@@ -121,11 +121,13 @@ class Cost:
         seconds: Wall time.
         basis: The source of that number.
         chip_hours: Of all chips of the job; None where their number is not known. Filled in by the ranking.
+        says: What it consists of, to follow the duration: `since the last checkpoint (step 40,000)`; may be empty.
     """
 
     seconds: float
     basis: CostBasis = CostBasis.LOWER_BOUND
     chip_hours: float | None = None
+    says: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the types of JSON."""

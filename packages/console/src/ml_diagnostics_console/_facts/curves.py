@@ -149,6 +149,12 @@ class Curve:
             return Ref("", "ml_diagnostics_metric", None, self.key.host, says)
         return self._ref(entry, value, says)
 
+    def beside(self, name: str) -> float | None:
+        """Return a number that the last entry has beside its value, such as `total_bytes`; None without one."""
+        value = None if self._last is None else self._last.payload.get(name)
+        mean = _mean(value if isinstance(value, list) else [value])
+        return mean if math.isfinite(mean) else None
+
     def between(self, start_ns: int, end_ns: int) -> list[float]:
         """Return the kept values of a time range."""
         pairs = zip(self.times_ns, self.values, strict=True)
@@ -199,7 +205,8 @@ class Curves:
             known = self._found.get(quick)
             if known is not None and (is_plain or len(known[0].payload) == len(payload)):
                 return known[1]
-        labels = {key: str(value) for key, value in payload.items() if key not in _OF_ENTRY and key[:6] != "accele"}
+        # Labels of users are texts; numbers and lists beside the values, such as `used_bytes`, are of the entry alone.
+        labels = {key: value for key, value in payload.items() if key not in _OF_ENTRY and isinstance(value, str)}
         if chip:
             labels["chip"] = chip
         of_writer = entry.context.labels
