@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent
 PACKAGES = {
     "cloud_tpu_diagnostics": "cloud_tpu_diagnostics",
     "common": "ml_diagnostics_common",
+    "console": "ml_diagnostics_console",
     "google_cloud_mldiagnostics": "google_cloud_mldiagnostics",
     "ml_diagnostics": "ml_diagnostics",
     "ml_goodput_measurement": "ml_goodput_measurement",

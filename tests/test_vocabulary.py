@@ -75,6 +75,7 @@ WORDS_IN_1000_LINES = 2
 PARTS = [
     "packages/cloud_tpu_diagnostics",
     "packages/common",
+    "packages/console",
     "packages/google_cloud_mldiagnostics",
     "packages/ml_diagnostics",
     "packages/ml_goodput_measurement",

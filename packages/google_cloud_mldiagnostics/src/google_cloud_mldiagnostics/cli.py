@@ -29,7 +29,10 @@ def _commands() -> Iterator[Command]:
     from google_cloud_mldiagnostics._cli.runs import RunsCommand, ShowCommand
     from google_cloud_mldiagnostics._cli.sync import SyncCommand
 
-    return iter((RunsCommand(), ShowCommand(), MetricsCommand(), ProfileCommand(), SyncCommand(), KubernetesCommand()))
+    yield from (RunsCommand(), ShowCommand(), MetricsCommand(), ProfileCommand(), SyncCommand(), KubernetesCommand())
+    from google_cloud_mldiagnostics._cli.further_commands import further_commands
+
+    yield from further_commands()
 
 
 if __name__ == "__main__":

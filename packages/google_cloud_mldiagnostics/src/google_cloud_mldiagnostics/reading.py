@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google_cloud_mldiagnostics._entries import CONFIGS, LOG_ID, LOSSES_NAMESPACE, PROCESS, SESSION
 from google_cloud_mldiagnostics._reading.process_view import ProcessView, State
-from google_cloud_mldiagnostics._reading.run_history import RunHistory
+from google_cloud_mldiagnostics._reading.run_history import RunHistory, mappings, natural_number, number, texts
 from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource, RunSource
 from google_cloud_mldiagnostics._reading.run_view import AttemptView, RunView
 
@@ -22,4 +22,8 @@ __all__ = [
     "RunSource",
     "RunView",
     "State",
+    "mappings",
+    "natural_number",
+    "number",
+    "texts",
 ]

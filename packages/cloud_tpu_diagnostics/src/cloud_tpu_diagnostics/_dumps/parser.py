@@ -63,6 +63,23 @@ class Frame(NamedTuple):
     """0 if unknown."""
     function: str
 
+    def __str__(self) -> str:
+        """Return `train_step (/job/train.py:88)`."""
+        return f"{self.function} ({self.file}:{self.line})"
+
+    @classmethod
+    def from_text(cls, text: str) -> Frame:
+        """Return the frame of which `str` is the text.
+
+        Raises:
+            ValueError: It is not the text of a frame.
+        """
+        function, _, location = text.partition(" (")
+        file, _, line = location.rpartition(":")
+        if not line.endswith(")"):
+            raise ValueError(f"expected a frame such as 'f (file.py:1)', got {text!r}")
+        return cls(file, int(line[:-1]), function)
+
 
 class ThreadStack(NamedTuple):
     """One thread."""

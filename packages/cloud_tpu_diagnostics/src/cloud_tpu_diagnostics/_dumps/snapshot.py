@@ -48,7 +48,7 @@ class Snapshot(NamedTuple):
         groups: list[dict[str, Any]] = []
         space_left = most_bytes
         for group in self.groups:
-            frames = [_frame_text(frame) for frame in group.frames]
+            frames = list(map(str, group.frames))
             space_left -= sum(len(frame) + 4 for frame in frames) + sum(map(len, group.names)) + 80
             if space_left < 0:
                 break
@@ -196,7 +196,7 @@ def describe(snapshot: Snapshot, unchanged: Sequence[Unchanged] = ()) -> str:
         text = activity.text if group.threads == 1 else plural(activity.text)
         lines.append(f"{subject}{named}: {text}{still}")
         if not activity.is_idle or group.has_main:
-            lines += [f"    {_frame_text(frame)}" for frame in group.frames]
+            lines += [f"    {frame}" for frame in group.frames]
     return "\n".join(lines)
 
 
@@ -219,21 +219,9 @@ def _names(group: ThreadGroup) -> str:
     return ", ".join(group.names) + (f" and {more} more" if more > 0 else "")
 
 
-def _frame_text(frame: Frame) -> str:
-    return f"{frame.function} ({frame.file}:{frame.line})"
-
-
-def _frame_from_text(text: str) -> Frame:
-    function, _, location = text.partition(" (")
-    file, _, line = location.rpartition(":")
-    if not line.endswith(")"):
-        raise ValueError(f"expected a frame such as 'f (file.py:1)', got {text!r}")
-    return Frame(file, int(line[:-1]), function)
-
-
 def _group_from_json(encoded: Mapping[str, Any]) -> ThreadGroup:
     return ThreadGroup(
-        tuple(_frame_from_text(text) for text in encoded["frames"]),
+        tuple(Frame.from_text(text) for text in encoded["frames"]),
         int(encoded["threads"]),
         tuple(str(name) for name in encoded.get("names", ())),
         bool(encoded.get("main", False)),

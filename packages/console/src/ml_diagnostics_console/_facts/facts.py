@@ -6,7 +6,7 @@ A value that is not known is `Unknown` with the reason, so that a rule reports w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ml_diagnostics_common.story import ProcessEnd, Role, Story
@@ -374,3 +374,11 @@ class Facts:
     def processes(self) -> tuple[ProcessFacts, ...]:
         """The processes of the attempt that is judged."""
         return self.attempt.processes if self.attempt is not None else ()
+
+    def of_attempt(self, index: int) -> Facts:
+        """Return the same facts, to judge another attempt; an earlier one is not live.
+
+        Args:
+            index: The index in `attempts`.
+        """
+        return replace(self, judged=index, is_live=self.is_live and index == len(self.attempts) - 1)

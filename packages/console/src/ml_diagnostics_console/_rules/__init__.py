@@ -10,12 +10,12 @@ from ml_diagnostics_console._rules.rule import Rule
 
 __all__ = ["all_rules"]
 
-_NOT_RULES = frozenset({"rule", "wording"})
+
 
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
     """Return all rules, by the name of their modules: one module of this package that defines `RULE` is one rule."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names if name not in _NOT_RULES]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return tuple(module.RULE for module in modules if hasattr(module, "RULE"))

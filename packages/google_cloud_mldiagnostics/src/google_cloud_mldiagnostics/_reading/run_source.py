@@ -94,10 +94,22 @@ class RunEntries:
 
     def endings(self, since_ns: int) -> Batches:
         """Yield the entries of companions on ends of processes, of all runs."""
-        ended = Query('jsonPayload.kind=("job_ended" OR "left_block")')
+        return self.read(self.source_of_companions(since_ns, 'jsonPayload.kind=("job_ended" OR "left_block")'))
+
+    def source_of_run(self, run: Resource) -> LogSource:
+        """Return the source of all entries of a run, to `read` what is new in it repeatedly."""
+        return self._source([run])
+
+    def source_of_companions(self, since_ns: int, condition: str) -> LogSource:
+        """Return the source of the entries of companions.
+
+        Args:
+            since_ns: Cloud Logging sends only those since this time, in ns since 1970.
+            condition: Cloud Logging sends only what this selects; the journal yields those of all jobs.
+        """
         start_ns = max(0, since_ns - _CLOCK_DIFFERENCE_NS)
-        return self._read(
-            LogSource(COMPANION_LOG_ID, root=self._root, cloud=self._cloud, queries=[ended], start_ns=start_ns)
+        return LogSource(
+            COMPANION_LOG_ID, root=self._root, cloud=self._cloud, queries=[Query(condition)], start_ns=start_ns
         )
 
     def notes(self) -> list[str]:
@@ -105,20 +117,22 @@ class RunEntries:
         return notes_of(self._sources)
 
     def _of_runs(self, runs: Sequence[Resource], *queries: Query) -> Batches:
-        return self._read(
-            LogSource(
-                LOG_ID,
-                root=self._root,
-                cloud=self._cloud,
-                resource_labels={"node_id": {resource_id(run) for run in runs}},
-                queries=queries,
-                start_ns=min(map(_since_ns, runs)) or None,
-            )
+        return self.read(self._source(runs, *queries))
+
+    def _source(self, runs: Sequence[Resource], *queries: Query) -> LogSource:
+        return LogSource(
+            LOG_ID,
+            root=self._root,
+            cloud=self._cloud,
+            resource_labels={"node_id": {resource_id(run) for run in runs}},
+            queries=queries,
+            start_ns=min(map(_since_ns, runs)) or None,
         )
 
-    def _read(self, source: LogSource) -> Batches:
+    def read(self, source: LogSource) -> Batches:
         """Yield a source's batches; report the number of entries while that takes long."""
-        self._sources.append(source)
+        if source not in self._sources:
+            self._sources.append(source)
         count, reported_at = 0, time.monotonic()
         for batch in source.read_new():
             count += len(batch)
@@ -193,8 +207,14 @@ class RunSource:
         names = ", ".join(resource_id(run) for run in found[:_NAMES_SHOWN])
         raise RunNotFoundError(f"{len(found)} runs start with {name!r}; give more of its id: {names}", code=404)
 
-    def view(self, run: Resource, history: RunHistory) -> RunView:
-        """Return a run as it is shown, after its entries were read; report what could not be read."""
+    def view(self, run: Resource, history: RunHistory, *, has_endings: bool = False) -> RunView:
+        """Return a run as it is shown, after its entries were read; report what could not be read.
+
+        Args:
+            run: The run.
+            history: Its entries.
+            has_endings: True if `history` has the entries of companions, too.
+        """
         try:
             sessions = list(self.control_plane.list_sessions(resource_id(run)))
         except ControlPlaneError as error:
@@ -204,7 +224,7 @@ class RunSource:
         is_open = phase_of(run) is not State.COMPLETED or any(
             record.fields.get("reason") == UNSEEN_EXIT for record in processes
         )
-        if is_open and history.processes:
+        if is_open and history.processes and not has_endings:
             for batch in self.entries.endings(min(record.first_ns for record in processes)):
                 history.add(batch)
         self.report_unread()

@@ -1,0 +1,330 @@
+"""From a run's view, its entries and the entries of companions to facts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from google_cloud_mldiagnostics.reading import (
+    AttemptView,
+    ProcessView,
+    RunView,
+    State,
+    mappings,
+    natural_number,
+)
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.raised_exception import RaisedException, raised_from_json
+from ml_diagnostics_common.story import ProcessEnd, story_of
+
+from ml_diagnostics_console._facts.clocks import compare_clocks
+from ml_diagnostics_console._facts.entries import Life, Lives, ref_of
+from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, ProcessFacts, Unknown
+from ml_diagnostics_console._facts.run_records import RunRecords
+from ml_diagnostics_console.verdict import Ref
+
+__all__ = ["attempts_of_jobs", "attempts_of_runs", "chips_of"]
+
+_BEFORE_RUN_NS: Final = 600_000_000_000
+"""A process may be in its block for so long before its run begins."""
+_STUCK_BEFORE_END_NS: Final = 900_000_000_000
+_SIGTERM: Final = "SIGTERM"
+_CAUGHT: Final = "SIGTERM caught"
+"""JAX's preemption notifier, which swallows the signal, writes this."""
+
+
+def attempts_of_runs(view: RunView, lives: Lives, records: RunRecords) -> list[AttemptFacts]:
+    """Return the attempts of a run, with what companions recorded of its processes.
+
+    Args:
+        view: The run.
+        lives: The entries of companions.
+        records: The entries of the run.
+    """
+    reason_ref = Ref(view.run_id, "run", view.ended_ns, "", view.reason)
+    used: set[int] = set()
+    by_attempt: dict[int, list[ProcessFacts]] = {}
+    for attempt in view.attempts:
+        for process in attempt.processes:
+            life = lives.of_process(process.host, process.pid, process.started_ns, process.last_event_ns)
+            used.add(id(life))
+            by_attempt.setdefault(attempt.number, []).append(_of_view(process, life, records, reason_ref))
+    names = {name for name in (view.run_id, view.display_name) if name}
+    for life in lives.labelled(names):
+        if id(life) not in used and _may_be_of(life, view, names):
+            _place(life, view.attempts, by_attempt)
+    known = {attempt.number: attempt for attempt in view.attempts}
+    return [
+        _attempt(number, known.get(number), by_attempt.get(number, []))
+        for number in sorted({*known, *by_attempt})
+    ]
+
+
+def attempts_of_jobs(found: Sequence[Life]) -> list[AttemptFacts]:
+    """Return the attempts of a job that began no run, from the entries of companions alone.
+
+    A process with the host and index of one that has ended is of the next attempt.
+
+    Args:
+        found: The lives of its processes, in the order of their first entries.
+    """
+    attempts: list[list[Life]] = []
+    for life in found:
+        is_next = not attempts or any(
+            (other.host, other.index) == (life.host, life.index)
+            and other.ended_ns is not None
+            and other.ended_ns <= life.first_ns
+            for other in attempts[-1]
+        )
+        if is_next:
+            attempts.append([])
+        attempts[-1].append(life)
+    return [
+        _attempt(number, None, [_of_life(life, number) for life in lives]) for number, lives in enumerate(attempts, 1)
+    ]
+
+
+def chips_of(view: RunView) -> Fact[int] | Unknown:
+    """Return the number of chips of a run, from its hardware configs."""
+    hardware = view.configs.get("hardware", {})
+    number = natural_number(hardware.get("num_devices"))
+    if hardware.get("accelerator_type") == "cpu":
+        return Unknown("the job computes on CPUs: it uses no accelerator")
+    if not number:
+        return Unknown("the run's hardware configs have no `num_devices`: its devices were never initialised")
+    says = f"{number} devices"
+    return Fact(number, (Ref(view.run_id, "run", view.started_ns, "", says),), view.started_ns or 0)
+
+
+def _may_be_of(life: Life, view: RunView, names: set[str]) -> bool:
+    """Return True if a process that is not in the run belongs to it: it ended before the run began in it."""
+    run = life.labels.get("run", "")
+    started_ns = view.started_ns or 0
+    return (run in names or not run) and life.last_ns >= started_ns - _BEFORE_RUN_NS
+
+
+def _place(life: Life, attempts: Sequence[AttemptView], by_attempt: dict[int, list[ProcessFacts]]) -> None:
+    """Add a process without entries of the run to the attempt of its time; or what `run` recorded to its child."""
+    number = _attempt_at(life, attempts)
+    processes = by_attempt.setdefault(number, [])
+    children = [
+        index
+        for index, process in enumerate(processes)
+        if process.host == life.host
+        and life.first_ns <= process.last_event_ns
+        and (life.ended_ns is None or process.started_ns <= life.ended_ns)
+    ]
+    if not children:
+        processes.append(_of_life(life, number))
+    elif len(children) == 1 and not life.summaries and not life.hangs:  # A shell around the program, under `run`.
+        child = processes[children[0]]
+        processes[children[0]] = replace(
+            child,
+            console=child.console or tuple(life.console.values()),
+            signals=child.signals or tuple(life.signals),
+        )
+
+
+def _attempt_at(life: Life, attempts: Sequence[AttemptView]) -> int:
+    for attempt in attempts:
+        if attempt.ended_ns is None or life.first_ns <= attempt.ended_ns:
+            return attempt.number
+    return attempts[-1].number + 1 if attempts else 1
+
+
+def _of_view(process: ProcessView, life: Life | None, records: RunRecords, reason_ref: Ref) -> ProcessFacts:
+    """Return a process of a run."""
+    own = records.of_process(process.host, process.pid)
+    fields = dict(records.fields(process.host, process.pid))
+    refs = [ref_of(life.ends[-1])] if life is not None and life.ends else []
+    if own.last is not None and process.has_own_end:
+        # ended_ns of a run's end is that of the entry.
+        refs.insert(0, ref_of(own.last, process.reason or f"the process ended: {process.state.value}"))
+    known = ProcessFacts(
+        attempt=process.attempt,
+        host=process.host,
+        pid=process.pid,
+        index=process.process_index,
+        started_ns=process.started_ns,
+        last_event_ns=process.last_event_ns,
+        state=process.state,
+        end=process.end,
+        process_count=process.process_count,
+        expected_processes=natural_number(fields.get("expected_processes")),
+        planned_steps=natural_number(fields.get("planned_steps")),
+        end_refs=tuple(refs) or ((reason_ref,) if process.end.how else ()),
+        end_message=process.reason,
+        exception=process.traceback,
+        file_systems=process.file_systems,
+        lost_entries=own.lost_entries,
+        software=own.software,
+        hardware=own.hardware,
+        config_digest=str(fields.get("config_digest") or ""),
+        fields=fields,
+    )
+    if process.step is not None:
+        ref = Ref(reason_ref.id, "run", process.last_event_ns, process.host, f"a metric of step {process.step:,}")
+        known = replace(known, last_step=Fact(process.step, (ref,), process.last_event_ns))
+    return known if life is None else _with_life(known, life)
+
+
+def _of_life(life: Life, attempt: int) -> ProcessFacts:
+    """Return a process that only companions, or `run`, recorded."""
+    payload = life.ends[-1].payload if life.ends else {}
+    ended = [entry for entry in life.ends if entry.payload.get("kind") == "job_ended"]
+    how = str(payload.get("how") or "") if life.ends else ""
+    is_clean = how == "clean"
+    state = State.ACTIVE if not ended else State.COMPLETED if is_clean else State.FAILED
+    known = ProcessFacts(
+        attempt=attempt,
+        host=life.host,
+        pid=natural_number(life.pid) or 0,
+        index=life.index,
+        started_ns=life.first_ns,
+        last_event_ns=life.last_ns,
+        state=state,
+        end=_end_of(life),
+        expected_processes=natural_number(life.labels.get("expected_processes")),
+        end_refs=tuple(ref_of(entry) for entry in reversed(life.ends)),
+        end_message=str(payload.get("message") or ""),
+    )
+    return _with_life(known, life)
+
+
+def _end_of(life: Life) -> ProcessEnd:
+    """Return the end of a process by the entries of its companion and of `run`: both may know a part."""
+    if not life.ends:
+        return ProcessEnd(host=life.host)
+    last, merged = life.ends[-1], _merged(life.ends)
+    kind, text = str(merged.get("exception") or ""), str(merged.get("exception_text") or "")
+    exception = "" if kind == "SystemExit" else f"{kind}: {text}" if kind and text else kind
+    is_over = any(entry.payload.get("kind") == "job_ended" for entry in life.ends)
+    return ProcessEnd(
+        how=str(merged.get("how") or "") if is_over else "",
+        ended_ns=natural_number(merged.get("ended_ns")) or last.timestamp_ns,
+        exception=exception,
+        signal=str(merged.get("signal") or ""),
+        exit_code=natural_number(merged.get("exit_code")),
+        host=life.host,
+    )
+
+
+def _merged(ends: Sequence[LogEntry]) -> dict[str, Any]:
+    """Return the fields of all entries on one end: the later ones replace the earlier, where they have a value."""
+    merged: dict[str, Any] = {}
+    for entry in ends:
+        merged.update({name: value for name, value in entry.payload.items() if value not in (None, "")})
+    return merged
+
+
+def _with_life(process: ProcessFacts, life: Life) -> ProcessFacts:
+    """Return a process with what its companion recorded."""
+    merged = _merged(life.ends)
+    left = next((entry for entry in life.ends if entry.payload.get("kind") == "left_block"), None)
+    exception = process.exception or _exception_of(merged)
+    end = process.end
+    hangs, console = tuple(life.hangs), tuple(life.console.values())
+    ended_ns = end.ended_ns or life.ended_ns
+    if end.how:
+        is_stuck = any(0 <= (ended_ns or 0) - hang.time_ns <= _STUCK_BEFORE_END_NS for hang in hangs)
+        was_asked = end.was_asked or _was_asked(life, ended_ns)
+        end = end._replace(was_stuck=end.was_stuck or is_stuck, was_asked=was_asked)
+    step = process.last_step
+    if life.step is not None and (isinstance(step, Unknown) or life.step[0] >= step.value):
+        number, entry = life.step
+        step = Fact(number, (ref_of(entry, f"step {number:,}"),), entry.timestamp_ns)
+    return replace(
+        process,
+        index=life.index if process.index is None else process.index,
+        last_event_ns=max(process.last_event_ns, life.last_ns),
+        end=end,
+        last_step=step,
+        last_phase=life.phase,
+        exception=exception,
+        file_systems=process.file_systems or tuple(mappings(merged.get("file_systems"))),
+        left_block_ns=left.timestamp_ns if left is not None else None,
+        hangs=hangs,
+        stacks=life.stacks(),
+        kernel_states=tuple(life.kernel_states),
+        summaries=tuple(life.summaries),
+        compiles=tuple(life.compiles),
+        signals=tuple(life.signals),
+        sigterm_handlers=tuple(life.sigterm_handlers),
+        console=console,
+        end_fields=merged,
+    )
+
+
+def _was_asked(life: Life, ended_ns: int | None) -> bool:
+    """Return True if the process received SIGTERM before its end."""
+    if any(signal.name == _SIGTERM and (ended_ns is None or signal.time_ns <= ended_ns) for signal in life.signals):
+        return True
+    return any(_CAUGHT in text.text for text in life.console.values())
+
+
+def _exception_of(merged: Mapping[str, Any]) -> tuple[RaisedException, ...]:
+    """Return the exception of an entry on an end as that of a run's entry."""
+    kind = str(merged.get("exception") or "")
+    if not kind:
+        return ()
+    text = str(merged.get("exception_text") or "")
+    frames = merged.get("exception_frames")
+    encoded = {
+        "exception": f"{kind}: {text}" if text else kind,
+        "frames": frames if isinstance(frames, list) else [],
+        **{name: merged[name] for name in ("errno", "filename") if name in merged},
+    }
+    raised = raised_from_json(encoded)
+    return () if raised is None else (raised,)
+
+
+def _attempt(number: int, view: AttemptView | None, found: Iterable[ProcessFacts]) -> AttemptFacts:
+    """Return an attempt with the roles of its processes."""
+    processes = sorted(found, key=lambda process: (process.index is None, process.index or 0, process.started_ns))
+    clocks = compare_clocks((process.host, summary) for process in processes for summary in process.summaries)
+    ends = [
+        process.end
+        if process.end.ended_ns is None
+        else process.end._replace(ended_ns=clocks.corrected(process.host, process.end.ended_ns))
+        for process in processes
+    ]
+    hosts = Counter(process.host for process in processes)
+    is_corrected = hosts.keys() <= clocks.offsets_ns.keys()
+    uncertainty_ns = clocks.uncertainty_ns if is_corrected else 1_000_000_000
+    story = story_of(ends, clocks_ns=uncertainty_ns)
+    marked = tuple(
+        replace(
+            process,
+            end=end,
+            role=role,
+            is_first_cause=position in story.first,
+            shown_name=process.host if hosts[process.host] == 1 else "",
+        )
+        for position, (process, end, role) in enumerate(zip(processes, ends, story.roles, strict=True))
+    )
+    state, reason = (view.state, view.reason) if view is not None else (_state_of(marked), "")
+    started = [process.started_ns for process in marked if process.started_ns]
+    all_ended = bool(marked) and all(process.has_ended for process in marked)
+    last_ns = max((process.end.ended_ns or process.last_event_ns for process in marked), default=None)
+    return AttemptFacts(
+        number=number,
+        state=state,
+        reason=reason,
+        started_ns=view.started_ns if view is not None and view.started_ns else min(started, default=None),
+        ended_ns=(view.ended_ns if view is not None else None) or (last_ns if all_ended else None),
+        processes=marked,
+        story=story,
+        best_step=max((process.step for process in marked if process.step is not None), default=None),
+        clock_uncertainty_ns=uncertainty_ns,
+        clock_offsets_ns=clocks.offsets_ns,
+    )
+
+
+def _state_of(processes: Sequence[ProcessFacts]) -> State:
+    states = {process.state for process in processes}
+    for state in (State.FAILED, State.ACTIVE, State.STALE):
+        if state in states:
+            return state
+    return State.COMPLETED if states else State.UNKNOWN

@@ -1,0 +1,321 @@
+"""The entries of companions and of `run`, gathered by process: what they show of its life. Pure.
+
+Entries are joined with a run by host, pid and time, never by labels: the companion of a process does not know the run
+before it begins. A pid is used again, always so in containers: an entry belongs to the life of a pid that was open at
+its time. Values of another form are left out, since entries may be of a newer version, or damaged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from cloud_tpu_diagnostics import entries as kinds
+from cloud_tpu_diagnostics.reading import Snapshot, main_thread, parse_dumps
+from google_cloud_mldiagnostics.reading import natural_number, number
+from ml_diagnostics_common.entry import LogEntry
+
+from ml_diagnostics_console._facts.facts import (
+    CompileBatch,
+    ConsoleText,
+    HangVerdict,
+    KernelState,
+    MainStack,
+    Signal,
+    SigtermHandler,
+    StepSummary,
+    Times,
+)
+from ml_diagnostics_console.verdict import Ref
+
+__all__ = ["Life", "Lives", "ref_of"]
+
+_AFTER_END_NS: Final = 5_000_000_000
+"""The last lines of a process are recorded after its end, within this time."""
+_AFTER_END: Final = frozenset({kinds.CONSOLE, kinds.SIGTERM_HANDLER, kinds.COMPILES, kinds.STEP_SUMMARY})
+_MOST_STACKS: Final = 12
+_MOST_HANGS: Final = 64
+_MOST_COMPILES: Final = 4_096
+_MOST_SUMMARIES: Final = 8_192
+"""A day of one process; of a longer life the last ones count, and the first ones are the baseline."""
+_MOST_FRAMES: Final = 64
+_MOST_SAYS: Final = 300
+
+
+def ref_of(entry: LogEntry, says: str = "") -> Ref:
+    """Return the reference to an entry.
+
+    Args:
+        entry: The entry.
+        says: The sentence; empty takes that of the entry.
+    """
+    text = says or " ".join(str(entry.payload.get("message", "")).split())
+    shown = text if len(text) <= _MOST_SAYS else f"{text[: _MOST_SAYS - 3]}..."
+    return Ref(entry.insert_id, entry.context.log_id, entry.timestamp_ns, entry.context.labels.get("host", ""), shown)
+
+
+class Life:
+    """One process from its first entry to its end.
+
+    Attributes:
+        host: The host.
+        pid: The process id, as text.
+        first_ns: The time of its first entry.
+        last_ns: The time of its last entry.
+        ended_ns: The time of the entry on the end of the process; None while there is none.
+        index: The last process index that it named; None if it named none.
+        labels: The labels of its newest entry.
+        ends: The entries on its end and on blocks that it left, the oldest first.
+    """
+
+    def __init__(self, host: str, pid: str, entry: LogEntry) -> None:
+        self.host, self.pid = host, pid
+        self.first_ns = self.last_ns = entry.timestamp_ns
+        self.ended_ns: int | None = None
+        self.index: int | None = None
+        self.labels: Mapping[str, str] = entry.context.labels
+        self.ends: list[LogEntry] = []
+        self.step: tuple[int, LogEntry] | None = None
+        self.phase = ""
+        self.hangs: list[HangVerdict] = []
+        self.kernel_states: list[KernelState] = []
+        self.compiles: deque[CompileBatch] = deque(maxlen=_MOST_COMPILES)
+        self.summaries: deque[StepSummary] = deque(maxlen=_MOST_SUMMARIES)
+        self.signals: list[Signal] = []
+        self.sigterm_handlers: list[SigtermHandler] = []
+        self.console: dict[tuple[str, str], ConsoleText] = {}
+        self._snapshots: deque[LogEntry] = deque(maxlen=_MOST_STACKS)
+        self._dumps: deque[list[LogEntry]] = deque(maxlen=_MOST_STACKS)
+
+    def add(self, entry: LogEntry) -> None:
+        """Take the next entry of the process."""
+        payload, self.last_ns = entry.payload, max(self.last_ns, entry.timestamp_ns)
+        self.labels = entry.context.labels
+        kind = payload.get("kind")
+        index = natural_number(self.labels.get("process_index"))
+        if index is not None and not (index == 0 and self.index):  # 0 before JAX has started, and by `run`.
+            self.index = index
+        step = natural_number(payload.get("step"))
+        if step is not None:
+            self.step = step, entry
+        if isinstance(payload.get("phase"), str):
+            self.phase = payload["phase"]
+        reader = _READERS.get(kind) if isinstance(kind, str) else None
+        if reader is not None:
+            reader(self, entry, payload)
+
+    def _add_end(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        self.ends.append(entry)
+        if payload.get("kind") == kinds.JOB_ENDED and not payload.get("goes_on"):
+            self.ended_ns = entry.timestamp_ns
+
+    def _add_hang(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        if len(self.hangs) < _MOST_HANGS:
+            self.hangs.append(
+                HangVerdict(
+                    entry.timestamp_ns,
+                    str(payload.get("phase") or ""),
+                    natural_number(payload.get("step")),
+                    number(payload.get("stuck_seconds")) or 0.0,
+                    number(payload.get("timeout_seconds")) or 0.0,
+                    str(payload.get("stuck_frame") or ""),
+                    ref_of(entry),
+                )
+            )
+
+    def _add_kernel_state(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        if len(self.kernel_states) < _MOST_HANGS:
+            self.kernel_states.append(
+                KernelState(
+                    entry.timestamp_ns,
+                    _texts(payload.get("states")),
+                    _texts(payload.get("wait_channels")),
+                    number(payload.get("cpu_seconds")),
+                    number(payload.get("main_thread_cpu_seconds")),
+                    number(payload.get("seconds")),
+                    ref_of(entry),
+                )
+            )
+
+    def _add_summary(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        first, last = natural_number(payload.get("first_step")), natural_number(payload.get("last_step"))
+        steps, wall = natural_number(payload.get("count")), _times(payload.get("wall_seconds"))
+        if first is None or last is None or not steps or wall is None:
+            return
+        self.step = last, entry
+        own, data, wait = (_times(payload.get(f"{name}_seconds")) for name in ("own", "data", "wait"))
+        return_step, return_ns = natural_number(payload.get("return_step")), natural_number(payload.get("return_ns"))
+        self.summaries.append(
+            StepSummary(
+                entry.timestamp_ns, first, last, steps, wall, own, data, wait, return_step, return_ns, ref_of(entry)
+            )
+        )
+
+    def _add_compiles(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        functions = payload.get("functions")
+        by_name = {
+            str(each.get("name", "")): natural_number(each.get("count")) or 0
+            for each in (functions if isinstance(functions, list) else ())
+            if isinstance(each, Mapping)
+        }
+        programs, seconds = natural_number(payload.get("count")) or 0, number(payload.get("seconds")) or 0.0
+        time_ns = natural_number(payload.get("time_ns")) or entry.timestamp_ns
+        self.compiles.append(CompileBatch(time_ns, programs, seconds, by_name, ref_of(entry)))
+
+    def _add_signal(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        pid, uid = natural_number(payload.get("sender_pid")) or 0, natural_number(payload.get("sender_uid"))
+        self.signals.append(Signal(entry.timestamp_ns, str(payload.get("signal", "")), pid, uid, ref_of(entry)))
+
+    def _add_handler(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        time_ns = natural_number(payload.get("time_ns")) or entry.timestamp_ns
+        handler, function = str(payload.get("handler", "")), str(payload.get("function") or "")
+        self.sigterm_handlers.append(SigtermHandler(time_ns, handler, function, ref_of(entry)))
+
+    def _add_console(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        stream, occasion = str(payload.get("stream", "")), str(payload.get("occasion", ""))
+        says = f"the last lines of std{stream}" if stream in ("out", "err") else "the last lines"
+        text = str(payload.get("message", ""))
+        self.console[stream, occasion] = ConsoleText(entry.timestamp_ns, stream, occasion, text, ref_of(entry, says))
+
+    def _add_snapshot(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        self._snapshots.append(entry)
+
+    def _add_dump(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        part = natural_number(payload.get("part")) or 1
+        if part > 1 and self._dumps:
+            self._dumps[-1].append(entry)
+        else:
+            self._dumps.append([entry])
+
+    def stacks(self) -> tuple[MainStack, ...]:
+        """Return the last stacks of the main thread, the oldest first; parsed only now, since few processes need it."""
+        found = [stack for entry in self._snapshots if (stack := _of_snapshot(entry)) is not None]
+        found += [stack for parts in self._dumps if (stack := _of_dump(parts)) is not None]
+        return tuple(sorted(found, key=lambda stack: stack.time_ns)[-_MOST_STACKS:])
+
+
+_READERS: Final = {
+    kinds.JOB_ENDED: Life._add_end,
+    kinds.LEFT_BLOCK: Life._add_end,
+    kinds.HANG_SUSPECTED: Life._add_hang,
+    kinds.PROCESS_STATE: Life._add_kernel_state,
+    kinds.STEP_SUMMARY: Life._add_summary,
+    kinds.COMPILES: Life._add_compiles,
+    kinds.SIGNAL: Life._add_signal,
+    kinds.SIGTERM_HANDLER: Life._add_handler,
+    kinds.CONSOLE: Life._add_console,
+    kinds.SNAPSHOT: Life._add_snapshot,
+    kinds.DUMP: Life._add_dump,
+}
+
+
+class Lives:
+    """All processes of the companions' log, by host and pid."""
+
+    def __init__(self) -> None:
+        self._lives: dict[tuple[str, str], list[Life]] = {}
+
+    def add(self, entries: Iterable[LogEntry]) -> None:
+        """Take entries in the order of time; those of other programs are skipped."""
+        for entry in entries:
+            if entry.payload.get("verb") != kinds.VERB:
+                continue
+            labels = entry.context.labels
+            host, pid = labels.get("host", ""), labels.get("pid", "")
+            lives = self._lives.setdefault((host, pid), [])
+            if not lives or _is_of_next(lives[-1], entry):
+                lives.append(Life(host, pid, entry))
+            lives[-1].add(entry)
+
+    def of_process(self, host: str, pid: int, started_ns: int, last_ns: int) -> Life | None:
+        """Return the life of a process that is known from elsewhere; None if no companion recorded it.
+
+        Args:
+            host: The host.
+            pid: The process id.
+            started_ns: The time of its first event elsewhere.
+            last_ns: The time of its last event elsewhere.
+        """
+        for life in self._lives.get((host, str(pid)), ()):
+            if (life.ended_ns is None or life.ended_ns >= started_ns) and life.first_ns <= last_ns + _AFTER_END_NS:
+                return life
+        return None
+
+    def labelled(self, names: Iterable[str]) -> list[Life]:
+        """Return the lives whose labels name one of some jobs or runs, in the order of their first entries."""
+        wanted = set(names)
+        found = [
+            life
+            for lives in self._lives.values()
+            for life in lives
+            if life.labels.get("job") in wanted or life.labels.get("run") in wanted
+        ]
+        return sorted(found, key=lambda life: life.first_ns)
+
+
+def _is_of_next(life: Life, entry: LogEntry) -> bool:
+    """Return True if an entry belongs to the next process with the same pid."""
+    if life.ended_ns is None:
+        return False
+    kind = entry.payload.get("kind")
+    if kind == kinds.JOB_ENDED:  # The companion and `run` both record the end.
+        ended_ns = natural_number(entry.payload.get("ended_ns")) or entry.timestamp_ns
+        return ended_ns > life.ended_ns + _AFTER_END_NS
+    return not (kind in _AFTER_END and entry.timestamp_ns <= life.ended_ns + _AFTER_END_NS)
+
+
+def _of_snapshot(entry: LogEntry) -> MainStack | None:
+    payload = entry.payload
+    groups = payload.get("groups")
+    try:
+        snapshot = Snapshot.from_json(payload)
+    except ValueError:
+        return None
+    main = next((group for group in snapshot.groups if group.has_main), None)
+    if main is None:
+        return None
+    encoded = [group for group in (groups if isinstance(groups, list) else ()) if isinstance(group, Mapping)]
+    unchanged = next((number(group.get("unchanged_seconds")) for group in encoded if group.get("main")), None)
+    frames = tuple(map(str, main.frames[:_MOST_FRAMES]))
+    return _stack(entry, frames, "snapshot", unchanged or 0.0)
+
+
+def _of_dump(parts: list[LogEntry]) -> MainStack | None:
+    entry = parts[0]
+    text = "\n".join(str(part.payload.get("message", "")).rstrip("\n") for part in parts)
+    trigger = str(entry.payload.get("trigger", ""))
+    for dump in reversed(parse_dumps(text)):
+        main = main_thread(dump.threads)
+        if main is not None:
+            headline = dump.headline or str(entry.payload.get("headline") or "")
+            return _stack(entry, tuple(map(str, main.frames[:_MOST_FRAMES])), trigger, 0.0, headline)
+    return None
+
+
+def _stack(
+    entry: LogEntry, frames: tuple[str, ...], trigger: str, unchanged: float, headline: str = ""
+) -> MainStack:
+    payload = entry.payload
+    says = f"the main thread is in {frames[0]}" if frames else "the main thread has no Python frame"
+    return MainStack(
+        natural_number(payload.get("time_ns")) or entry.timestamp_ns,
+        frames,
+        natural_number(payload.get("step")),
+        str(payload.get("phase") or ""),
+        unchanged,
+        trigger,
+        ref_of(entry, says),
+        headline,
+    )
+
+
+def _times(value: object) -> Times | None:
+    if not isinstance(value, Mapping):
+        return None
+    found = [number(value.get(name)) for name in Times._fields]
+    return None if any(each is None for each in found) else Times(*(each or 0.0 for each in found))
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else ()

@@ -1,0 +1,230 @@
+"""Read all that is known of a job: the only module of facts with effects on logs and runs.
+
+The job is a run, by its id; or the name of a job that began no run, of which companions, or `run`, recorded the ends;
+or the name of a workload in Kubernetes that has not recorded anything yet. A reader that is asked again reads only what
+is new.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from google_cloud_mldiagnostics.exceptions import RunNotFoundError
+from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunHistory, RunSource, RunView, State
+from ml_diagnostics_common.command.errors import NotFoundError
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.exceptions import DiagnosticsError
+
+from ml_diagnostics_console._facts.building import attempts_of_jobs, attempts_of_runs, chips_of
+from ml_diagnostics_console._facts.entries import Lives
+from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, Unknown
+from ml_diagnostics_console._facts.kubernetes import read_kubernetes
+from ml_diagnostics_console._facts.kubernetes_entries import merged, recorded_kubernetes
+from ml_diagnostics_console._facts.kubernetes_facts import KubernetesFacts
+from ml_diagnostics_console._facts.monitored_events import MonitoredEvent, read_monitored_events
+from ml_diagnostics_console._facts.profile_facts import read_profile
+from ml_diagnostics_console._facts.run_records import RunRecords
+from ml_diagnostics_console.verdict import Ref
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.log_source import LogSource
+    from ml_goodput_measurement.partition import JobReport
+
+__all__ = ["JobReader", "Question"]
+
+_BEFORE_RUN_NS: Final = 600_000_000_000
+_SILENT_NS: Final = 180_000_000_000
+"""Three heartbeats of a run, which are 60 s apart."""
+_OFF: Final = "off"
+_KUBERNETES_FACT: Final = "kubernetes_fact"
+_ENDS: Final = ("job_ended", "left_block")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked about which job.
+
+    Attributes:
+        name: The run's id, the start of it, `last`, or the name of a job or of a workload.
+        attempt: The attempt to judge; None is the last one.
+        project: The project of Google Cloud to read; None reads this machine.
+        region: The region of its runs; None for the usual one.
+        kubernetes: The context of kubectl; empty for the current one, if the job has pods; `off` asks no cluster.
+    """
+
+    name: str
+    attempt: int | None = None
+    project: str | None = None
+    region: str | None = None
+    kubernetes: str = ""
+
+
+class JobReader:
+    """Reads one job, repeatedly.
+
+    Args:
+        question: The job.
+        report: Prints a note on what cannot be read, each once.
+        clock_ns: The wall clock.
+
+    Raises:
+        CredentialsError: A project is given, and there are no credentials.
+    """
+
+    def __init__(
+        self, question: Question, report: Callable[[str], None], *, clock_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._question, self._report, self._clock_ns = question, report, clock_ns
+        self._notes: dict[str, None] = {}
+        self._source = self._new_source()
+        self._history, self._records, self._lives = RunHistory(), RunRecords(), Lives()
+        self._of_run: LogSource | None = None
+        self._of_companions: LogSource | None = None
+        self._cluster_entries: list[LogEntry] = []
+        self._companion_count = 0
+
+    def read(self) -> Facts:
+        """Return what is known of the job now.
+
+        Raises:
+            RunNotFoundError: There is no such run, job or workload, or several runs match.
+            ControlPlaneError: The request for the run failed.
+            NotFoundError: The run has no such attempt.
+        """
+        try:
+            run = self._source.find(self._question.name)
+        except RunNotFoundError as error:
+            return self._without_run(error)
+        return self._with_run(run)
+
+    def _new_source(self) -> RunSource:
+        question = self._question
+        if question.project or question.region:
+            return CloudSource(question.project, question.region, self._note, lambda _: None)
+        return LocalSource(self._note)
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes[text] = None
+            self._report(text)
+
+    def _with_run(self, run: dict[str, Any]) -> Facts:
+        if self._of_run is None:
+            self._of_run = self._source.entries.source_of_run(run)
+        for batch in self._source.entries.read(self._of_run):
+            self._history.add(batch)
+            self._records.add(batch)
+        first_ns = min((record.first_ns for record in self._history.processes.values()), default=0)
+        self._read_companions(first_ns, {str(run.get("displayName", "")), str(run["name"]).rpartition("/")[2]})
+        view = self._source.view(run, self._history, has_endings=True)
+        attempts = attempts_of_runs(view, self._lives, self._records)
+        judged = self._judged(attempts)
+        is_live = view.state is State.ACTIVE and (judged is None or judged == len(attempts) - 1)
+        ended_ns = max([self._records.last_ns, *_last_events(attempts), 1])
+        return Facts(
+            name=view.run_id,
+            display_name=view.display_name or view.run_id,
+            now_ns=self._clock_ns() if is_live else ended_ns,
+            is_live=is_live,
+            attempts=tuple(attempts),
+            judged=judged,
+            chips=chips_of(view),
+            metrics=self._records.curves,
+            ledger=_read_ledger(view.display_name or view.run_id),
+            kubernetes=self._read_cluster(_hosts(attempts), view.run_id),
+            profile=read_profile(view),
+            monitored_events=self._read_events(view),
+            user_configs=view.configs.get("user", {}),
+            notes=tuple(self._notes),
+            entry_count=self._records.entry_count + self._companion_count,
+        )
+
+    def _without_run(self, error: RunNotFoundError) -> Facts:
+        """Return the facts of a job that began no run; raise the error if nothing is known of it."""
+        name = self._question.name
+        self._read_companions(0, {name})
+        attempts = attempts_of_jobs(self._lives.labelled([name]))
+        cluster = self._read_cluster(_hosts(attempts), "")
+        if not attempts and (isinstance(cluster, Unknown) or not cluster.value.pods):
+            raise error
+        now_ns = self._clock_ns()
+        last_ns = max(_last_events(attempts), default=now_ns)
+        is_open = not attempts or any(not process.has_ended for process in attempts[-1].processes)
+        is_live = is_open and now_ns - last_ns < _SILENT_NS
+        return Facts(
+            name=name,
+            display_name=name,
+            now_ns=now_ns if is_live else last_ns,
+            is_live=is_live,
+            attempts=tuple(attempts),
+            judged=self._judged(attempts),
+            ledger=_read_ledger(name),
+            kubernetes=cluster,
+            notes=tuple(self._notes),
+            entry_count=self._companion_count,
+        )
+
+    def _read_companions(self, first_ns: int, names: Collection[str]) -> None:
+        """Read what is new of companions, from some time before the first event of the run."""
+        if self._of_companions is None:
+            from ml_diagnostics_common.cloud_logging import any_of
+
+            wanted = sorted(filter(None, names))
+            condition = f"{any_of('labels.run', wanted)} OR {any_of('labels.job', wanted)}"
+            since_ns = max(0, first_ns - _BEFORE_RUN_NS)
+            self._of_companions = self._source.entries.source_of_companions(since_ns, condition)
+        for batch in self._source.entries.read(self._of_companions):
+            self._companion_count += len(batch)
+            self._lives.add(batch)
+            self._history.add([entry for entry in batch if entry.payload.get("kind") in _ENDS])
+            self._cluster_entries += [entry for entry in batch if entry.payload.get("kind") == _KUBERNETES_FACT]
+
+    def _judged(self, attempts: Sequence[AttemptFacts]) -> int | None:
+        """Return the index of the attempt that is asked for."""
+        wanted = self._question.attempt
+        if wanted is None:
+            return len(attempts) - 1 if attempts else None
+        numbers = [attempt.number for attempt in attempts]
+        if wanted not in numbers:
+            known = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "none has recorded anything"
+            raise NotFoundError(f"{self._question.name} has no attempt {wanted}: {known}")
+        return numbers.index(wanted)
+
+    def _read_cluster(self, hosts: set[str], run_id: str) -> Fact[KubernetesFacts] | Unknown:
+        """Return what the cluster reports now, with what was recorded of it before."""
+        context = self._question.kubernetes
+        if context == _OFF:
+            live: Fact[KubernetesFacts] | Unknown = Unknown("no cluster was asked, because of --kubernetes off")
+        else:
+            live = read_kubernetes(self._question.name, context=context or None, hosts=hosts, run_id=run_id)
+        before = recorded_kubernetes(self._cluster_entries)
+        return live if before is None else merged(live, before)
+
+    def _read_events(self, view: RunView) -> Fact[tuple[MonitoredEvent, ...]] | Unknown:
+        question = self._question
+        if question.project is None:
+            return Unknown("Google's monitored events are only read with --project")
+        return read_monitored_events(view.run_id, question.project, question.region or "")
+
+
+def _read_ledger(job: str) -> Fact[JobReport] | Unknown:
+    """Return the goodput of a job."""
+    from ml_goodput_measurement.report import report
+
+    try:
+        data = report(job).data
+    except DiagnosticsError as error:
+        return Unknown(f"no goodput is known: {str(error).splitlines()[0]}")
+    says = f"goodput {data.goodput_percent:.1f} % of {data.counted_ns / 1e9:.0f} s"
+    return Fact(data, (Ref(f"goodput/{data.job_name}", "goodput", data.end_ns, "", says),), data.end_ns)
+
+
+def _last_events(attempts: Sequence[AttemptFacts]) -> list[int]:
+    return [process.last_event_ns for attempt in attempts for process in attempt.processes]
+
+
+def _hosts(attempts: Sequence[AttemptFacts]) -> set[str]:
+    return {process.host for attempt in attempts for process in attempt.processes}

@@ -1,0 +1,99 @@
+"""The entries of a run's log, gathered: its metrics, and what each process recorded of itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from google_cloud_mldiagnostics.reading import CONFIGS, LOSSES_NAMESPACE, PROCESS, SESSION, natural_number, texts
+from ml_diagnostics_common.entry import EntryContext, LogEntry
+
+from ml_diagnostics_console._facts.curves import Curves
+
+__all__ = ["ProcessRecords", "RunRecords"]
+
+
+class ProcessRecords:
+    """What one process recorded in the run's log.
+
+    Attributes:
+        first: Its first entry on itself; None if it has none.
+        last: Its last entry on itself: the end, if it recorded one.
+        software: Its versions.
+        hardware: Its machine.
+        lost_entries: The number of entries and values that it could not record.
+    """
+
+    def __init__(self) -> None:
+        self.first: LogEntry | None = None
+        self.last: LogEntry | None = None
+        self.software: Mapping[str, str] = {}
+        self.hardware: Mapping[str, str] = {}
+        self.lost_entries = 0
+
+    def add(self, kind: str, entry: LogEntry) -> None:
+        """Take an entry on the process.
+
+        Args:
+            kind: The namespace of the entry.
+            entry: The entry.
+        """
+        payload = entry.payload
+        if kind == PROCESS:
+            self.first = self.first or entry
+            self.last = entry
+        elif kind == CONFIGS:
+            self.software = texts(payload.get("softwareConfigs")) or self.software
+            self.hardware = texts(payload.get("hardwareConfigs")) or self.hardware
+        elif kind == LOSSES_NAMESPACE:
+            for counts in payload.values():
+                if isinstance(counts, Mapping):
+                    self.lost_entries += sum(natural_number(count) or 0 for count in counts.values())
+
+
+class RunRecords:
+    """All entries of one run.
+
+    Attributes:
+        curves: Its metrics, and those of its hosts.
+        entry_count: The number of entries.
+        last_ns: The time of the last entry; 0 without one.
+    """
+
+    def __init__(self) -> None:
+        self.curves = Curves()
+        self.entry_count = 0
+        self.last_ns = 0
+        self._processes: dict[tuple[str, str], ProcessRecords] = {}
+
+    def add(self, entries: Iterable[LogEntry]) -> None:
+        """Take entries in the order of time."""
+        context: EntryContext | None = None
+        namespace_of_context = ""
+        for entry in entries:
+            self.entry_count += 1
+            if entry.context is not context:
+                context = entry.context
+                namespace_of_context = str((context.resource.get("labels") or {}).get("namespace", ""))
+            own = entry.own_resource_labels
+            name = own["namespace"] if own and "namespace" in own else namespace_of_context
+            if name in _ON_PROCESSES:
+                labels = entry.context.labels
+                key = (labels.get("host", ""), labels.get("pid", ""))
+                self._processes.setdefault(key, ProcessRecords()).add(name, entry)
+            elif name != SESSION and name:
+                self.curves.add(name, entry)
+            if entry.timestamp_ns > self.last_ns:
+                self.last_ns = entry.timestamp_ns
+
+    def of_process(self, host: str, pid: int) -> ProcessRecords:
+        """Return what a process recorded; empty records if it recorded nothing."""
+        return self._processes.get((host, str(pid))) or ProcessRecords()
+
+    def fields(self, host: str, pid: int) -> Mapping[str, Any]:
+        """Return the last entry of a process on itself."""
+        last = self.of_process(host, pid).last
+        return last.payload if last is not None else {}
+
+
+_ON_PROCESSES = frozenset({PROCESS, CONFIGS, LOSSES_NAMESPACE})

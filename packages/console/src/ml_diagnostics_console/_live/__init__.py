@@ -1,0 +1,1 @@
+"""`doctor --live`: a job that is watched until it ends."""

@@ -1,0 +1,140 @@
+"""A report as text: at most a screen, 80 columns wide, the answer first. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Final
+
+from ml_diagnostics_common.command.console import BOLD, GREEN, RED, YELLOW
+from ml_diagnostics_common.texts import format_duration
+
+from ml_diagnostics_console.doctor import Report
+from ml_diagnostics_console.verdict import Blame, Cost, CostBasis, NotChecked, Verdict, VerdictClass
+
+__all__ = ["STYLES", "TITLES", "format_cost", "format_report", "format_verdict"]
+
+TITLES: Final[Mapping[VerdictClass, str]] = {
+    VerdictClass.WAITING: "Waiting",
+    VerdictClass.BEFORE_START: "Failed before the first step",
+    VerdictClass.CRASH: "Failed",
+    VerdictClass.STUCK: "Stuck",
+    VerdictClass.SLOW: "Slow",
+    VerdictClass.NUMBERS: "Wrong numbers",
+    VerdictClass.RESTARTS: "Restarts",
+    VerdictClass.HEALTHY: "",
+    VerdictClass.UNKNOWN: "Unknown",
+}
+"""The start of a sentence; empty where the sentence is complete."""
+STYLES: Final[Mapping[str, str]] = {
+    r"^(?:Failed|Failed before the first step|Stuck|Wrong numbers|Restarts)(?=:)": f"{BOLD};{RED}",
+    r"^(?:Waiting|Slow|Unknown)(?=:)": f"{BOLD};{YELLOW}",
+    r"^Nothing is wrong": f"{BOLD};{GREEN}",
+    r"^ +(?:proof|cost|blame|next|also)(?= )": BOLD,
+}
+"""The style of each match, on a terminal with colors."""
+_WIDTH: Final = 80
+_MOST_WIDTH: Final = 120
+_PROOFS: Final = 3
+_NOT_CHECKED: Final = 2
+_LABEL: Final = 10
+
+
+def format_report(report: Report, width: int | None = None, *, with_all: bool = False) -> str:
+    """Return a report as text.
+
+    Args:
+        report: The report.
+        width: The columns of the terminal; None if there is no limit: then lines have 80.
+        with_all: True for all verdicts and all that was not checked.
+    """
+    columns = _WIDTH if width is None else max(40, min(width, _MOST_WIDTH))
+    headline = report.headline
+    lines = format_verdict(headline, columns)
+    others = report.verdicts if with_all else report.shown
+    for number, verdict in enumerate((each for each in others if each is not headline), 2):
+        lines += _wrapped(f"also {number}", _sentence(verdict), columns)
+        if with_all:
+            lines += _details(verdict, columns)
+    lines += _not_checked(report, columns, with_all=with_all)
+    for text in report.observations if with_all else report.observations[:_NOT_CHECKED]:
+        lines += _wrapped("note", text, columns)
+    if headline.evidence:
+        lines += _wrapped("why", f"mldiagnostics doctor explain {report.facts.name}/1", columns)
+    return "\n".join(lines)
+
+
+def format_verdict(verdict: Verdict, width: int) -> list[str]:
+    """Return a verdict as lines: the sentence, its proof, its cost, the side that has to act, and what to do."""
+    return [*_fill(_sentence(verdict), width, "", "  "), *_details(verdict, width)]
+
+
+def _details(verdict: Verdict, width: int) -> list[str]:
+    lines = []
+    for ref in verdict.evidence[:_PROOFS]:
+        where = f"{ref.host}: " if ref.host and ref.host not in ref.says else ""
+        lines += _wrapped("proof", f"{where}{ref.says}", width)
+    if verdict.cost is not None and verdict.cost.seconds > 0:
+        lines += _wrapped("cost", format_cost(verdict.cost), width)
+    if verdict.blame is not None and verdict.blame is not Blame.UNKNOWN:
+        lines += _wrapped("blame", _BLAMES[verdict.blame], width)
+    for command in verdict.next:
+        text = f"{command.command}   why: {command.why}" if command.command else command.why
+        lines += _wrapped("next", text, width)
+    return lines
+
+
+_BLAMES: Final[Mapping[Blame, str]] = {
+    Blame.USER: "the program or its configuration",
+    Blame.SYSTEM: "the machine, the network or the cluster",
+    Blame.PREEMPTION: "a preemption: the job was asked to make room",
+}
+
+
+def _sentence(verdict: Verdict) -> str:
+    title = TITLES[verdict.verdict_class]
+    text = f"{title}: {verdict.sentence}" if title else verdict.sentence
+    mark = "" if verdict.verdict_class is VerdictClass.HEALTHY else f"   [{verdict.confidence.value}]"
+    return f"{text.rstrip('.')}.{mark}"
+
+
+def format_cost(cost: Cost) -> str:
+    """Return a cost: `1 h 12 min, 307 chip-hours`, with `at least` where it is a lower bound."""
+    least = "at least " if cost.basis is CostBasis.LOWER_BOUND else ""
+    chips = "" if cost.chip_hours is None else f", {cost.chip_hours:,.3g} chip-hours"
+    says = f" {cost.says}" if cost.says else ""
+    return f"{least}{format_duration(cost.seconds)}{says}{chips}"
+
+
+def _not_checked(report: Report, width: int, *, with_all: bool) -> list[str]:
+    """Return what was not checked: for the headline's kind first, equal reasons once."""
+    prefix = report.headline.rule[:1]
+    ordered = sorted(report.not_checked, key=lambda each: (not each.rule.startswith(prefix), each.rule))
+    by_reason: dict[str, list[NotChecked]] = {}
+    for each in ordered:
+        by_reason.setdefault(each.why, []).append(each)
+    reasons = list(by_reason.items())
+    kept = reasons if with_all else reasons[:_NOT_CHECKED]
+    lines: list[str] = []
+    for why, rules in kept:
+        ids = ", ".join(each.rule for each in rules)
+        lines += _fill(f"not checked: {why} ({ids})", width, "  ", "    ")
+    if left := len(reasons) - len(kept):
+        lines += _fill(f"not checked: {left} more; --all lists them", width, "  ", "    ")
+    return lines
+
+
+def _wrapped(label: str, text: str, width: int) -> list[str]:
+    start = f"  {label}".ljust(_LABEL)
+    return _fill(text, width, start, " " * _LABEL)
+
+
+def _fill(text: str, width: int, first: str, further: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]
