@@ -13,7 +13,7 @@ from ml_diagnostics_common.process_hooks import import_undisturbed
 from google_cloud_mldiagnostics._system_metrics import Reading
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 
-__all__ = ["GpuMeter", "is_visible", "may_have_gpu"]
+__all__ = ["Gpu", "GpuMeter", "is_visible", "may_have_gpu"]
 
 _Answer = TypeVar("_Answer")
 _PERCENT_METRICS: Final = ("gpu_duty_cycle", "gpu_utilization", "gpu_tensorcore_utilization")
@@ -40,18 +40,22 @@ class GpuMeter:
         self._is_ours = is_ours
         self._visible = environ.get("CUDA_VISIBLE_DEVICES")
         self._nvml: Any = None
-        self._gpus: list[_Gpu] | None = None
+        self._gpus: list[Gpu] | None = None
 
     def collect(self) -> list[Reading]:
         """Return duty cycle, utilisation, tensor cores and memory of each GPU, as far as it reports them."""
-        if self._gpus is None:
-            self._gpus = self._found()
-        ours = [gpu for gpu in self._gpus if self._is_ours(gpu.uuid)]
+        ours = self.gpus()
         readings = [_of_gpus(name, {gpu: getattr(gpu, name)() for gpu in ours}) for name in _PERCENT_METRICS]
         readings.append(_memory({gpu: gpu.memory() for gpu in ours}))
         return [reading for reading in readings if reading is not None]
 
-    def _found(self) -> list[_Gpu]:
+    def gpus(self) -> list[Gpu]:
+        """Return the GPUs that this process measures now."""
+        if self._gpus is None:
+            self._gpus = self._found()
+        return [gpu for gpu in self._gpus if self._is_ours(gpu.uuid)]
+
+    def _found(self) -> list[Gpu]:
         import_undisturbed("pynvml")
         nvml: Any = sys.modules.get("pynvml")
         if nvml is None:
@@ -61,7 +65,7 @@ class GpuMeter:
             count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError:  # No driver.
             return []
-        gpus = [gpu for index in range(count) if (gpu := _Gpu.at(nvml, index)) is not None]
+        gpus = [gpu for index in range(count) if (gpu := Gpu.at(nvml, index)) is not None]
         return [gpu for gpu in gpus if is_visible(gpu.index, gpu.uuid, self._visible)]
 
 
@@ -88,20 +92,27 @@ def is_visible(index: int, uuid: str, visible: str | None) -> bool:
     return False
 
 
-class _Gpu:
-    """One GPU, and where its counters were the last time."""
+class Gpu:
+    """One GPU, and where its counters were the last time.
+
+    Attributes:
+        nvml: The module `pynvml`.
+        handle: NVML's handle of the GPU.
+        index: Its index in NVML.
+        uuid: Its id in NVML.
+    """
 
     def __init__(self, nvml: Any, index: int, handle: Any, uuid: str) -> None:
-        self._nvml = nvml
-        self._handle = handle
+        self.nvml = nvml
+        self.handle = handle
         self.index = index
         self.uuid = uuid
         self._last_sample_us = 0
         self._gpm_before: Any = None
-        self._has_gpm = self._ask(lambda: bool(nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)) or False
+        self._has_gpm = self.ask(lambda: bool(nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)) or False
 
     @classmethod
-    def at(cls, nvml: Any, index: int) -> _Gpu | None:
+    def at(cls, nvml: Any, index: int) -> Gpu | None:
         """Return the GPU of an index; None if it does not answer, or is not given to this container."""
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -112,44 +123,49 @@ class _Gpu:
 
     def gpu_duty_cycle(self) -> float | None:
         """Return the share of the time since the last collection in which a kernel ran, in %."""
-        samples = self._ask(self._utilization_samples)
+        samples = self.ask(self._utilization_samples)
         return sum(samples) / len(samples) if samples else self.gpu_utilization()
 
     def gpu_utilization(self) -> float | None:
         """Return the present share, as nvidia-smi shows it, in %."""
-        return self._ask(lambda: float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu))
+        return self.ask(lambda: float(self.nvml.nvmlDeviceGetUtilizationRates(self.handle).gpu))
 
     def gpu_tensorcore_utilization(self) -> float | None:
         """Return the share of the time since the last collection of work by the tensor cores, in %, since Hopper."""
-        return self._ask(self._tensor_utilization) if self._has_gpm else None
+        return self.ask(self._tensor_utilization) if self._has_gpm else None
 
     def memory(self) -> tuple[int, int] | None:
         """Return the bytes used, and all bytes."""
-        return self._ask(self._memory_bytes)
+        return self.ask(self._memory_bytes)
 
-    def _ask(self, question: Callable[[], _Answer]) -> _Answer | None:
+    def ask(self, question: Callable[[], _Answer]) -> _Answer | None:
+        """Return NVML's answer; None if it has none."""
         try:
             return question()
-        except (self._nvml.NVMLError, AttributeError):  # This GPU, its driver, MIG or an old pynvml has no answer.
+        except (self.nvml.NVMLError, AttributeError):  # This GPU, its driver, MIG or an old pynvml has no answer.
             return None
 
+    def call(self, function: str, *arguments: object) -> Any:
+        """Return the answer of a function of NVML on this GPU; None if it has none."""
+        return self.ask(lambda: getattr(self.nvml, function)(self.handle, *arguments))
+
     def _memory_bytes(self) -> tuple[int, int] | None:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        memory = self.nvml.nvmlDeviceGetMemoryInfo(self.handle)
         return (int(memory.used), int(memory.total)) if memory.total else None
 
     def _utilization_samples(self) -> list[int]:
         """Return the new samples: the driver keeps some a second, for longer than an interval."""
-        kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
-        _, samples = self._nvml.nvmlDeviceGetSamples(self._handle, kind, self._last_sample_us)
+        kind = self.nvml.NVML_GPU_UTILIZATION_SAMPLES
+        _, samples = self.nvml.nvmlDeviceGetSamples(self.handle, kind, self._last_sample_us)
         self._last_sample_us = max((sample.timeStamp for sample in samples), default=self._last_sample_us)
         return [int(sample.sampleValue.uiVal) for sample in samples]
 
     def _tensor_utilization(self) -> float | None:
         """Return it from the GPM counters: NVML's group "GPM Functions"."""
-        nvml = self._nvml
+        nvml = self.nvml
         now = nvml.nvmlGpmSampleAlloc()
         try:
-            nvml.nvmlGpmSampleGet(self._handle, now)
+            nvml.nvmlGpmSampleGet(self.handle, now)
         except nvml.NVMLError:
             nvml.nvmlGpmSampleFree(now)
             raise
@@ -168,7 +184,7 @@ class _Gpu:
             nvml.nvmlGpmSampleFree(before)
 
 
-def _of_gpus(name: str, values: Mapping[_Gpu, float | None], **beside: Any) -> Reading | None:
+def _of_gpus(name: str, values: Mapping[Gpu, float | None], **beside: Any) -> Reading | None:
     known = {gpu: value for gpu, value in values.items() if value is not None}
     if not known:
         return None
@@ -176,7 +192,7 @@ def _of_gpus(name: str, values: Mapping[_Gpu, float | None], **beside: Any) -> R
     return Reading(name, "%", list(known.values()), chips, AcceleratorType.GPU, beside)
 
 
-def _memory(values: Mapping[_Gpu, tuple[int, int] | None]) -> Reading | None:
+def _memory(values: Mapping[Gpu, tuple[int, int] | None]) -> Reading | None:
     known = {gpu: value for gpu, value in values.items() if value is not None}
     return _of_gpus(
         "vram_utilization",

@@ -18,6 +18,7 @@ from ml_diagnostics_common.worker import Interval, Task, Worker, start
 
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics._system_metrics import Collect, Reading, gpu, payload_of, tpu
+from google_cloud_mldiagnostics._system_metrics.gpu_health import GpuHealth
 from google_cloud_mldiagnostics._system_metrics.host import HostMeter, ProcessMeter
 
 __all__ = ["Bounded", "Claims", "SystemMetrics"]
@@ -168,22 +169,16 @@ class SystemMetrics:
         return [ProcessMeter().collect, lambda: host.collect() if self._claims.hold("host") else []]
 
     def _chip_sources(self) -> list[Collect]:
-        sources = []
+        sources: list[Collect] = []
         if gpu.may_have_gpu():
-            sources.append(Bounded("the NVIDIA driver", gpu.GpuMeter(self._claims.hold).collect).collect)
+            meter = gpu.GpuMeter(self._claims.hold)
+            sources += _with_details("the NVIDIA driver", meter.collect, GpuHealth(meter.gpus).collect)
         if tpu.may_have_tpu():
-            sources += self._tpu_sources()
+            details = tpu.TpuDetails()
+            sources += _with_details(
+                "libtpu", lambda: self._collect_tpu(tpu.collect_tpu), lambda: self._collect_tpu(details.collect)
+            )
         return sources
-
-    def _tpu_sources(self) -> list[Collect]:
-        """Return one source for the chips' own metrics and one for the rest, so that a detail costs none of the first.
-
-        Only one thread waits for a libtpu that hangs.
-        """
-        chips = Bounded("libtpu", lambda: self._collect_tpu(tpu.collect_tpu))
-        read = tpu.TpuDetails().collect
-        details = Bounded("libtpu (details)", lambda: self._collect_tpu(read))
-        return [chips.collect, lambda: [] if chips.is_hanging else details.collect()]
 
     def _collect_tpu(self, collect: Collect) -> list[Reading]:
         return collect() if tpu.runtime_is_up() and self._claims.hold("tpu") else []
@@ -202,6 +197,15 @@ class SystemMetrics:
             self._run.log.write(reading.name, payload, timestamp_ns=moment_ns)
             if not reading.is_detail:
                 self._run.log.averages.add(reading.name, reading.mean)
+
+
+def _with_details(source: str, collect: Collect, details: Collect) -> list[Collect]:
+    """Return two collectors of a source, so that a detail that hangs costs no other metric.
+
+    Only one thread waits for a source that hangs.
+    """
+    first, second = Bounded(source, collect), Bounded(f"{source} (details)", details)
+    return [first.collect, lambda: [] if first.is_hanging else second.collect()]
 
 
 class Bounded:
