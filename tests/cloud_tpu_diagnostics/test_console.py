@@ -11,13 +11,18 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cloud_tpu_diagnostics._console.memory import MOST_BYTES
+from cloud_tpu_diagnostics._console.segments import SEGMENT_BYTES, Segments
 from cloud_tpu_diagnostics.entries import CONSOLE, JOB_ENDED, SIGNAL, SIGTERM_HANDLER
 
 from ..waiting import LONG_SECONDS, wait_until
 from .accompanied_jobs import _HEAD, Job, of_kind, output_bytes_in_memory
+from .test_hold import children_of
 from .test_run import _RUN, run
 
 _PRINTED_BYTES = 65 * 2**20
@@ -183,6 +188,153 @@ def test_the_last_megabytes_are_in_private_files() -> None:
     found = {re.sub(r".*-\d+", "", file.name): file for file in folder.iterdir()}
     assert {name: file.read_text() for name, file in found.items()} == {".out": "step 1\n", ".err": "careful\n"}
     assert {file.stat().st_mode & 0o777 for file in found.values()} == {0o600}
+
+
+def test_two_segments_of_8_mib_hold_the_last_megabytes(tmp_path: Path) -> None:
+    segments = Segments(tmp_path / "console" / "host-1.out")
+    written = b"".join(f"line {number} {'x' * 1000}\n".encode() for number in range(22_000))
+    for start in range(0, len(written), 2**20):
+        segments.append(written[start : start + 2**20])
+    segments.close()
+    newer, older = (tmp_path / "console" / name for name in ("host-1.out", "host-1.out.1"))
+    kept = older.read_bytes() + newer.read_bytes()
+    assert written.endswith(kept)
+    assert older.stat().st_size == SEGMENT_BYTES == 8 * 2**20
+    assert [path.stat().st_mode & 0o777 for path in (newer.parent, newer, older)] == [0o700, 0o600, 0o600]
+
+
+def test_what_a_full_disk_does_not_take_is_left_out_and_counted(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE is a disk that is full at a size, and has space again when it is raised."""
+    program = f"""
+import resource, signal, sys
+from pathlib import Path
+from cloud_tpu_diagnostics._console.segments import Segments
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+segments = Segments(Path({str(tmp_path / "host-1.out")!r}))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+def limit(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+segments.append(b"first\\n")
+limit(10)
+segments.append(b"second\\n")
+segments.append(b"third\\n")
+limit(30)
+segments.append(b"fourth\\n")
+limit(hard)
+segments.append(b"fifth\\n")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=LONG_SECONDS)
+    kept = (tmp_path / "host-1.out").read_text()
+    assert kept == "first\nseco\n[16 bytes are missing here: they could not be written]\nfifth\n"
+
+
+def test_a_link_in_place_of_a_segment_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "host-1.out").symlink_to(tmp_path / "elsewhere")
+    Segments(tmp_path / "host-1.out").append(b"text")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+_PRINT_80_MIB = "for _ in range(80): os.write(1, b'x' * (2**20 - 1) + b'\\n')"
+
+
+def test_of_output_that_nothing_reads_64_mib_stay_in_memory_and_the_rest_is_counted(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    job = f"import os, sys\n{_PRINT_80_MIB}\nopen({str(done)!r}, 'w').close()\nsys.stdin.read()"
+    with subprocess.Popen(
+        [*_RUN, sys.executable, "-c", job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        wait_until(lambda: done.exists() and 60 * 2**20 < output_bytes_in_memory(process.pid) <= MOST_BYTES + 2**16)
+        process.stdin.close()
+        received = bytearray()
+        while block := os.read(process.stdout.fileno(), 2**20):
+            received += block
+        assert process.wait(LONG_SECONDS) == 0
+    found = re.search(rb"\n\[([\d,]+) bytes of output were dropped", received)
+    assert found is not None
+    (dropped,) = (entry["dropped_bytes"] for entry in of_kind(CONSOLE))
+    assert int(found[1].replace(b",", b"")) == dropped
+    assert received.count(b"x") + received.count(b"\n") - 2 + dropped >= 80 * 2**20
+
+
+def test_the_companion_limits_the_memory_once_nothing_passes_the_output_on(tmp_path: Path) -> None:
+    program = (
+        _HEAD
+        + f"""
+start()
+report(os.getpid())
+while os.getppid() == int(sys.argv[2]):
+    time.sleep(0.01)
+{_PRINT_80_MIB}
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.01)
+"""
+    )
+    launcher = "import os, sys; os.execv(sys.argv[1], [*sys.argv[1:-1], str(os.getpid()), sys.argv[-1]])"
+    job = [sys.executable, "-c", program, str(tmp_path / "trace"), str(tmp_path / "end")]
+    with subprocess.Popen([sys.executable, "-c", launcher, *_RUN, *job], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        output = Path(f"/proc/{int(process.stdout.readline())}/fd/1")
+        process.kill()
+    wait_until(lambda: output.stat().st_size > 80 * 2**20)
+    wait_until(lambda: output.stat().st_blocks * 512 <= MOST_BYTES + 2**16)
+    (tmp_path / "end").touch()
+    wait_until(lambda: bool(of_kind(JOB_ENDED)))
+
+
+# --- Every combination of what can happen to the wrapper and to the reader ----------------------------
+
+
+_PRINT_TO_THE_END = """
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+print("ready", flush=True)
+while not (folder / "go").exists():
+    time.sleep(0.005)
+for line in range(300):
+    print(f"line {line} " + "x" * 1000, flush=True)
+    print(f"line {line}", file=sys.stderr, flush=True)
+(folder / "done").touch()
+"""
+_WRAPPERS = ("lives", "killed", "stopped")
+_READERS = ("reads", "killed", "stopped", "disk full")
+
+
+@pytest.mark.parametrize("wrapper_is", _WRAPPERS)
+@pytest.mark.parametrize("reader_is", _READERS)
+def test_a_job_prints_to_its_end_whatever_happens_to(tmp_path: Path, wrapper_is: str, reader_is: str) -> None:
+    job = [*_RUN, sys.executable, "-c", _PRINT_TO_THE_END, str(tmp_path)]
+    with ExitStack() as stack:
+        if reader_is == "disk full":
+            output: Any = stack.enter_context(Path("/dev/full").open("wb", buffering=0))
+            reader = None
+        else:
+            reader = stack.enter_context(
+                subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            )
+            output = reader.stdin
+        wrapper = stack.enter_context(subprocess.Popen(job, stdout=output, stderr=subprocess.DEVNULL, bufsize=0))
+        output.close()
+        if reader is not None:
+            assert reader.stdout is not None
+            assert reader.stdout.read(6) == b"ready\n"
+        wait_until(lambda: bool(children_of(wrapper.pid)))
+        if reader is not None and reader_is != "reads":
+            reader.send_signal(signal.SIGKILL if reader_is == "killed" else signal.SIGSTOP)
+        if wrapper_is != "lives":
+            wrapper.send_signal(signal.SIGKILL if wrapper_is == "killed" else signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        wait_until(lambda: (tmp_path / "done").exists())
+        for process in (reader, wrapper):
+            if process is not None:
+                process.send_signal(signal.SIGCONT)
+        if reader is not None and reader_is != "killed":
+            assert reader.stdout is not None
+            read = reader.stdout.read() or b""
+            assert wrapper_is == "killed" or read.count(b"\n") == 300
+        if wrapper_is != "killed":
+            assert wrapper.wait(LONG_SECONDS) == 0
+            assert console()["out"].splitlines()[-1].startswith("line 299 ")
 
 
 def test_nothing_is_recorded_if_the_user_does_not_want_it() -> None:

@@ -16,19 +16,15 @@ import contextlib
 import itertools
 import os
 import struct
-import sys
 from collections.abc import Iterable, Iterator
 from numbers import Integral
 from pathlib import Path
 from time import monotonic_ns, time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from ml_diagnostics_common.descriptors import identity
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.process_hooks import at_fork
-
-if TYPE_CHECKING:
-    import mmap
+from ml_diagnostics_common.shared_maps import SharedMap
 
 __all__ = [
     "PHASES",
@@ -82,12 +78,11 @@ class Progress(NamedTuple):
 class ProgressPage:
     """The page of this process. Forked children drop it, and never write to it."""
 
-    def __init__(self, path: Path, mapped: mmap.mmap, file: tuple[int, int]) -> None:
+    def __init__(self, path: Path, shared: SharedMap) -> None:
         """Use `create`."""
         self.path = path
-        self._mapped = mapped
-        self._file = file
-        self._duplicate = _duplicate_of(file)
+        self._shared = shared
+        self._mapped = shared.memory
         self._sequence = itertools.count(1)  # next() is atomic.
 
     @classmethod
@@ -110,8 +105,6 @@ class ProgressPage:
 
     @classmethod
     def _create_in(cls, folder: Path) -> ProgressPage:
-        import mmap
-
         if _may_wait_for_network(folder):
             raise OSError(
                 f"{folder} is on a network filesystem, which may stall or end a process with a page mapped there"
@@ -125,20 +118,15 @@ class ProgressPage:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | sum(getattr(os, name, 0) for name in names)
         descriptor = os.open(path, flags, 0o600)
         try:
-            # Written, not only sized: a store to a page for which the disk has no space kills the process (SIGBUS).
             if os.write(descriptor, bytes(_PAGE_BYTES)) != _PAGE_BYTES:
                 raise OSError(f"{path} cannot be written whole")
-            if sys.version_info >= (3, 13):
-                mapped = mmap.mmap(descriptor, _PAGE_BYTES, trackfd=False)
-            else:
-                mapped = mmap.mmap(descriptor, _PAGE_BYTES)
-            file = identity(descriptor)
+            shared = SharedMap(descriptor, _PAGE_BYTES)
         except BaseException:
             path.unlink()
             raise
         finally:
             os.close(descriptor)
-        page = cls(path, mapped, file)
+        page = cls(path, shared)
         _pages_of_this_process.add(page)
         return page
 
@@ -175,16 +163,9 @@ class ProgressPage:
         _pages_of_this_process.discard(self)
         with contextlib.suppress(OSError):
             status = self.path.lstat()
-            if (status.st_dev, status.st_ino) == self._file:
+            if (status.st_dev, status.st_ino) == self._shared.file:
                 self.path.unlink()
-        self._release()
-
-    def _release(self) -> None:
-        """Unmap the page, unless that would close a file of the job's, which has closed our descriptor."""
-        if self._duplicate is None or _is_behind(self._duplicate, self._file):
-            self._mapped.close()
-        else:
-            _keep_for_ever(self._mapped)
+        self._shared.release()
 
 
 class ProgressReader:
@@ -315,23 +296,10 @@ def _drop_pages_in_child() -> None:
     global page_of_this_process
     page_of_this_process = None
     while _pages_of_this_process:
-        _pages_of_this_process.pop()._release()
+        _pages_of_this_process.pop()._shared.release()
 
 
 at_fork(_drop_pages_in_child)
-
-_maps_never_closed: list[mmap.mmap] = []
-
-
-def _keep_for_ever(mapped: mmap.mmap) -> None:
-    """Even at the end of the interpreter, when the job's files may still have something to write."""
-    try:
-        import ctypes
-
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
-    except (ImportError, AttributeError):
-        _maps_never_closed.append(mapped)
-
 
 # --- Files --------------------------------------------------------------------------------------------
 
@@ -425,23 +393,3 @@ def _is_recent(path: Path) -> bool:
     finally:
         reader.close()
     return progress is not None and 0 <= monotonic_ns() - progress.monotonic_ns < _RECENT_NS
-
-
-def _duplicate_of(file: tuple[int, int]) -> int | None:
-    """Return the descriptor that `mmap` keeps before Python 3.13, and closes with the map; None if there is none."""
-    return next((number for number in _open_descriptors() if _is_behind(number, file)), None)
-
-
-def _is_behind(number: int, file: tuple[int, int]) -> bool:
-    """Return True if this descriptor is open, and is of this file."""
-    try:
-        return identity(number) == file
-    except OSError:
-        return False
-
-
-def _open_descriptors() -> list[int]:
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        with contextlib.suppress(OSError):
-            return [int(name) for name in os.listdir(folder) if name.isdigit()]  # noqa: PTH208 (they are numbers)
-    return []

@@ -18,6 +18,7 @@ from ml_diagnostics_common.worker import start
 from cloud_tpu_diagnostics._collect.compilations import Compilations
 from cloud_tpu_diagnostics._collect.failure import failure_message, is_failure
 from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, guarded_as, log, log_once, warn_once
+from cloud_tpu_diagnostics._collect.printed_lines import PrintedLines
 from cloud_tpu_diagnostics._collect.trace_file import MOST_FILE_BYTES
 from cloud_tpu_diagnostics._companion import RUN_BY, CompanionSettings
 from cloud_tpu_diagnostics._config import Plan
@@ -45,7 +46,7 @@ class CompanionProcess:
         on_message: Called in a thread with each message of the companion, and at last with {"kind": "ended"}, once it
             has ended or can no longer be received from. What it raises is dropped.
         console: The descriptor that dumps are written to if the settings have no path.
-        requests: Descriptors that show unanswered requests for stack traces, by name.
+        descriptors: Further descriptors for the companion, by name.
 
     Raises:
         OSError: It cannot be started.
@@ -57,7 +58,7 @@ class CompanionProcess:
         on_message: Callable[[dict[str, Any]], None],
         *,
         console: int = 2,
-        requests: Mapping[str, int] | None = None,
+        descriptors: Mapping[str, int] | None = None,
     ) -> None:
         from ml_diagnostics_common.sidecar import Sidecar
 
@@ -76,7 +77,7 @@ class CompanionProcess:
         # Our reading end stays open: without a reader, a write of the timer would raise SIGPIPE.
         self._timer_read, self._timer_write = _timer_pipe()
         console_copy = None if settings.trace_path is not None else _copy(console)
-        numbers = {"timer": self._timer_read.number(), "console": console_copy, **(requests or {})}
+        numbers = {"timer": self._timer_read.number(), "console": console_copy, **(descriptors or {})}
         try:
             _replace_last()
             self._sidecar = Sidecar(
@@ -268,7 +269,11 @@ class CompanionLink:
                 hang=plan.hangs.to_json() if plan.hangs is not None and progress_path else None,
                 most_bytes=MOST_FILE_BYTES,
             )
-            self._process = CompanionProcess(settings, self._receive, console=console, requests=requests)
+            printed = PrintedLines()
+            undoing.callback(printed.undo)
+            descriptors = {**requests, **printed.descriptors()}
+            self._process = CompanionProcess(settings, self._receive, console=console, descriptors=descriptors)
+            printed.close_descriptors()
             self._undoing = undoing.pop_all()
 
     def timer_number(self) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from cloud_tpu_diagnostics._companion.log import EntryLog, console_entry
+from cloud_tpu_diagnostics._console import RING_PREFIX, is_console_kept
 
 if TYPE_CHECKING:
     from cloud_tpu_diagnostics._console.tail import ConsoleFile
@@ -18,15 +20,22 @@ _CHECK_SECONDS: Final = 10.0
 
 
 class JobConsole:
-    """The files that a job prints to; none if it prints to pipes or a terminal.
+    """The files that a job prints to; if it prints to pipes or a terminal, the lines that Python prints in the block.
 
     Args:
         pid: The job.
         log: The log of the job.
+        descriptors: Descriptors of the job, among them its rings by `printed_` and the stream.
     """
 
-    def __init__(self, pid: int, log: EntryLog) -> None:
+    def __init__(self, pid: int, log: EntryLog, descriptors: Mapping[str, int]) -> None:
         self._pid, self._log = pid, log
+        self._is_kept = is_console_kept()
+        self._rings = {
+            name.removeprefix(RING_PREFIX): number
+            for name, number in descriptors.items()
+            if name.startswith(RING_PREFIX)
+        }
         self._files: list[ConsoleFile] = []
         self._paths: dict[str, str] = {}
         self._next_check = 0.0
@@ -38,7 +47,7 @@ class JobConsole:
             now: Monotonic seconds.
             is_passed_on: False if no process passes the output on, so that its memory is limited here.
         """
-        if now >= self._next_check:
+        if now >= self._next_check and self._is_kept:
             self._next_check = now + _CHECK_SECONDS
             self._open()
         if not is_passed_on:
@@ -52,11 +61,17 @@ class JobConsole:
             occasion: `hang` or `end`.
         """
         from cloud_tpu_diagnostics._console.memory import TAIL_BYTES
+        from cloud_tpu_diagnostics._console.ring import read_ring
 
+        most_bytes = TAIL_BYTES if occasion == "end" else _HANG_BYTES
         log = self._log.local()
         for file in self._files:
-            if data := file.tail(TAIL_BYTES if occasion == "end" else _HANG_BYTES):
+            if data := file.tail(most_bytes):
                 log.write(console_entry(file.stream, data, occasion))
+        in_files = {stream for file in self._files for stream in file.stream.split("+")}
+        for stream, ring in self._rings.items():
+            if in_files.isdisjoint(stream.split("+")) and (data := read_ring(ring)[-most_bytes:]):
+                log.write(console_entry(stream, data, occasion, is_of_python=True))
         log.close(1.0)
 
     def _open(self) -> None:

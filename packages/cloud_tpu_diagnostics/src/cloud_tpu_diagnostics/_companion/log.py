@@ -177,7 +177,9 @@ def compiles_entry(message: Mapping[str, Any]) -> dict[str, Any]:
     return entry(COMPILES, text, count=count, seconds=seconds, functions=functions, time_ns=message["time_ns"])
 
 
-def console_entry(stream: str, data: bytes, occasion: str, dropped_bytes: int = 0) -> dict[str, Any]:
+def console_entry(
+    stream: str, data: bytes, occasion: str, dropped_bytes: int = 0, *, is_of_python: bool = False
+) -> dict[str, Any]:
     """Return the entry of the last lines of a stream.
 
     Args:
@@ -185,9 +187,17 @@ def console_entry(stream: str, data: bytes, occasion: str, dropped_bytes: int = 
         data: The last bytes.
         occasion: `hang` or `end`.
         dropped_bytes: The number of bytes that were dropped since nothing read them.
+        is_of_python: True if lines of native code, and of other processes, are missing.
     """
     text = data.decode("utf-8", "replace")
-    return entry(CONSOLE, text, stream=stream, occasion=occasion, dropped_bytes=dropped_bytes or None)
+    return entry(
+        CONSOLE,
+        text,
+        stream=stream,
+        occasion=occasion,
+        dropped_bytes=dropped_bytes or None,
+        is_of_python=is_of_python or None,
+    )
 
 
 def _parts(text: str) -> list[str]:

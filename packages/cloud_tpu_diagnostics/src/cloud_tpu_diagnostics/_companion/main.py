@@ -109,7 +109,7 @@ class Companion:
         self._ended_monotonic_ns: int | None = None
         self._status: int | None = None
         self._kills = OutOfMemoryKills(self._job.pid)
-        self._console = JobConsole(self._job.pid, self._log)
+        self._console = JobConsole(self._job.pid, self._log, parent.descriptors)
         self._sigterm_handlers = SigtermHandlers(self._job.pid)
         self._is_end_recorded = settings.is_end_recorded
         self._runner_pid = self._job.parent_pid() if settings.is_end_recorded else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
+from cloud_tpu_diagnostics._console import CONSOLE_VARIABLE
 from cloud_tpu_diagnostics._console.stream import Stream
 
 __all__ = ["Capture"]
@@ -18,10 +19,11 @@ class Capture:
     """The captured streams of one job; none where the system has no files in memory.
 
     Args:
-        numbers: The descriptors of this process that may be captured: 1, 2.
+        numbers: The descriptors of this process that may be captured: 1, 2; none if the user wants no last lines.
     """
 
-    def __init__(self, numbers: Iterable[int]) -> None:
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._is_kept = bool(numbers)
         self.streams: list[Stream] = []
         self._numbers: dict[int, Stream] = {}
         for number in numbers:
@@ -52,6 +54,8 @@ class Capture:
 
     def environment(self) -> dict[str, str]:
         """Return the variables of the job: Python would lose the last 8 KiB of a buffered stdout in a crash."""
+        if not self._is_kept:
+            return {CONSOLE_VARIABLE: "off"}
         return {"PYTHONUNBUFFERED": "1"} if self.streams and not os.environ.get("PYTHONUNBUFFERED") else {}
 
     def start(self, job: str) -> None:

@@ -23,7 +23,7 @@ def console_directory() -> Path:
 
 
 class Segments:
-    """The files of one stream. What cannot be written, for example to a full disk, is left out.
+    """The files of one stream. What cannot be written, for example to a full disk, is left out, which a line reports.
 
     Args:
         path: The newer file.
@@ -35,6 +35,8 @@ class Segments:
         self._most_bytes = most_bytes
         self._descriptor = -1
         self._bytes = 0
+        self._left_out = 0
+        """The bytes that were not written since the last one that was."""
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _prune(path.parent)
@@ -42,16 +44,38 @@ class Segments:
 
     def append(self, data: bytes) -> None:
         """Append bytes; the older file is dropped when the newer one is full."""
-        if self._descriptor < 0:
-            return
         try:
-            self._bytes += os.write(self._descriptor, data)
+            if self._descriptor < 0:
+                self._open()
+            if self._left_out and self._has_noted_gap():
+                self._left_out = 0
+            written = 0 if self._left_out else self._write(data)
+            self._left_out += len(data) - written
             if self._bytes >= self._most_bytes:
                 os.replace(self._path, f"{self._path}.1")  # noqa: PTH105
                 self.close()
-                self._open()
         except OSError:
-            pass
+            self._left_out += len(data) if self._descriptor < 0 else 0
+
+    def _has_noted_gap(self) -> bool:
+        """Write how much is missing; return False if that cannot be written either."""
+        line = f"\n[{self._left_out:,} bytes are missing here: they could not be written]\n".encode()
+        written = self._write(line)
+        if written == len(line):
+            return True
+        self._bytes -= written
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, self._bytes)
+        return False
+
+    def _write(self, data: bytes) -> int:
+        """Write bytes, and return the number of those that could be written."""
+        written = 0
+        with contextlib.suppress(OSError):
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+        self._bytes += written
+        return written
 
     def close(self) -> None:
         """Close the file."""
