@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.entry import EntryContext, LogEntry
 
 from ml_diagnostics_console.verdict import Ref
 
@@ -21,6 +21,21 @@ __all__ = ["Curve", "CurveKey", "Curves", "NotFinite"]
 _MOST_POINTS: Final = 2_048
 _MOST_POINTS_WITH_STEPS: Final = 1_048_576
 _NO_STEP: Final = -1
+_LARGEST_STEP: Final = 2**62
+_ELEMENTS: Final[Mapping[str, str]] = {
+    "accelerator_labels": "chip",
+    "links": "link",
+    "trays": "tray",
+    "chips": "chip",
+    "ports": "port",
+    "sizes": "size",
+    "operations": "operation",
+    "tensorcores": "tensorcore",
+    "paths": "path",
+    "series": "series",
+}
+"""Lists beside the values that name each of them, and the label of such a name."""
+_LABELS: Final = frozenset(_ELEMENTS.values())
 _OF_ENTRY: Final = frozenset(
     {"values", "step_index", "unit", "not_finite", "hostname", "process_index", "accelerator_type", "mean"}
 )
@@ -58,6 +73,7 @@ class Curve:
         values: Their values: the mean over chips, if there is one for each.
         count: The number of all points, also of those that are not kept.
         first_not_finite: The first value that is not a finite number; None if there is none.
+        element: Its position in the values of the last entry.
     """
 
     def __init__(self, key: CurveKey, unit: str = "1", process_index: str = "") -> None:
@@ -69,6 +85,7 @@ class Curve:
         self.values: array[float] = array("d")
         self.count = 0
         self.first_not_finite: NotFinite | None = None
+        self.element = 0
         self._stride = 1
         self._first: LogEntry | None = None
         self._last: LogEntry | None = None
@@ -89,7 +106,7 @@ class Curve:
             self._highest = value, entry
         if self._lowest is None or value < self._lowest[0]:
             self._lowest = value, entry
-        if self.count % self._stride == 0:
+        if not self.count % self._stride:
             self.times_ns.append(entry.timestamp_ns)
             self.steps.append(step)
             self.values.append(value)
@@ -155,13 +172,22 @@ class Curve:
         mean = _mean(value if isinstance(value, list) else [value])
         return mean if math.isfinite(mean) else None
 
+    def detail(self, name: str) -> Any:
+        """Return what the last entry has of this value in a further list, such as `reasons`; None if it has nothing."""
+        values = self._last.payload.get(name) if self._last is not None else None
+        return values[self.element] if isinstance(values, list) and self.element < len(values) else None
+
     def between(self, start_ns: int, end_ns: int) -> list[float]:
         """Return the kept values of a time range."""
         pairs = zip(self.times_ns, self.values, strict=True)
         return [value for time_ns, value in pairs if start_ns <= time_ns <= end_ns]
 
     def _value(self, entry: LogEntry | None) -> float:
-        return math.nan if entry is None else _mean(entry.payload.get("values"))
+        numbers = entry.payload.get("values") if entry is not None else None
+        if not isinstance(numbers, list):
+            return math.nan
+        is_one_of_many = self.element < len(numbers) and any(label in _LABELS for label, _ in self.key.labels)
+        return _number(numbers[self.element]) if is_one_of_many else _mean(numbers)
 
     def _ref(self, entry: LogEntry, value: float, says: str = "") -> Ref:
         unit = "" if self.unit in ("", "1") else f" {self.unit}"
@@ -169,55 +195,74 @@ class Curve:
         return Ref(entry.insert_id, entry.context.log_id, entry.timestamp_ns, self.key.host, text)
 
 
+class _Known(NamedTuple):
+    """The curves of entries of one form: of one writer, with the same keys."""
+
+    keys: frozenset[str]
+    curves: tuple[Curve, ...]
+    context: EntryContext
+    """Kept, so that its identity is not reused."""
+
+
 class Curves:
     """All metrics of a run."""
 
     def __init__(self) -> None:
         self._curves: dict[CurveKey, Curve] = {}
-        self._found: dict[tuple[int, str, Any, Any], tuple[LogEntry, Curve]] = {}
+        # By the identity of the context, which all entries of a writer share: with a million entries each look at
+        # labels counts.
+        self._known: dict[tuple[int, str], _Known] = {}
 
     def add(self, name: str, entry: LogEntry) -> None:
-        """Take an entry of a metric."""
+        """Take an entry of a metric; one of another form is skipped."""
         payload = entry.payload
         numbers = payload.get("values")
-        if not isinstance(numbers, list) or not numbers:
+        if type(numbers) is not list or not numbers:
             return
         step = payload.get("step_index", _NO_STEP)
-        if type(step) is not int:
-            step = int(step) if isinstance(step, float) and step.is_integer() else _NO_STEP
-        if not -1 <= step < 2**62:
-            step = _NO_STEP
-        chips = payload.get("accelerator_labels")
-        if isinstance(chips, list) and len(chips) == len(numbers) > 1:
-            for chip, number in zip(chips, numbers, strict=True):
-                self._curve(name, entry, str(chip)).add(entry, step, _number(number))
-            return
-        number = numbers[0] if len(numbers) == 1 else _mean(numbers)
-        self._curve(name, entry, "").add(entry, step, number if type(number) is float else _number(number))
+        if type(step) is not int or not 0 <= step < _LARGEST_STEP:
+            step = int(step) if type(step) is float and step.is_integer() and 0 <= step < _LARGEST_STEP else _NO_STEP
+        known = self._known.get((id(entry.context), name))
+        if known is not None and payload.keys() == known.keys and len(known.curves) == len(numbers):
+            curves: Sequence[Curve] = known.curves
+        else:
+            curves = self._curves_of(name, entry, len(numbers))
+        if len(curves) == len(numbers):
+            for curve, number in zip(curves, numbers, strict=True):
+                curve.add(entry, step, number if type(number) is float else _number(number))
+        else:
+            curves[0].add(entry, step, _mean(numbers))
 
-    def _curve(self, name: str, entry: LogEntry, chip: str) -> Curve:
+    def _curves_of(self, name: str, entry: LogEntry, count: int) -> tuple[Curve, ...]:
+        """Return the curve of each value, if lists beside the values name each one, else one curve."""
         payload = entry.payload
-        # Found by the identity of the context, which all entries of a writer share: with a million entries each
-        # dictionary of labels counts. The entry is kept, so that the identity is not reused.
-        is_plain = not chip and len(payload) <= 3
-        quick = (id(entry.context), name, payload.get("hostname"), chip)
-        if is_plain or chip:
-            known = self._found.get(quick)
-            if known is not None and (is_plain or len(known[0].payload) == len(payload)):
-                return known[1]
-        # Labels of users are texts; numbers and lists beside the values, such as `used_bytes`, are of the entry alone.
+        # Labels of users are texts; numbers beside the values, such as `total_bytes`, are of the entry alone.
         labels = {key: value for key, value in payload.items() if key not in _OF_ENTRY and isinstance(value, str)}
-        if chip:
-            labels["chip"] = chip
-        of_writer = entry.context.labels
+        named = {
+            label: values
+            for key, label in _ELEMENTS.items()
+            if isinstance(values := payload.get(key), list) and len(values) == count
+        }
+        if named:
+            curves = tuple(
+                self._curve(name, entry, {**labels, **{label: str(values[n]) for label, values in named.items()}}, n)
+                for n in range(count)
+            )
+        else:
+            curves = (self._curve(name, entry, labels, 0),)
+        if not labels and not named and count == 1:
+            self._known[id(entry.context), name] = _Known(frozenset(payload), curves, entry.context)
+        return curves
+
+    def _curve(self, name: str, entry: LogEntry, labels: Mapping[str, str], element: int) -> Curve:
+        payload, of_writer = entry.payload, entry.context.labels
         host = str(payload.get("hostname") or of_writer.get("host", ""))
         key = CurveKey(name, host, of_writer.get("pid", ""), tuple(sorted(labels.items())))
         curve = self._curves.get(key)
         if curve is None:
             index = str(payload.get("process_index") or of_writer.get("process_index", ""))
             curve = self._curves[key] = Curve(key, str(payload.get("unit", "1")), index)
-        if is_plain or chip:
-            self._found[quick] = entry, curve
+        curve.element = element
         return curve
 
     def __iter__(self) -> Iterator[Curve]:

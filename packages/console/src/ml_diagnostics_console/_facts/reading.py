@@ -115,8 +115,7 @@ class JobReader:
         if self._of_run is None:
             self._of_run = self._source.entries.source_of_run(run)
         for batch in self._source.entries.read(self._of_run):
-            self._history.add(batch)
-            self._records.add(batch)
+            self._history.add(self._records.add(batch))
         first_ns = min((record.first_ns for record in self._history.processes.values()), default=0)
         self._read_companions(first_ns, {str(run.get("displayName", "")), str(run["name"]).rpartition("/")[2]})
         view = self._source.view(run, self._history, has_endings=True)

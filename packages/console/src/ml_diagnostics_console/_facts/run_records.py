@@ -66,25 +66,37 @@ class RunRecords:
         self.last_ns = 0
         self._processes: dict[tuple[str, str], ProcessRecords] = {}
 
-    def add(self, entries: Iterable[LogEntry]) -> None:
-        """Take entries in the order of time."""
-        context: EntryContext | None = None
-        namespace_of_context = ""
+    def add(self, entries: Iterable[LogEntry]) -> list[LogEntry]:
+        """Take entries in the order of time.
+
+        Returns:
+            Those that show the states of processes: of a metric only the last entry of each process, since the view of
+            a run needs no more of them.
+        """
+        processes: list[LogEntry] = []
+        last: dict[int, LogEntry] = {}
+        last_with_step: dict[int, LogEntry] = {}
+        curves = self.curves
+        entry: LogEntry | None = None
         for entry in entries:
             self.entry_count += 1
-            if entry.context is not context:
-                context = entry.context
-                namespace_of_context = str((context.resource.get("labels") or {}).get("namespace", ""))
-            own = entry.own_resource_labels
-            name = own["namespace"] if own and "namespace" in own else namespace_of_context
+            context, own = entry.context, entry.own_resource_labels
+            name = own["namespace"] if own and "namespace" in own else _namespace(context)
             if name in _ON_PROCESSES:
-                labels = entry.context.labels
+                labels = context.labels
                 key = (labels.get("host", ""), labels.get("pid", ""))
                 self._processes.setdefault(key, ProcessRecords()).add(name, entry)
-            elif name != SESSION and name:
-                self.curves.add(name, entry)
-            if entry.timestamp_ns > self.last_ns:
-                self.last_ns = entry.timestamp_ns
+                processes.append(entry)
+            elif name == SESSION:
+                processes.append(entry)
+            elif name:
+                curves.add(name, entry)
+                last[id(context)] = entry
+                if "step_index" in entry.payload:
+                    last_with_step[id(context)] = entry
+        if entry is not None:
+            self.last_ns = max(self.last_ns, entry.timestamp_ns)
+        return [*processes, *last.values(), *last_with_step.values()]
 
     def of_process(self, host: str, pid: int) -> ProcessRecords:
         """Return what a process recorded; empty records if it recorded nothing."""
@@ -97,3 +109,7 @@ class RunRecords:
 
 
 _ON_PROCESSES = frozenset({PROCESS, CONFIGS, LOSSES_NAMESPACE})
+
+
+def _namespace(context: EntryContext) -> str:
+    return str((context.resource.get("labels") or {}).get("namespace", ""))
