@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_tpu_diagnostics._dumps.grouping import comparable_frames, main_thread, short_path, where
+from cloud_tpu_diagnostics._dumps.grouping import comparable_frames, main_thread
 from cloud_tpu_diagnostics._dumps.parser import Dump, Frame, ThreadStack, parse_dumps
 from cloud_tpu_diagnostics._dumps.snapshot import Snapshot
 
@@ -14,6 +14,4 @@ __all__ = [
     "comparable_frames",
     "main_thread",
     "parse_dumps",
-    "short_path",
-    "where",
 ]

@@ -18,6 +18,7 @@ __all__ = [
     "ProcessGroup",
     "ThreadGroup",
     "activity_of",
+    "comparable_frames",
     "describe",
     "group_processes",
     "group_threads",
@@ -350,6 +351,20 @@ def activity_of(frames: tuple[Frame, ...]) -> Activity:
 def relevant_frame(frames: Sequence[Frame]) -> Frame:
     """Return the innermost frame that is not a wait in the standard library; the innermost if all are."""
     return next((frame for frame in frames if not _WAITING_FILES.search(frame.file)), frames[0])
+
+
+def comparable_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the frames that show what a thread does, in a form that is equal on all hosts and in all kinds of dumps.
+
+    Those further in than `relevant_frame` are left out, since two threads in one wait may be at different lines of it;
+    so are those of the import system and of this package. Paths are relative to their library, functions without class.
+
+    Args:
+        frames: Innermost first.
+    """
+    relevant = next((number for number, frame in enumerate(frames) if not _WAITING_FILES.search(frame.file)), 0)
+    shown = [frame for frame in frames[relevant:] if not (frame.file.startswith("<frozen ") or _OURS.search(frame.file))]
+    return tuple(Frame(short_path(frame.file), frame.line, _bare(frame.function)) for frame in shown or frames)
 
 
 def where(frame: Frame) -> str:

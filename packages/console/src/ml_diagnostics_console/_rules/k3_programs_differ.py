@@ -1,0 +1,133 @@
+"""K3: all processes wait, but at different steps or in different frames: they run different programs or shapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
+from ml_diagnostics_console._rules.rule import Judgement, Rule
+from ml_diagnostics_console._rules.stack_groups import frame_text
+from ml_diagnostics_console._rules.stuck import Kind, StuckJob, stuck_job
+from ml_diagnostics_console._rules.stuck_texts import (
+    NEEDS,
+    THRESHOLDS,
+    cost_of,
+    duration,
+    evidence_of,
+    not_checked,
+    stacks_command,
+)
+from ml_diagnostics_console._rules.wording import at, hosts_of, indices_of, named
+from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, Ref, Verdict, VerdictClass
+
+__all__ = ["RULE"]
+
+_LEAST_PROCESSES: Final = 3
+"""Of two, nothing shows which is the other one."""
+
+
+class _Compiled(NamedTuple):
+    """Processes that compiled other programs than most."""
+
+    processes: tuple[ProcessFacts, ...]
+    text: str
+    refs: tuple[Ref, ...]
+
+
+def _judge(facts: Facts) -> Judgement:
+    job = stuck_job(facts)
+    if job is None:
+        return not_checked("K3", facts)
+    compiled = _compiled_differently(facts.processes)
+    if job.kind is not Kind.DIVERGED and not (job.kind is Kind.EQUAL and compiled is not None):
+        return None
+    processes = [suspect.process for suspect in job.suspects] or list(compiled.processes if compiled else ())
+    return Verdict(
+        rule="K3",
+        verdict_class=VerdictClass.STUCK,
+        sentence=_sentence(job, processes, compiled),
+        blame=Blame.USER,
+        confidence=Confidence.LIKELY if job.kind is Kind.DIVERGED and job.is_decided else Confidence.POSSIBLE,
+        hosts=hosts_of(processes),
+        process_indices=indices_of(processes),
+        step=job.step,
+        began_ns=job.began_ns,
+        ended_ns=job.until_ns if job.is_over else None,
+        cost=cost_of(job),
+        evidence=(*evidence_of(job), *(compiled.refs if compiled is not None else ())),
+        next=_next(facts, job, processes),
+    )
+
+
+def _sentence(job: StuckJob, processes: Sequence[ProcessFacts], compiled: _Compiled | None) -> str:
+    names = named(processes)
+    verb = "waits" if len(processes) == 1 else "wait"
+    if job.kind is Kind.EQUAL and compiled is not None:
+        start = at(job.step, job.began_ns)
+        return f"possibly {names} {_runs(processes)} another program {start}: {compiled.text}; {duration(job)}"
+    places = [(suspect.process, suspect.stack) for suspect in job.suspects if suspect.stack is not None]
+    frames = " and ".join(dict.fromkeys(frame_text(stack) for _, stack in places))
+    steps = sorted({step for process, stack in places if (step := _step(process, stack.step)) is not None})
+    own = f" at step {steps[0]:,}" if steps else ""
+    possibly = "" if job.is_decided else "possibly "
+    other = job.waiting
+    rest = "the others" if other is None or len(other.processes) != 1 else other.processes[0].name
+    others = f"{rest} in {other.text} {at(job.step, job.began_ns)}" if other is not None else rest
+    shapes = "the hosts run different programs or shapes"
+    program = f"{shapes}: {compiled.text}" if compiled is not None else shapes
+    return f"{possibly}{names} {verb} in {frames}{own}, {others}: {program}; {duration(job)}"
+
+
+def _runs(processes: Sequence[ProcessFacts]) -> str:
+    return "runs" if len(processes) == 1 else "run"
+
+
+def _step(process: ProcessFacts, step: int | None) -> int | None:
+    return process.step if step is None else step
+
+
+def _compiled_differently(processes: Sequence[ProcessFacts]) -> _Compiled | None:
+    """Return the processes that compiled another number of programs than most: they run another program, or shapes.
+
+    Only if most processes compiled the same: otherwise nothing shows which of them is different.
+    """
+    counts = [
+        (process, sum((Counter(batch.functions) for batch in process.compiles), Counter[str]()))
+        for process in processes
+        if process.compiles
+    ]
+    if len(counts) < len(processes) or len(processes) < _LEAST_PROCESSES:
+        return None
+    forms = Counter(tuple(sorted(count.items())) for _, count in counts)
+    form, many = forms.most_common(1)[0]
+    usual = Counter(dict(form))
+    odd = [(process, count) for process, count in counts if count != usual]
+    if not odd or many * 2 <= len(processes):
+        return None
+    first, own = odd[0]
+    difference = (own - usual) or (usual - own)
+    function = max(difference, key=lambda name: difference[name])
+    text = f"it compiled {function} {own[function]} times, the others {usual[function]}"
+    return _Compiled(tuple(process for process, _ in odd), text, (first.compiles[-1].ref,))
+
+
+def _next(facts: Facts, job: StuckJob, processes: Sequence[ProcessFacts]) -> tuple[NextCommand, ...]:
+    first = NextCommand(
+        f"mldiagnostics logs {facts.name} --around 'step {job.step or 0}'",
+        "the first step at which the hosts print different things: a branch on the process index, or different batches",
+    )
+    return (first, stacks_command(facts, processes, is_over=job.is_over))
+
+
+RULE = Rule(
+    id="K3",
+    title="hosts run different programs or shapes",
+    needs=(*NEEDS, 'the mark `heartbeat(step, phase="sync")` before the loop waits for the devices'),
+    judge=_judge,
+    thresholds=THRESHOLDS,
+    example="host-3 waits in evaluate (train.py:120) at step 4,210, the others in train_step (train.py:88) at step "
+    "4,210 (16:02:11 UTC): the hosts run different programs or shapes; no progress for 12 min 0 s",
+    replaces=("K2",),
+)
