@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-from ml_diagnostics_common import environment, guard
+from ml_diagnostics_common import environment, file_systems, guard
 from ml_diagnostics_common.credentials import instance_metadata
 from ml_diagnostics_testing.certificates import CertificateAuthority
 
@@ -90,6 +90,7 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, _records: Path) -> None:
     guard.LOSSES._counts.clear()
     guard._logged_in_this_process.clear()
     environment._announced.clear()
+    file_systems._announced.clear()
     instance_metadata._probes_of_this_process.clear()  # By port, and two servers may have the same one in turns.
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.file_systems import announced_checkpoint_folders
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.reader import JournalReader
@@ -131,6 +132,11 @@ def test_values_that_json_does_not_have_are_recorded_as_what_they_mean(diagnosti
     assert payloads(diagnostics_folder) == [
         {"job_name": "job", **orbax_save(3, 10, 12, "/checkpoints"), "wait_for_prev_duration_secs": "NaN"}
     ]
+
+
+def test_the_folder_of_a_save_is_known_to_those_that_measure_its_disk() -> None:
+    CheckpointLogger(GoodputRecorder("job", "goodput_job")).log_entry(orbax_save(3, 10, 12, "/checkpoints"))
+    assert announced_checkpoint_folders() == ["/checkpoints"]
 
 
 @pytest.mark.parametrize("entry", [None, "saved", 7, [], {}, {"event_type": "delete", "step": 3}, {"event_type": []}])

@@ -13,11 +13,19 @@ from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common.worker import Task, start
 
-__all__ = ["FileSystem", "FileSystemProbe", "FileSystemProbes", "temporary_folder"]
+__all__ = [
+    "FileSystem",
+    "FileSystemProbe",
+    "FileSystemProbes",
+    "announce_checkpoint_folder",
+    "announced_checkpoint_folders",
+    "temporary_folder",
+]
 
 _ANSWER_SECONDS: Final = 0.2
 """A disk answers within microseconds; the rest is for a busy machine."""
 _MOST_PATHS: Final = 8
+_MOST_ANNOUNCED: Final = 4
 
 
 class FileSystem(NamedTuple):
@@ -47,19 +55,24 @@ class FileSystemProbe:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         self._task: Task | None = None
         self._answers: list[FileSystem] = []
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while the last question is not answered."""
+        return self._task is not None and not self._task.wait(0)
+
     def ask(self) -> None:
         """Ask in a thread, unless an earlier question is not answered yet."""
-        if self._task is not None and not self._task.wait(0):
+        if self.is_waiting:
             return
         answers: list[FileSystem] = []
 
         def ask() -> None:
             try:
-                answers.append(_file_system_of(self._path))
+                answers.append(_file_system_of(self.path))
             except (OSError, ValueError):
                 pass  # It may be unmounted, or not readable for this user.
 
@@ -88,6 +101,10 @@ class FileSystemProbes:
         for probe in self._probes:
             probe.ask()
 
+    def waiting(self) -> list[str]:
+        """Return the paths of which the last question is not answered."""
+        return [probe.path for probe in self._probes if probe.is_waiting]
+
     def answers(self, timeout_seconds: float = _ANSWER_SECONDS) -> list[FileSystem]:
         """Return each file system that has answered, once, with the first path on it.
 
@@ -101,6 +118,23 @@ class FileSystemProbes:
             if file_system is not None:
                 found.setdefault(file_system.device, file_system)
         return list(found.values())
+
+
+# State of the process: folders that checkpoints were saved to, the last one first.
+_announced: list[str] = []
+
+
+def announce_checkpoint_folder(path: str) -> None:
+    """Publish, within this process, that checkpoints are saved to a folder; one in a bucket has no file system."""
+    if "://" in path:
+        return
+    folder = os.path.abspath(path)  # noqa: PTH100
+    _announced[:] = [folder, *(other for other in _announced if other != folder)][:_MOST_ANNOUNCED]
+
+
+def announced_checkpoint_folders() -> list[str]:
+    """Return the folders that were published, the last one first."""
+    return list(_announced)
 
 
 def temporary_folder(environ: Mapping[str, str] = os.environ) -> str:

@@ -1,4 +1,4 @@
-"""What libtpu reports of a host, beside the few metrics that are recorded of each chip all the time. Pure.
+"""Metrics that libtpu reports of a host, beside the few that are recorded of each chip all the time. Pure.
 
 libtpu gives a list of texts for each metric. Their forms are those of `description()` of each metric in libtpu 0.0.52;
 where that has none (`idle_duration`, the times of Orbax and of grain), every form of a number is accepted. A text in

@@ -18,6 +18,7 @@ from ml_diagnostics_common.worker import Interval, Task, Worker, start
 
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun
 from google_cloud_mldiagnostics._system_metrics import Collect, Reading, gpu, payload_of, tpu
+from google_cloud_mldiagnostics._system_metrics.disks import DiskMeter, folders_of_job
 from google_cloud_mldiagnostics._system_metrics.gpu_health import GpuHealth
 from google_cloud_mldiagnostics._system_metrics.host import HostMeter, ProcessMeter
 
@@ -166,7 +167,12 @@ class SystemMetrics:
 
     def _host_sources(self) -> list[Collect]:
         host = HostMeter()
-        return [ProcessMeter().collect, lambda: host.collect() if self._claims.hold("host") else []]
+        disks = DiskMeter(lambda: folders_of_job(self._run.run.configs, self._run.run.gcs_path))
+
+        def collect() -> list[Reading]:
+            return [*host.collect(), *disks.collect()] if self._claims.hold("host") else []
+
+        return [ProcessMeter().collect, collect]
 
     def _chip_sources(self) -> list[Collect]:
         sources: list[Collect] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.clock import steadied
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.file_systems import announce_checkpoint_folder
 from ml_diagnostics_common.guard import guarded
 
 from ml_goodput_measurement._record.arguments import RebuiltFromArguments
@@ -64,6 +65,8 @@ class CheckpointLogger(RebuiltFromArguments):
         """
         if not isinstance(entry, Mapping) or entry.get("event_type") not in _OPERATIONS:
             return
+        if entry["event_type"] == "save" and entry.get("directory"):
+            announce_checkpoint_folder(str(entry["directory"]))
         self._recorder.record_payload({key: _plain(key, value) for key, value in entry.items()})
         if entry["event_type"] == "save":
             self._recorder.sync()  # Steps in a checkpoint must not be missing in the log.
