@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.file_systems import announced_checkpoint_folders
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.file_systems import announced_checkpoint_folders
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.reader import JournalReader
 from ml_goodput_measurement.goodput import CheckpointLogger, GoodputCalculator, GoodputRecorder
