@@ -1,0 +1,84 @@
+"""C3: the memory of an accelerator ran out, while a program was compiled or in a step."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ml_diagnostics_common.story import Confidence
+
+from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
+from ml_diagnostics_console._rules.causes import Cause, lead_of, titles
+from ml_diagnostics_console._rules.crashes import command, crash, error_of
+from ml_diagnostics_console._rules.rule import Judgement, Rule
+from ml_diagnostics_console.verdict import Blame, Ref
+
+__all__ = ["RULE"]
+
+_METRICS: Final = ("hbm_utilization", "vram_utilization")
+_COMPILING: Final = ("backend_compile", "compile_or_get_cached", "lower_and_compile")
+_TEXTS_OF_COMPILER: Final = ("while compiling", "memory space hbm", "Compile-time", "exceeded hbm capacity")
+"""XLA's compiler for TPUs reports a program that does not fit with these."""
+
+
+def _judge(facts: Facts) -> Judgement:
+    """Return the verdict on a process that ran out of device memory."""
+    lead = lead_of(facts)
+    if lead is None or lead.cause is not Cause.DEVICE_MEMORY:
+        return None
+    process = lead.process
+    compiling = _is_compiling(process)
+    what = "ran out of device memory while it compiled a program" if compiling else "ran out of device memory"
+    refs, use = _use(facts, process)
+    commands = [
+        command(facts, "mldiagnostics profile RUN", "see in the memory view what fills it"),
+        command(
+            facts, "mldiagnostics metrics RUN hbm_utilization --plot", "see if it grew, or was full from the start"
+        ),
+    ]
+    return crash(
+        facts,
+        lead,
+        "C3",
+        what,
+        after=f": {error_of(process)}{use}",
+        blame=Blame.USER,
+        confidence=Confidence.PROVEN,
+        refs=(*process.end_refs[:1], *refs),
+        commands=commands,
+    )
+
+
+def _is_compiling(process: ProcessFacts) -> bool:
+    frames = [frame.function for raised in process.exception for frame in raised.frames]
+    if any(name.startswith(_COMPILING) for name in frames):
+        return True
+    return any(text.lower() in title.lower() for title in titles(process) for text in _TEXTS_OF_COMPILER)
+
+
+def _use(facts: Facts, process: ProcessFacts) -> tuple[tuple[Ref, ...], str]:
+    """Return the fullest chip of the host in its last samples."""
+    end_ns = process.end.ended_ns or process.last_event_ns
+    curves = [
+        curve
+        for metric in _METRICS
+        for curve in facts.metrics.of(metric, host=process.host)
+        if len(curve) and process.started_ns <= curve.last_ns <= end_ns + 1_000_000_000
+    ]
+    if not curves:
+        return (), ""
+    fullest = max(curves, key=lambda curve: curve.last)
+    return (fullest.ref("last"),), f"; {fullest.last:.0f} % of a chip's memory were in use before"
+
+
+RULE = Rule(
+    id="C3",
+    title="an accelerator ran out of memory",
+    needs=(
+        "the exception: `with diagnose(...)` or machinelearning_run",
+        "the memory of chips over time: machinelearning_run's hbm_utilization and vram_utilization",
+    ),
+    judge=_judge,
+    example="host host-0 ran out of device memory while it compiled a program at step 0 (16:02:11 UTC): "
+    "XlaRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.",
+    replaces=("C1", "U0"),
+)
