@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import pty
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from cloud_tpu_diagnostics._console.memory import MOST_BYTES
 from cloud_tpu_diagnostics._console.segments import SEGMENT_BYTES, Segments
+from cloud_tpu_diagnostics.console_files import console_files
 from cloud_tpu_diagnostics.entries import CONSOLE, JOB_ENDED, SIGNAL, SIGTERM_HANDLER
 
 from ..waiting import LONG_SECONDS, wait_until
@@ -186,8 +188,29 @@ def test_the_last_megabytes_are_in_private_files() -> None:
     run("sh", "-c", "echo 'step 1'; echo careful >&2")
     folder = Path(os.environ["ML_DIAGNOSTICS_DIR"]) / "console"
     found = {re.sub(r".*-\d+", "", file.name): file for file in folder.iterdir()}
-    assert {name: file.read_text() for name, file in found.items()} == {".out": "step 1\n", ".err": "careful\n"}
+    times = [found[name].read_text().split() for name in (".out.times", ".err.times")]
+    assert [words[0] for words in times] == ["7", "8"]
+    texts = {name: file.read_text() for name, file in found.items() if not name.endswith(".times")}
+    assert texts == {".out": "step 1\n", ".err": "careful\n"}
     assert {file.stat().st_mode & 0o777 for file in found.values()} == {0o600}
+
+
+def test_it_is_known_by_when_each_line_was_printed() -> None:
+    """In the entry of the end, and in the files."""
+    before_ns = time.time_ns()
+    run("sh", "-c", "echo one; echo two; sleep 0.6; echo three; sleep 0.6; printf four")
+    (entry,) = of_kind(CONSOLE)
+    assert [lines for lines, _ in entry["times"]] == [2, 3, 4]
+    times = [time_ns for _, time_ns in entry["times"]]
+    assert before_ns < times[0]
+    assert all(later - earlier >= 0.3 * 10**9 for earlier, later in itertools.pairwise(times))
+    (file,) = (file for file in console_files() if file.stream == "out")
+    printed = file.read()
+    assert printed.data == b"one\ntwo\nthree\nfour"
+    assert [position for position, _ in printed.times] == [8, 14, 18]
+    assert file.read(10).data == b"three\nfour"
+    assert [position for position, _ in file.read(10).times] == [6, 10]
+    assert file.read(after=printed.end).data == b""
 
 
 def test_two_segments_of_8_mib_hold_the_last_megabytes(tmp_path: Path) -> None:
@@ -196,6 +219,10 @@ def test_two_segments_of_8_mib_hold_the_last_megabytes(tmp_path: Path) -> None:
     for start in range(0, len(written), 2**20):
         segments.append(written[start : start + 2**20])
     segments.close()
+    (file,) = console_files(tmp_path)
+    printed = file.read()
+    assert written.endswith(printed.data)
+    assert printed.times[-1][0] == len(printed.data)
     newer, older = (tmp_path / "console" / name for name in ("host-1.out", "host-1.out.1"))
     kept = older.read_bytes() + newer.read_bytes()
     assert written.endswith(kept)

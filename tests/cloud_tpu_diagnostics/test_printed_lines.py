@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cloud_tpu_diagnostics._collect.printed_lines import PrintedLines
 from cloud_tpu_diagnostics._console.memory import TAIL_BYTES
-from cloud_tpu_diagnostics._console.ring import Ring, read_ring
+from cloud_tpu_diagnostics._console.ring import Ring, read_ring, written_bytes
 from cloud_tpu_diagnostics.entries import CONSOLE
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,7 +191,7 @@ def test_both_streams_in_one_object_have_one_record(monkeypatch: pytest.MonkeyPa
     printed = PrintedLines()
     print("out")
     print("err", file=sys.stderr)
-    assert {name: read_ring(ring.descriptor) for name, ring in printed.rings.items()} == {"out+err": b"out\nerr\n"}
+    assert {name: read_ring(ring.descriptor)[0] for name, ring in printed.rings.items()} == {"out+err": b"out\nerr\n"}
     printed.undo()
     print("after")
     assert notebook.getvalue() == "out\nerr\nafter\n"
@@ -205,7 +205,9 @@ def test_a_ring_has_the_last_bytes_whatever_was_written(written: list[bytes]) ->
     ring = Ring()
     for data in written:
         ring.add(data)
-    assert read_ring(ring.descriptor) == b"".join(written)[-TAIL_BYTES:]
+    everything = b"".join(written)
+    assert read_ring(ring.descriptor) == (everything[-TAIL_BYTES:], max(0, len(everything) - TAIL_BYTES))
+    assert written_bytes(ring.descriptor) == len(everything)
     ring.release()
 
 
@@ -222,7 +224,7 @@ def test_lines_of_many_threads_are_whole() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    found = [line.split() for line in read_ring(ring.descriptor).decode().splitlines()]
+    found = [line.split() for line in read_ring(ring.descriptor)[0].decode().splitlines()]
     for name in range(8):
         assert [int(number) for each, number in found if each == str(name)] == list(range(lines))
     ring.release()
@@ -244,7 +246,7 @@ while handled < 200:
     ring.add(b"main\\n")
 signal.setitimer(signal.ITIMER_REAL, 0)
 ring.add(b"main\\n")
-print(json.dumps(sorted(set(read_ring(ring.descriptor).decode().splitlines()[1:]))))
+print(json.dumps(sorted(set(read_ring(ring.descriptor)[0].decode().splitlines()[1:]))))
 """
     )
     assert json.loads(done.stdout) == ["handler", "main"], done.stderr
@@ -255,7 +257,7 @@ def test_the_memory_of_a_ring_is_read_after_its_release() -> None:
     reader = os.dup(ring.descriptor)
     ring.add(b"last")
     ring.release()
-    assert read_ring(reader) == b"last"
+    assert read_ring(reader) == (b"last", 0)
     os.close(reader)
     with pytest.raises(ValueError, match="closed"):
         ring.add(b"later")

@@ -132,8 +132,13 @@ def _run(command: Sequence[str], console: Console, capture: Capture, plan: HoldP
 def _record_console(capture: Capture, log: EntryLog) -> None:
     """Record the last lines that the job printed. They stay on this machine: they may be anything."""
     for stream in capture.streams:
-        if data := stream.tail():
-            log.write(console_entry(stream.name, data, "end", stream.dropped_bytes))
+        data, start = stream.tail()
+        if data:
+            dropped_bytes = stream.dropped_bytes
+            payload = console_entry(
+                stream.name, data, "end", start=start, marks=stream.marks, dropped_bytes=dropped_bytes
+            )
+            log.write(payload)
     log.close(1.0)
 
 

@@ -14,7 +14,8 @@ compiles        JAX's compilations of some seconds: `count`, `seconds`, `functio
 left_block      the job has left the block: `how`, `exit_code`, `exception`, `evidence`
 job_ended       the process has ended: `how`, `exit_code`, `signal`, `exception`, `evidence`, and `ended_ns`: when
 console         the last lines that the job printed, in `message`: `stream` (out, err or out+err), `occasion` (end or
-                hang), `dropped_bytes`, `is_of_python`: lines of native code are missing
+                hang), `times`: pairs of a number of lines and the time by which they were printed, `path` of a log file,
+                `dropped_bytes`, `is_of_python`: lines of native code are missing
 held            `run` keeps a job that has failed for debugging, every minute: `state` (HELD or RELEASED), `reason`,
                 `held_seconds`, `limit_seconds`, `until_ns`, `wrapper_pid`, `chips`, `chip_hours`, `chip_hour_price`,
                 `cost`, `attach`, `release`, `released_by`

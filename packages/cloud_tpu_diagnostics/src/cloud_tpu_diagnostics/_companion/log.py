@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from cloud_tpu_diagnostics._console.marks import times_of_lines
 from cloud_tpu_diagnostics._dumps.parser import Dump
 from cloud_tpu_diagnostics.entries import COMPILES, CONSOLE, DUMP, LOG_ID, entry
 
@@ -178,7 +179,15 @@ def compiles_entry(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def console_entry(
-    stream: str, data: bytes, occasion: str, dropped_bytes: int = 0, *, is_of_python: bool = False
+    stream: str,
+    data: bytes,
+    occasion: str,
+    *,
+    start: int,
+    marks: Iterable[tuple[int, int]],
+    dropped_bytes: int = 0,
+    path: str = "",
+    is_of_python: bool = False,
 ) -> dict[str, Any]:
     """Return the entry of the last lines of a stream.
 
@@ -186,7 +195,10 @@ def console_entry(
         stream: `out`, `err`, or `out+err` if both are the same file.
         data: The last bytes.
         occasion: `hang` or `end`.
+        start: The position of these bytes in the stream.
+        marks: When the bytes of the stream were printed: `TimeMarks`.
         dropped_bytes: The number of bytes that were dropped since nothing read them.
+        path: The file that the job prints to; empty if it is not one.
         is_of_python: True if lines of native code, and of other processes, are missing.
     """
     text = data.decode("utf-8", "replace")
@@ -195,6 +207,8 @@ def console_entry(
         text,
         stream=stream,
         occasion=occasion,
+        times=times_of_lines(data, start, marks),
+        path=path or None,
         dropped_bytes=dropped_bytes or None,
         is_of_python=is_of_python or None,
     )

@@ -4,6 +4,7 @@ memory    a file in memory that one stream of the job is appended to, and freed 
 stream    passes a stream on as it grows, without the job ever waiting for a reader
 capture   the streams of a job that are captured, and which of them share a file
 segments  the last megabytes of a stream, on disk
+marks     when the bytes of a stream were printed: pure
 tail      the last lines of another process's streams
 ring      the last lines that Python prints, where no file has them
 """

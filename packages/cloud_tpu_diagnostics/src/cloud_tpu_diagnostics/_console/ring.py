@@ -17,7 +17,7 @@ from ml_diagnostics_common.shared_maps import SharedMap
 
 from cloud_tpu_diagnostics._console.memory import TAIL_BYTES
 
-__all__ = ["Ring", "read_ring"]
+__all__ = ["Ring", "read_ring", "written_bytes"]
 
 _NAME: Final = "ml-diagnostics-printed"
 _COUNT: Final = struct.Struct("=Q")
@@ -103,15 +103,23 @@ class Ring:
         self._shared.release()
 
 
-def read_ring(descriptor: int) -> bytes:
-    """Return the last bytes in the ring of another process, which may be writing."""
+def written_bytes(descriptor: int) -> int:
+    """Return the number of bytes that another process has ever written to its ring."""
+    count: int = _COUNT.unpack(os.pread(descriptor, _COUNT.size, 0))[0]
+    return count
+
+
+def read_ring(descriptor: int) -> tuple[bytes, int]:
+    """Return the last bytes in the ring of another process, which may be writing, and their position in its output."""
     count, ring = _read(descriptor)
     for _ in range(_READS):
         before, (count, ring) = count, _read(descriptor)
         if count == before:
             break
     position = count % _SIZE
-    return ring[:position] if count < _SIZE else ring[position:] + ring[:position]
+    if count < _SIZE:
+        return ring[:position], 0
+    return ring[position:] + ring[:position], count - _SIZE
 
 
 def _read(descriptor: int) -> tuple[int, bytes]:

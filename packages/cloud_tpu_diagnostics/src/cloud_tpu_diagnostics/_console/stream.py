@@ -12,6 +12,7 @@ from typing import Final
 
 from ml_diagnostics_common.worker import Task, start
 
+from cloud_tpu_diagnostics._console.marks import TimeMarks
 from cloud_tpu_diagnostics._console.memory import MOST_BYTES, TAIL_BYTES, MemoryFile
 
 __all__ = ["Stream"]
@@ -43,6 +44,8 @@ class Stream:
         """The position up to which the stream was passed on, or dropped."""
         self.dropped_bytes = 0
         """The bytes that were dropped, since the reader had stopped reading."""
+        self.marks = TimeMarks()
+        """When the bytes were printed."""
         self._last = b""
         """The last bytes that were passed on, which are still in the file unless it was truncated."""
         self._target: int | None = target
@@ -71,10 +74,10 @@ class Stream:
             elif time.monotonic() >= deadline:
                 return
 
-    def tail(self) -> bytes:
-        """Return the last bytes of the stream."""
-        size = self.file.size()
-        return self.file.read(max(0, size - TAIL_BYTES, self.file.freed), TAIL_BYTES)
+    def tail(self) -> tuple[bytes, int]:
+        """Return the last bytes of the stream, and their position."""
+        start = max(0, self.file.size() - TAIL_BYTES, self.file.freed)
+        return self.file.read(start, TAIL_BYTES), start
 
     # --- In the thread --------------------------------------------------------------------------------
 
@@ -93,6 +96,7 @@ class Stream:
     def _pass_on(self) -> bool:
         """Pass on what the job has written since; return False if that is nothing."""
         size = self.file.size()
+        self.marks.add(size, time.time_ns())
         if self._is_truncated(size):
             self.passed_on, self._last = 0, b""
         if self.file.freed > self.passed_on:

@@ -24,25 +24,33 @@ class ConsoleFile(NamedTuple):
         stream: `out`, `err`, or `out+err` if both are the same file.
         descriptor: Open for reading.
         is_in_memory: True if `python -m cloud_tpu_diagnostics run` passes it on.
+        path: Its path; empty if it is in memory.
+        is_local: True if it is not on a disk of the network.
     """
 
     stream: str
     descriptor: int
     is_in_memory: bool
+    path: str = ""
+    is_local: bool = True
 
-    def tail(self, most_bytes: int) -> bytes:
-        """Return the last bytes; none if the file's disk does not answer."""
+    def tail(self, most_bytes: int) -> tuple[bytes, int]:
+        """Return the last bytes, and their position in the file; none if the file's disk does not answer."""
 
-        def read() -> bytes:
-            size = os.fstat(self.descriptor).st_size
-            return os.pread(self.descriptor, most_bytes, max(0, size - most_bytes))
+        def read() -> tuple[bytes, int]:
+            start = max(0, self.size() - most_bytes)
+            return os.pread(self.descriptor, most_bytes, start), start
 
-        return _call(read) or b""
+        return _call(read) or (b"", 0)
+
+    def size(self) -> int:
+        """Return the size of the file; it may wait for its disk unless it `is_local`."""
+        return os.fstat(self.descriptor).st_size
 
     def limit(self) -> None:
         """Free the memory above the limit, in place of the process that passed the output on and has ended."""
         if self.is_in_memory:
-            free_before(self.descriptor, os.fstat(self.descriptor).st_size - MOST_BYTES)
+            free_before(self.descriptor, self.size() - MOST_BYTES)
 
 
 def open_console(pid: int) -> list[ConsoleFile]:
@@ -64,6 +72,10 @@ def console_paths(pid: int) -> dict[str, str]:
 
 
 def _open(pid: int) -> list[ConsoleFile]:
+    from pathlib import Path
+
+    from ml_diagnostics_common.files import is_network_filesystem
+
     found: dict[tuple[int, int], ConsoleFile] = {}
     for number, name in _STREAMS:
         path = f"/proc/{pid}/fd/{number}"
@@ -75,10 +87,13 @@ def _open(pid: int) -> list[ConsoleFile]:
             if key in found:
                 found[key] = found[key]._replace(stream=f"{found[key].stream}+{name}")
                 continue
-            is_in_memory = NAME in os.readlink(path)  # noqa: PTH115
+            target = os.readlink(path)  # noqa: PTH115
+            is_in_memory = NAME in target
+            is_local = is_in_memory or not is_network_filesystem(Path(target))
             # Writing is needed to free memory.
             flags = (os.O_RDWR if is_in_memory else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC
-            found[key] = ConsoleFile(name, os.open(path, flags), is_in_memory)
+            descriptor = os.open(path, flags)
+            found[key] = ConsoleFile(name, descriptor, is_in_memory, "" if is_in_memory else target, is_local)
         except OSError:
             continue
     return list(found.values())
