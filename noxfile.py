@@ -273,6 +273,14 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def faultbench(session: nox.Session) -> None:
+    """Inject faults into jobs of real JAX processes, and score the doctor: `-- --smoke`, or hours for all seeds."""
+    install(session, "tests", *PACKAGES)
+    chosen = session.posargs or ["--store", "build/faultbench", "--resume", "--output", "build/faultbench-results"]
+    session.run("python", "-m", "ml_diagnostics_console.faultbench", *chosen, env=ON_CPU)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style, import contracts, the Dockerfile and changelog fragments, with the tools that pre-commit runs."""
     install(session, "lint", *PACKAGES)

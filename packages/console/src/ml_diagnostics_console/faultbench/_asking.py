@@ -14,7 +14,7 @@ from ml_diagnostics_common.story import Confidence
 from ml_diagnostics_console.faultbench._histories import History, diagnostics_dir
 from ml_diagnostics_console.verdict import Blame, Verdict, VerdictClass
 
-__all__ = ["Answer", "Tool", "ask_doctor", "command_tool", "doctor"]
+__all__ = ["Answer", "Tool", "answer_of", "ask_doctor", "command_tool", "doctor"]
 
 _COMMAND_SECONDS: Final = 120.0
 

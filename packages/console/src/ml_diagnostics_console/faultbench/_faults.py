@@ -162,7 +162,7 @@ _LIMITS: Final = (
         "disk_full",
         "saves to a file system of 1 MiB",
         Expected((_CRASH,), (_USER, _SYSTEM)),
-        failed_with("No space left on device"),
+        failed_with("No space left on device", "requested and"),
         is_ending=True,
         needs="mount",
     ),
@@ -226,6 +226,7 @@ _ASKED_ONES: Final = (
         exited(signals=("SIGKILL",)),
         At.OUTSIDE,
         is_ending=True,
+        steps_after=400,
         settings={"signal": "SIGTERM", "kill_after_seconds": 5.0},
     ),
 )

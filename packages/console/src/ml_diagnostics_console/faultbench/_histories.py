@@ -25,7 +25,7 @@ from ml_diagnostics_console.faultbench._jobs import DIAGNOSTICS
 from ml_diagnostics_console.faultbench._labels import Label
 from ml_diagnostics_console.faultbench._running import RunResult
 
-__all__ = ["History", "histories_in", "read", "shift_clocks", "store"]
+__all__ = ["History", "diagnostics_dir", "histories_in", "hosts_of", "read", "shift_clocks", "store"]
 
 _SUFFIX: Final = ".tar.xz"
 _ABOUT: Final = "history.json"
@@ -110,6 +110,8 @@ def histories_in(folder: Path) -> list[Path]:
 def read(path: Path, folder: Path) -> Iterator[History]:
     """Unpack an archive into an empty folder, for as long as the block runs.
 
+    The folder's `history.json` has only what a tool may know: neither the label nor the plan.
+
     Raises:
         ValueError: It is not a history.
     """
@@ -119,15 +121,13 @@ def read(path: Path, folder: Path) -> Iterator[History]:
             raise ValueError(f"{path} has more than {_MOST_BYTES} bytes")
         for member in members:
             _unpack(archive, member, folder)
-    yield read_folder(folder)
+    history = _history_in(folder)
+    known = {"run": history.run, "ended_ns": history.ended_ns, "exit_statuses": history.exit_statuses}
+    (folder / _ABOUT).write_text(json.dumps(known))
+    yield history
 
 
-def read_folder(folder: Path) -> History:
-    """Return a history that is unpacked already.
-
-    Raises:
-        ValueError: It is not a history.
-    """
+def _history_in(folder: Path) -> History:
     try:
         about = json.loads((folder / _ABOUT).read_text())
         outputs = sorted(folder.glob("output-*.txt"))

@@ -13,7 +13,7 @@ from ml_diagnostics_console.faultbench._asking import Answer
 from ml_diagnostics_console.faultbench._labels import Label
 from ml_diagnostics_console.verdict import VerdictClass
 
-__all__ = ["Case", "ClassScore", "Rate", "Score", "is_right_class", "is_right_culprit", "score"]
+__all__ = ["Case", "ClassScore", "Rate", "Score", "is_right_blame", "is_right_class", "is_right_culprit", "score"]
 
 _Z: Final = 1.959964
 """Of 95 %."""

@@ -46,13 +46,13 @@ def exited(*, signals: tuple[str, ...] = (), code: int | None = None) -> Check:
     return check
 
 
-def failed_with(text: str, *, on_all: bool = False) -> Check:
-    """Return a check that a traceback with this text was printed by the culprit, or by all."""
+def failed_with(*texts: str, on_all: bool = False) -> Check:
+    """Return a check that a traceback with one of these texts was printed by the culprit, or by all."""
 
     def check(evidence: Evidence) -> str:
         for process in evidence.processes if on_all else [evidence.guilty]:
-            if text not in process.output:
-                return f"process {process.index} has not printed {text!r}"
+            if not any(text in process.output for text in texts):
+                return f"process {process.index} has not printed {texts[0]!r}"
         return ""
 
     return check
