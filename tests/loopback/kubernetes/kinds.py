@@ -51,6 +51,7 @@ KINDS: Final = (
     Kind("Namespace", "namespaces", short_names=("ns",), is_namespaced=False),
     Kind("Node", "nodes", short_names=("no",), is_namespaced=False),
     Kind("Pod", "pods", short_names=("po",), is_in_all=True, subresources=("exec", "log", "portforward")),
+    Kind("ResourceQuota", "resourcequotas", short_names=("quota",)),
     Kind("Secret", "secrets"),
     Kind("Service", "services", short_names=("svc",), is_in_all=True),
     Kind("ServiceAccount", "serviceaccounts", short_names=("sa",)),
@@ -59,6 +60,10 @@ KINDS: Final = (
     Kind("StatefulSet", "statefulsets", "apps", short_names=("sts",), is_in_all=True),
     Kind("HorizontalPodAutoscaler", "horizontalpodautoscalers", "autoscaling", "v2", ("hpa",), is_in_all=True),
     Kind("Job", "jobs", "batch", is_in_all=True),
+    Kind("JobSet", "jobsets", "jobset.x-k8s.io", "v1alpha2"),
+    Kind("LeaderWorkerSet", "leaderworkersets", "leaderworkerset.x-k8s.io", short_names=("lws",)),
+    Kind("LocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta1", ("queue",)),
+    Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta1", ("wl",)),
 )
 
 
