@@ -203,6 +203,14 @@ def test_curves_are_drawn(capsys: Captured, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_curves_without_a_name_are_drawn_in_the_current_folder(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown(capsys, "metrics", recorded(), "loss", "--plot")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_missing_matplotlib_is_reported_with_its_extra_before_any_work(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ __all__ = ["add_plot_options", "picture", "port", "seconds", "whole_number"]
 
 _LONGEST_SECONDS: Final = 1e9
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PICTURE: Final = "plot.png"
 _PICTURES: Final = (".png", ".svg", ".pdf")
 
 
@@ -65,6 +66,11 @@ def picture(name: str) -> Path:
 def add_plot_options(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the options `--plot` and `--dark` of a command that draws something."""
     parser.add_argument(
-        "--plot", metavar="FILE.png", type=picture, help=f"also draw {what} (needs the extra [plot]); or .svg, .pdf"
+        "--plot",
+        nargs="?",
+        const=_PICTURE,  # A text, so that `type` applies to it.
+        metavar="FILE.png",
+        type=picture,
+        help=f"also draw {what}, to {_PICTURE} or this file (needs the extra [plot]); or .svg, .pdf",
     )
     parser.add_argument("--dark", action="store_true", help="draw it light on dark")
