@@ -10,7 +10,7 @@ from ml_diagnostics_common.command.console import BOLD, GREEN, RED, YELLOW
 from ml_diagnostics_common.texts import format_duration
 
 from ml_diagnostics_console.doctor import Report
-from ml_diagnostics_console.verdict import Blame, Cost, CostBasis, NotChecked, Verdict, VerdictClass
+from ml_diagnostics_console.verdict import Blame, Cost, CostBasis, NextCommand, NotChecked, Verdict, VerdictClass
 
 __all__ = ["STYLES", "TITLES", "format_cost", "format_report", "format_verdict"]
 
@@ -38,6 +38,8 @@ _MOST_WIDTH: Final = 120
 _PROOFS: Final = 3
 _NOT_CHECKED: Final = 2
 _LABEL: Final = 10
+_BY_CHOICE: Final = ("no cluster was asked", "Google's monitored events are only read")
+"""The starts of reasons that are options of the command, which only `--all` lists."""
 
 
 def format_report(report: Report, width: int | None = None, *, with_all: bool = False) -> str:
@@ -79,9 +81,21 @@ def _details(verdict: Verdict, width: int) -> list[str]:
     if verdict.blame is not None and verdict.blame is not Blame.UNKNOWN:
         lines += _wrapped("blame", _BLAMES[verdict.blame], width)
     for command in verdict.next:
-        text = f"{command.command}   why: {command.why}" if command.command else command.why
-        lines += _wrapped("next", text, width)
+        lines += _command(command, width)
     return lines
+
+
+def _command(command: NextCommand, width: int) -> list[str]:
+    """Return what to do: the command whole, so that it can be copied, and the reason beside or below it."""
+    if not command.command:
+        return _wrapped("next", command.why, width)
+    first, *more = command.command.splitlines()
+    line = "  next".ljust(_LABEL) + first
+    rest = [" " * _LABEL + text for text in more]
+    why = f"why: {command.why}"
+    if not rest and len(line) + 3 + len(why) <= width:
+        return [f"{line}   {why}"]
+    return [line, *rest, *_fill(why, width, " " * (_LABEL + 2), " " * (_LABEL + 2))]
 
 
 _BLAMES: Final[Mapping[Blame, str]] = {
@@ -114,7 +128,7 @@ def _not_checked(report: Report, width: int, *, with_all: bool) -> list[str]:
     for each in ordered:
         by_reason.setdefault(each.why, []).append(each)
     reasons = list(by_reason.items())
-    kept = reasons if with_all else reasons[:_NOT_CHECKED]
+    kept = reasons if with_all else [each for each in reasons if not each[0].startswith(_BY_CHOICE)][:_NOT_CHECKED]
     lines: list[str] = []
     for why, rules in kept:
         ids = ", ".join(each.rule for each in rules)

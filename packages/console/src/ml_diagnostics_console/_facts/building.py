@@ -56,10 +56,7 @@ def attempts_of_runs(view: RunView, lives: Lives, records: RunRecords) -> list[A
         if id(life) not in used and _may_be_of(life, view, names):
             _place(life, view.attempts, by_attempt)
     known = {attempt.number: attempt for attempt in view.attempts}
-    return [
-        _attempt(number, known.get(number), by_attempt.get(number, []))
-        for number in sorted({*known, *by_attempt})
-    ]
+    return [_attempt(number, known.get(number), by_attempt.get(number, [])) for number in sorted({*known, *by_attempt})]
 
 
 def attempts_of_jobs(found: Sequence[Life]) -> list[AttemptFacts]:
@@ -254,7 +251,15 @@ def _with_life(process: ProcessFacts, life: Life) -> ProcessFacts:
         sigterm_handlers=tuple(life.sigterm_handlers),
         console=console,
         end_fields=merged,
+        resource=_resource_of(life),
     )
+
+
+def _resource_of(life: Life) -> dict[str, str]:
+    labels = life.resource.get("labels")
+    known = {str(name): str(value) for name, value in labels.items()} if isinstance(labels, Mapping) else {}
+    kind = life.resource.get("type")
+    return {**known, "type": kind} if isinstance(kind, str) and kind else {}
 
 
 def _was_asked(life: Life, ended_ns: int | None) -> bool:

@@ -1,0 +1,349 @@
+"""What is read of a job: joined by host, pid and time, on one clock, and never with a guess."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google_cloud_mldiagnostics.exceptions import RunNotFoundError
+from google_cloud_mldiagnostics.reading import State
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_diagnostics_common.command.errors import NotFoundError
+from ml_diagnostics_common.entry import COMPANION_LOG_ID, EntryContext, LogEntry
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.story import Role
+from ml_diagnostics_console._facts.clocks import compare_clocks
+from ml_diagnostics_console._facts.curves import Curves
+from ml_diagnostics_console._facts.entries import Lives
+from ml_diagnostics_console._facts.facts import Fact, Facts, StepSummary, Times, Unknown
+from ml_diagnostics_console._facts.reading import JobReader, Question
+
+from .made_facts import after, ref
+from .real_jobs import Ended, run_job
+
+SECOND_NS = 1_000_000_000
+
+
+def read(name: str = "last", **options: Any) -> Facts:
+    return JobReader(Question(name, kubernetes="off", **options), pytest.fail).read()
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    return run_job(tmp_path_factory.mktemp("failed"), "raise ValueError('batch 30 is empty')")
+
+
+@pytest.fixture
+def of_failed(failed: Ended, monkeypatch: pytest.MonkeyPatch) -> Facts:
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(failed.folder))
+    return read()
+
+
+def test_the_facts_of_a_failed_job_are_those_of_its_run_its_companion_and_its_output(of_failed: Facts) -> None:
+    (process,) = of_failed.processes
+    assert (process.state, process.role, process.is_first_cause) == (State.FAILED, Role.OWN, True)
+    assert process.end.exception == "ValueError: batch 30 is empty"
+    assert process.end.exit_code == 1
+    assert process.step == 30
+    assert process.exception[0].frames[0].function == "<module>"
+    assert "ValueError: batch 30 is empty" in "".join(text.text for text in process.console)
+    assert {each.id for each in process.end_refs} == set(filter(None, (each.id for each in process.end_refs)))
+    assert not of_failed.is_live
+    assert of_failed.now_ns <= time.time_ns()
+
+
+def test_the_facts_hold_metrics_goodput_configs_and_versions(of_failed: Facts) -> None:
+    (loss,) = of_failed.metrics.of("loss")
+    assert len(loss) == 31
+    assert loss.last == pytest.approx(1 / 31)
+    assert isinstance(of_failed.ledger, Fact)
+    assert of_failed.ledger.value.last_step == 30
+    assert of_failed.user_configs["lr"] == "0.001"
+    assert of_failed.processes[0].software["python_version"]
+    assert isinstance(of_failed.chips, Unknown)
+
+
+def test_a_job_that_began_no_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_job(tmp_path, "sys.exit('no data in /data')", with_run=False, name="early")
+    run_job(tmp_path, "os.kill(os.getpid(), 9)", with_run=False, name="early")
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path))
+    facts = read("early")
+    assert [attempt.processes[0].end.how for attempt in facts.attempts] == ["exit", "signal"]
+    assert "no data in /data" in facts.attempts[0].processes[0].console[0].text
+    assert facts.processes[0].end.signal == "SIGKILL"
+    assert not facts.is_live
+
+
+def test_an_unknown_job_is_an_error_with_what_exists() -> None:
+    with pytest.raises(RunNotFoundError, match="no run"):
+        read("nothing-of-that-name")
+
+
+def test_an_attempt_that_does_not_exist_is_an_error(of_failed: Facts) -> None:
+    with pytest.raises(NotFoundError, match="it has 1 to 1"):
+        read(of_failed.name, attempt=7)
+
+
+def entries_of(payloads: list[tuple[float, Mapping[str, Any]]], **labels: str) -> list[LogEntry]:
+    """Return entries of a companion at some seconds."""
+    known = {"host": "host-0", "pid": "41", "process_index": "0", "job": "job", "run": "run-1", **labels}
+    context = EntryContext(COMPANION_LOG_ID, "", {}, known, writer="host-0-1-1")
+    return [
+        LogEntry(after(seconds), 100_000_000_000 + number, {"verb": "stacktraceanalyzer", **payload}, context)
+        for number, (seconds, payload) in enumerate(payloads)
+    ]
+
+
+def end(how: str, seconds: float, **fields: Any) -> tuple[float, dict[str, Any]]:
+    return seconds, {"kind": "job_ended", "how": how, "ended_ns": after(seconds), "message": how, **fields}
+
+
+def test_a_pid_that_is_used_again_is_another_process() -> None:
+    lives = Lives()
+    console = (10.2, {"kind": "console", "stream": "err", "occasion": "end", "message": "first"})
+    hang = (40.0, {"kind": "hang_suspected", "phase": "step", "step": 7, "stuck_seconds": 9, "timeout_seconds": 5})
+    lives.add(entries_of([end("exit", 10, exit_code=3), console, hang, end("clean", 60)]))
+    first = lives.of_process("host-0", 41, after(0), after(10))
+    second = lives.of_process("host-0", 41, after(30), after(60))
+    assert first is not None
+    assert second is not None
+    assert [text.text for text in first.console.values()] == ["first"]
+    assert (len(first.hangs), len(second.hangs)) == (0, 1)
+    assert second.hangs[0].began_ns == after(31)
+    assert lives.of_process("host-0", 41, after(70), after(80)) is None
+
+
+def test_the_same_end_by_the_companion_and_by_run_is_one_end() -> None:
+    lives = Lives()
+    lives.add(entries_of([end("signal", 10, signal="SIGKILL"), (10.1, end("signal", 10.0)[1])]))
+    assert len(lives.labelled(["run-1"])) == 1
+
+
+def test_entries_of_another_job_do_not_become_processes() -> None:
+    lives = Lives()
+    lives.add(entries_of([end("clean", 1)], run="run-2", job="other"))
+    assert lives.labelled(["run-1", "job"]) == []
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+kinds = st.sampled_from(
+    [
+        "dump",
+        "snapshot",
+        "step_summary",
+        "process_state",
+        "hang_suspected",
+        "left_block",
+        "compiles",
+        "console",
+        "signal",
+        "sigterm_handler",
+        "job_ended",
+        "of a newer version",
+    ]
+)
+names = st.sampled_from(
+    [
+        "states",
+        "groups",
+        "functions",
+        "wall_seconds",
+        "first_step",
+        "last_step",
+        "count",
+        "step",
+        "phase",
+        "stuck_seconds",
+        "message",
+        "trigger",
+        "part",
+        "how",
+        "signal",
+        "exit_code",
+        "ended_ns",
+        "time_ns",
+        "file_systems",
+        "exception_frames",
+        "stream",
+    ]
+)
+
+
+@given(st.lists(st.tuples(kinds, st.dictionaries(names, junk)), max_size=12))
+def test_entries_of_any_form_are_read_or_left_out(made: list[tuple[str, dict[str, Any]]]) -> None:
+    lives = Lives()
+    lives.add(entries_of([(float(number), {**fields, "kind": kind}) for number, (kind, fields) in enumerate(made)]))
+    for life in lives.labelled(["run-1"]):
+        assert isinstance(life.stacks(), tuple)
+
+
+@given(st.dictionaries(st.sampled_from(["values", "step_index", "unit", "hostname", "links", "sizes", "task"]), junk))
+def test_metrics_of_any_form_are_read_or_left_out(payload: dict[str, Any]) -> None:
+    curves = Curves()
+    context = EntryContext("ml_diagnostics_metric", "", {}, {"host": "host-0", "pid": "41"}, writer="w")
+    for number in range(3):
+        curves.add("loss", LogEntry(number, 100_000_000_000 + number, payload, context))
+    for curve in curves:
+        assert isinstance(curve.ref().says, str)
+        assert isinstance(curve.last, float)
+
+
+def curve_of(payloads: list[dict[str, Any]], name: str = "loss") -> Curves:
+    curves = Curves()
+    context = EntryContext("ml_diagnostics_metric", "", {}, {"host": "host-0", "pid": "41"}, writer="w")
+    for number, payload in enumerate(payloads):
+        curves.add(name, LogEntry(after(number), 100_000_000_000 + number, payload, context))
+    return curves
+
+
+def test_a_metric_of_each_link_is_a_curve_of_each_link() -> None:
+    payload = {"values": [0, 10], "links": ["a", "b"], "trays": [1, 2], "unit": "1"}
+    curves = curve_of([payload, {**payload, "values": [0, 7]}], "tpu_ici_link_health")
+    assert {(curve.labels["link"], curve.labels["tray"]): curve.last for curve in curves} == {
+        ("a", "1"): 0.0,
+        ("b", "2"): 7.0,
+    }
+    assert max(curve.highest for curve in curves) == 10
+
+
+def test_the_first_value_that_is_not_finite_is_kept_with_its_step() -> None:
+    (loss,) = curve_of(
+        [
+            {"values": [1.0], "step_index": 4},
+            {"values": ["NaN"], "step_index": 5, "not_finite": True},
+            {"values": ["Infinity"], "step_index": 6, "not_finite": True},
+        ]
+    ).of("loss")
+    assert loss.first_not_finite is not None
+    assert loss.first_not_finite.step == 5
+    assert loss.last == 1.0
+
+
+def test_a_curve_of_weeks_keeps_its_extremes_in_bounded_memory() -> None:
+    values = [float(number % 100) for number in range(50_000)]
+    values[31_007] = 1e6
+    (curve,) = curve_of([{"values": [value]} for value in values], "host_memory_utilization").of(
+        "host_memory_utilization"
+    )
+    assert len(curve.values) <= 2_048
+    assert len(curve) == 50_000
+    assert curve.highest == 1e6
+    assert curve.last == values[-1]
+
+
+def summary(step: int, return_ns: int, number: int = 0) -> StepSummary:
+    times = Times(10, 1, 1, 1)
+    return StepSummary(after(step), step, step, 10, times, None, None, None, step, return_ns, ref())
+
+
+@given(
+    st.lists(st.integers(-60 * SECOND_NS, 60 * SECOND_NS), min_size=2, max_size=8),
+    st.lists(st.integers(-2_000_000, 2_000_000), min_size=24, max_size=24),
+)
+def test_clocks_are_compared_by_the_returns_from_common_waits(offsets: list[int], noise: list[int]) -> None:
+    marks = [
+        (f"host-{host}", summary(step, after(step) + offset + noise[(3 * host + step) % 24]))
+        for host, offset in enumerate(offsets)
+        for step in range(12)
+    ]
+    clocks = compare_clocks(marks)
+    for host, offset in enumerate(offsets):
+        error = clocks.offsets_ns[f"host-{host}"] - (offset - offsets[0])
+        assert abs(error) <= clocks.uncertainty_ns
+    assert clocks.uncertainty_ns < 50_000_000
+
+
+def test_without_common_waits_clocks_are_trusted_to_a_second() -> None:
+    clocks = compare_clocks([("host-0", summary(1, after(1))), ("host-1", summary(2, after(2)))])
+    assert (clocks.offsets_ns.get("host-1"), clocks.uncertainty_ns) == (None, SECOND_NS) or clocks.offsets_ns == {
+        "host-0": 0
+    }
+
+
+@pytest.fixture
+def journal_of_hosts() -> Iterator[Any]:
+    opened: list[Journal] = []
+
+    def write(log: str, host: str, index: int, payloads: list[tuple[float, dict[str, Any]]], **resource: str) -> None:
+        labels = {"job": "job", "run": "run-1", "host": host, "process_index": str(index), "pid": "41", "attempt": "1"}
+        journal = Journal(
+            log,
+            root=diagnostics_directory(),
+            labels=labels,
+            resource={"type": "generic_node", "labels": {"node_id": "run-1", **resource}},
+            about_pid=41,
+        )
+        opened.append(journal)
+        for seconds, payload in payloads:
+            journal.append(payload, timestamp_ns=after(seconds))
+
+    yield write
+    for journal in opened:
+        journal.close(5)
+
+
+def started(host: str, index: int, phase: str = "ACTIVE", **fields: Any) -> dict[str, Any]:
+    return {"phase": phase, "attempt": 1, "hostname": host, "process_index": str(index), "pid": 41, **fields}
+
+
+def make_run(**fields: Any) -> None:
+    folder = diagnostics_directory() / "runs" / "run-1"
+    folder.mkdir(parents=True)
+    known = {"name": "projects/p/locations/l/machineLearningRuns/run-1", "displayName": "job", "runPhase": "FAILED"}
+    (folder / "run.json").write_text(json.dumps({**known, **fields}))
+
+
+def test_the_killed_host_is_first_though_its_clock_is_a_minute_ahead(journal_of_hosts: Any) -> None:
+    make_run()
+    for index, offset in ((0, 0.0), (1, 60.0)):
+        host = f"host-{index}"
+        journal_of_hosts(
+            "ml_diagnostics_metric", host, index, [(offset, started(host, index))], namespace="mlrun_process"
+        )
+    gloo = {"phase": "FAILED", "reason": "XlaRuntimeError: Gloo all-reduce failed: connection reset by peer"}
+    journal_of_hosts(
+        "ml_diagnostics_metric", "host-0", 0, [(50.0, {**started("host-0", 0), **gloo})], namespace="mlrun_process"
+    )
+    killed = {"verb": "stacktraceanalyzer", **end("signal", 110.02, signal="SIGKILL")[1]}
+    journal_of_hosts(COMPANION_LOG_ID, "host-1", 1, [(110.03, killed)])
+    attempt = read("run-1").attempt
+    assert attempt is not None
+    assert [process.role for process in attempt.processes] == [Role.CASCADE, Role.OWN]
+    assert [process.name for process in attempt.first] == ["host-1"]
+
+
+def test_a_damaged_journal_gives_an_answer(journal_of_hosts: Any) -> None:
+    make_run()
+    journal_of_hosts("ml_diagnostics_metric", "host-0", 0, [(0, started("host-0", 0))], namespace="mlrun_process")
+    for path in (diagnostics_directory() / "journal").glob("*/*.jsonl"):
+        path.write_bytes(path.read_bytes() + b'\n{"t":1,"s":2,"p":{"kind":\n\xff\xfe\n{}\n[1]\n')
+    facts = JobReader(Question("run-1", kubernetes="off"), lambda _: None).read()
+    assert len(facts.processes) == 1
+    assert facts.notes
+
+
+def test_a_thousand_attempts_are_read(journal_of_hosts: Any) -> None:
+    attempts = [
+        {
+            "number": number,
+            "phase": "FAILED",
+            "reason": "ValueError: x",
+            "startTime": f"2026-01-{1 + number % 28:02d}T00:00:00Z",
+        }
+        for number in range(1, 1001)
+    ]
+    make_run(attempts=attempts, labels={"attempt": "1000"})
+    facts = read("run-1")
+    assert len(facts.attempts) == 1000
+    assert facts.attempt is not None
+    assert facts.attempt.number == 1000
