@@ -21,7 +21,7 @@ held            `run` keeps a job that has failed for debugging, every minute: `
                 `cost`, `attach`, `release`, `released_by`
 signal          a signal that asks the job to end, seen by `run`: `signal`, `sender_pid`, `sender_uid`
 sigterm_handler a handler of SIGTERM that the job has installed: `handler` (default, ignored, c or python), `function`,
-                `time_ns`; without such an entry, it is the default
+                `library`, `replaces`, `time_ns`; without such an entry, it is the default
 
 Dumps and snapshots also have `interval_seconds`; these, `left_block` and `job_ended` also have `phase` and `step` if
 the job reports them, and the last two `progress_age_seconds`: how long before. Earlier versions wrote `job_ended` with

@@ -160,6 +160,7 @@ class CompanionProcess:
         self.thread_ident = threading.get_ident()
         is_lingering = False
         try:
+            self._update_sigterm_handler()
             while not is_lingering:
                 messages = self._sidecar.receive()
                 self._update_labels()

@@ -8,6 +8,7 @@ of another host's failure may be aborted minutes after an exception has left its
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -379,12 +380,16 @@ class Companion:
             is_out_of_memory = self._kills.is_recent(time.monotonic())
             ending = ending_of(self._status, self._note, fault=self._fault, is_out_of_memory=is_out_of_memory)
             self._guarded(self._write, ending, JOB_ENDED)
+        else:
+            self._guarded(self._write_sigterm_handlers)
         self._guarded(self._log.close, END_SECONDS)
 
     def _write(self, ending: Ending, kind: str) -> None:
+        self._sigterm_handlers.check(math.inf)
         self._write_sigterm_handlers()
         progress = None if self._hangs is None else self._hangs.last_progress()
         fields = progress_fields(progress, self._ended_monotonic_ns or time.monotonic_ns())
+        fields |= self._sigterm_handlers.fields()
         payload = ending.payload(kind, **fields, **self._failure, ended_ns=self._ended_ns)
         self._log.write(payload, severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
 
