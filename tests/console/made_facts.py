@@ -87,7 +87,7 @@ def attempt(processes: Sequence[ProcessFacts], number: int = 1, **fields: Any) -
         else State.COMPLETED,
         "reason": "",
         "started_ns": START_NS,
-        "ended_ns": max(ends) if len(ends) == len(processes) else None,
+        "ended_ns": max(ends) if ends and len(ends) == len(processes) else None,
         "best_step": max((each.step for each in processes if each.step is not None), default=None),
     }
     return AttemptFacts(number=number, processes=marked, story=story, **{**known, **fields})
