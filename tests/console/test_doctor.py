@@ -141,7 +141,9 @@ def test_any_report_is_text_of_the_terminal_and_json(made: list[Verdict], width:
     text = format_report(report, width)
     words = {word for each in made for word in each.sentence.split()}
     longest = max(map(len, words), default=0)
-    assert all(len(line) <= max(width, longest + 12) for line in text.splitlines())
+    whole = ("  next    mldiagnostics", "  why     mldiagnostics")  # Commands are not cut, so that they can be copied.
+    lines = [line for line in text.splitlines() if not line.startswith(whole)]
+    assert all(len(line) <= max(width, longest + 14) for line in lines)
 
 
 def test_the_report_is_a_screen_with_the_answer_first() -> None:
@@ -180,7 +182,7 @@ def test_every_rule_has_an_id_of_its_own_and_explains_itself() -> None:
     assert len({rule.id for rule in rules}) == len(rules)
     known = {rule.id for rule in rules}
     for rule in rules:
-        assert re.fullmatch(r"[A-Z]{1,2}\d{1,2}s?", rule.id), rule.id
+        assert re.fullmatch(r"[A-Z]{1,2}\d{0,2}s?", rule.id), rule.id
         assert rule.title, rule.id
         assert rule.needs, rule.id
         assert rule.example, rule.id

@@ -90,10 +90,12 @@ def test_an_attempt_that_does_not_exist_is_an_error(of_failed: Facts) -> None:
         read(of_failed.name, attempt=7)
 
 
-def entries_of(payloads: list[tuple[float, Mapping[str, Any]]], **labels: str) -> list[LogEntry]:
-    """Return entries of a companion at some seconds."""
+def entries_of(
+    payloads: list[tuple[float, Mapping[str, Any]]], *, writer_at: float = 0.0, **labels: str
+) -> list[LogEntry]:
+    """Return entries of a companion at some seconds; `writer_at` is the start of the companion."""
     known = {"host": "host-0", "pid": "41", "process_index": "0", "job": "job", "run": "run-1", **labels}
-    context = EntryContext(COMPANION_LOG_ID, "", {}, known, writer="host-0-1-1")
+    context = EntryContext(COMPANION_LOG_ID, "", {}, known, writer=f"host-0-41-{after(writer_at)}-0")
     return [
         LogEntry(after(seconds), 100_000_000_000 + number, {"verb": "stacktraceanalyzer", **payload}, context)
         for number, (seconds, payload) in enumerate(payloads)
@@ -108,12 +110,16 @@ def test_a_pid_that_is_used_again_is_another_process() -> None:
     lives = Lives()
     console = (10.2, {"kind": "console", "stream": "err", "occasion": "end", "message": "first"})
     hang = (40.0, {"kind": "hang_suspected", "phase": "step", "step": 7, "stuck_seconds": 9, "timeout_seconds": 5})
-    lives.add(entries_of([end("exit", 10, exit_code=3), console, hang, end("clean", 60)]))
+    left = (10.05, {"kind": "left_block", "how": "exception", "message": "left"})
+    lives.add(entries_of([end("exit", 10, exit_code=3), left]))
+    lives.add(entries_of([console], writer_at=10.1))
+    lives.add(entries_of([hang, end("clean", 60)], writer_at=12))
     first = lives.of_process("host-0", 41, after(0), after(10))
     second = lives.of_process("host-0", 41, after(30), after(60))
     assert first is not None
     assert second is not None
     assert [text.text for text in first.console.values()] == ["first"]
+    assert [entry.payload["kind"] for entry in first.ends] == ["job_ended", "left_block"]
     assert (len(first.hangs), len(second.hangs)) == (0, 1)
     assert second.hangs[0].began_ns == after(31)
     assert lives.of_process("host-0", 41, after(70), after(80)) is None

@@ -159,6 +159,8 @@ def _of_view(process: ProcessView, life: Life | None, records: RunRecords, reaso
         software=own.software,
         hardware=own.hardware,
         config_digest=str(fields.get("config_digest") or ""),
+        user_configs=own.user_configs,
+        config_refs=tuple(ref_of(entry, f"the {kind} of {process.host}") for kind, entry in own.config_entries.items()),
         fields=fields,
     )
     if process.step is not None:
@@ -169,10 +171,9 @@ def _of_view(process: ProcessView, life: Life | None, records: RunRecords, reaso
 
 def _of_life(life: Life, attempt: int) -> ProcessFacts:
     """Return a process that only companions, or `run`, recorded."""
-    payload = life.ends[-1].payload if life.ends else {}
+    payload = _merged(life.ends)
     ended = [entry for entry in life.ends if entry.payload.get("kind") == "job_ended"]
-    how = str(payload.get("how") or "") if life.ends else ""
-    is_clean = how == "clean"
+    is_clean = payload.get("how") == "clean"
     state = State.ACTIVE if not ended else State.COMPLETED if is_clean else State.FAILED
     known = ProcessFacts(
         attempt=attempt,
@@ -209,9 +210,9 @@ def _end_of(life: Life) -> ProcessEnd:
 
 
 def _merged(ends: Sequence[LogEntry]) -> dict[str, Any]:
-    """Return the fields of all entries on one end: the later ones replace the earlier, where they have a value."""
+    """Return the fields of all entries on one end; what the end of the process has comes before that of its block."""
     merged: dict[str, Any] = {}
-    for entry in ends:
+    for entry in sorted(ends, key=lambda entry: entry.payload.get("kind") == "job_ended"):
         merged.update({name: value for name, value in entry.payload.items() if value not in (None, "")})
     return merged
 

@@ -16,6 +16,7 @@ from cloud_tpu_diagnostics import entries as kinds
 from cloud_tpu_diagnostics.reading import Snapshot, main_thread, parse_dumps
 from google_cloud_mldiagnostics.reading import natural_number, number
 from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.journal import writer_start_ns
 from ml_diagnostics_common.texts import one_line
 
 from ml_diagnostics_console._facts.facts import (
@@ -67,6 +68,7 @@ class Life:
         ended_ns: The time of the entry on the end of the process; None while there is none.
         index: The last process index that it named; None if it named none.
         labels: The labels of its newest entry.
+        resource: The monitored resource of its newest entry that has one.
         ends: The entries on its end and on blocks that it left, the oldest first.
     """
 
@@ -76,6 +78,7 @@ class Life:
         self.ended_ns: int | None = None
         self.index: int | None = None
         self.labels: Mapping[str, str] = entry.context.labels
+        self.resource: Mapping[str, Any] = entry.context.resource
         self.ends: list[LogEntry] = []
         self.step: tuple[int, LogEntry] | None = None
         self.phase = ""
@@ -93,6 +96,7 @@ class Life:
         """Take the next entry of the process."""
         payload, self.last_ns = entry.payload, max(self.last_ns, entry.timestamp_ns)
         self.labels = entry.context.labels
+        self.resource = entry.context.resource or self.resource
         kind = payload.get("kind")
         index = natural_number(self.labels.get("process_index"))
         if index is not None and not (index == 0 and self.index):  # 0 before JAX has started, and by `run`.
@@ -177,7 +181,16 @@ class Life:
         stream, occasion = str(payload.get("stream", "")), str(payload.get("occasion", ""))
         says = f"the last lines of std{stream}" if stream in ("out", "err") else "the last lines"
         text = str(payload.get("message", ""))
-        self.console[stream, occasion] = ConsoleText(entry.timestamp_ns, stream, occasion, text, ref_of(entry, says))
+        self.console[stream, occasion] = ConsoleText(
+            entry.timestamp_ns,
+            stream,
+            occasion,
+            text,
+            ref_of(entry, says),
+            times=_pairs(payload.get("times")),
+            path=str(payload.get("path") or ""),
+            is_of_python=payload.get("is_of_python") is True,
+        )
 
     def _add_snapshot(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
         self._snapshots.append(entry)
@@ -259,6 +272,8 @@ def _is_of_next(life: Life, entry: LogEntry) -> bool:
     """Return True if an entry belongs to the next process with the same pid."""
     if life.ended_ns is None:
         return False
+    if 0 < writer_start_ns(entry.context.writer or "") <= life.ended_ns:  # Of a companion that served the ended one.
+        return False
     kind = entry.payload.get("kind")
     if kind == kinds.JOB_ENDED:  # The companion and `run` both record the end.
         ended_ns = natural_number(entry.payload.get("ended_ns")) or entry.timestamp_ns
@@ -318,6 +333,17 @@ def _times(value: object) -> Times | None:
         return found if math.isfinite(found.sum + found.p50 + found.p95 + found.max) else None
     except (KeyError, TypeError):
         return None
+
+
+def _pairs(value: object) -> tuple[tuple[int, int], ...]:
+    """Return pairs of natural numbers, as in JSON."""
+    found = []
+    for pair in value if isinstance(value, list) else ():
+        numbers = [natural_number(each) for each in pair] if isinstance(pair, list) and len(pair) == 2 else []
+        first, second = numbers or (None, None)
+        if first is not None and second is not None:
+            found.append((first, second))
+    return tuple(sorted(found))
 
 
 def _texts(value: object) -> tuple[str, ...]:
