@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -288,7 +289,7 @@ print(json.dumps({name: tpumonitoring.get_metric(name).description() for name in
 @pytest.fixture(scope="module")
 def descriptions() -> dict[str, str]:
     """Return the description of each metric of the real libtpu, which has no data without a TPU."""
-    if sys.version_info < (3, 11) or sys.platform != "linux":
+    if int(platform.python_version_tuple()[1]) < 11 or platform.system() != "Linux":
         pytest.skip("libtpu has no wheel for this Python or system")
     try:
         python = reference_python(LIBTPU, timeout_seconds=1200)
