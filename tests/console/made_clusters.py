@@ -202,19 +202,18 @@ def cluster(
         objects.setdefault(document["kind"], []).append(document)
     for found in objects.get("Event", ()):  # The API server's own ids of the objects that events are about.
         found["involvedObject"].setdefault("uid", f"uid-{found['involvedObject']['name']}")
-    pods = [parsed for each in objects.get("Pod", ()) if (parsed := parse_pod(each)) is not None]
-    nodes = [parsed for each in objects.get("Node", ()) if (parsed := parse_node(each)) is not None]
-    kinds = [*objects.get("Job", ()), *objects.get("JobSet", ())]
+    nodes = [*filter(None, map(parse_node, objects.get("Node", ())))]
+    jobs = map(parse_job, (*objects.get("Job", ()), *objects.get("JobSet", ())))
     known: dict[str, Any] = {
         "context": "test-cluster",
         "namespace": "ml",
         "name": "train",
-        "pods": tuple(pods),
-        "events": tuple(found for each in objects.get("Event", ()) if (found := parse_event(each)) is not None),
+        "pods": tuple(filter(None, map(parse_pod, objects.get("Pod", ())))),
+        "events": tuple(filter(None, map(parse_event, objects.get("Event", ())))),
         "nodes": add_usage(nodes, objects.get("Pod", ())) if is_whole else tuple(nodes),
         "has_all_nodes": is_whole and bool(nodes),
-        "jobs": tuple(found for each in kinds if (found := parse_job(each)) is not None),
-        "admissions": tuple(found for each in objects.get("Workload", ()) if (found := parse_admission(each))),
-        "quotas": tuple(found for each in objects.get("ResourceQuota", ()) if (found := parse_quota(each))),
+        "jobs": tuple(filter(None, jobs)),
+        "admissions": tuple(filter(None, map(parse_admission, objects.get("Workload", ())))),
+        "quotas": tuple(filter(None, map(parse_quota, objects.get("ResourceQuota", ())))),
     }
     return Fact(KubernetesFacts(**{**known, **fields}), (), after(seconds))

@@ -213,7 +213,10 @@ def test_without_nodes_only_the_message_counts() -> None:
 
 # --- W2 ---------------------------------------------------------------------------------------------------
 
-NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for google.com/tpu in flavor v5e, 16 more needed"
+NO_QUOTA = (
+    "couldn't assign flavors to pod set main: insufficient unused quota for google.com/tpu in flavor v5e, "
+    "16 more needed"
+)
 
 
 def test_kueue_holds_a_job_without_pods() -> None:
@@ -333,7 +336,7 @@ def test_an_image_that_does_not_exist_is_named_with_its_field() -> None:
     assert commands(found)[0] == f"gcloud artifacts docker images describe {IMAGE}"
 
 
-def test_an_image_that_may_not_be_pulled_is_told_apart() -> None:
+def test_an_image_that_may_not_be_pulled_has_another_reason() -> None:
     pending = waiting("ErrImagePull", "denied: Permission artifactregistry.repositories.downloadArtifacts denied")
     assert "since it may not be pulled" in verdict_of(W4, cluster(job(), pending)).sentence
 

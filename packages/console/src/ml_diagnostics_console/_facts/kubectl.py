@@ -46,8 +46,8 @@ _PATTERNS: Final = (
     (Reason.NO_LOGIN, r"\(Unauthorized\)|must be logged in|exec plugin|getting credentials|auth-plugin"),
     (
         Reason.NO_CONTEXT,
-        r"current-context|context \S+ does not exist|context was not found|no configuration has been provided"
-        r"|localhost:8080",
+        r"current-context|cannot locate context|context \S+ does not exist|context was not found"
+        r"|no configuration has been provided|localhost:8080",
     ),
     (
         Reason.UNREACHABLE,

@@ -19,7 +19,7 @@ from ml_diagnostics_console._facts.facts import Fact, Unknown
 from ml_diagnostics_console._facts.kubectl import ALL_NAMESPACES, Kubectl, KubectlError, Reason
 from ml_diagnostics_console._facts.kubernetes_facts import EventFacts, JobFacts, KubernetesFacts, NodeFacts, PodFacts
 from ml_diagnostics_console._facts.kubernetes_objects import (
-    JOB_LABELS,
+    JOB_LABEL,
     JOBSET_LABEL,
     WORKLOAD_LABELS,
     add_usage,
@@ -143,7 +143,7 @@ class _Reading:
     def _find(self, namespace: str) -> tuple[list[PodFacts], list[JobFacts]]:
         """Return the pods and objects that have the job's name, or whose hosts are the run's."""
         selectors = [_any(label, self._names) for label in WORKLOAD_LABELS]
-        selectors += [_any(label, self._job_names) for label in JOB_LABELS]
+        selectors.append(_any(JOB_LABEL, self._job_names))
         # The first alone: a cluster that does not answer is asked once.
         found = self._kubectl.get("pods", namespace, selector=selectors[0])
         calls = [partial(self._kubectl.get, "pods", namespace, selector=selector) for selector in selectors[1:]]
@@ -172,7 +172,7 @@ class _Reading:
         if not workloads:
             return pods
         waiting = [self._start("pods", namespace, selector=_any(label, workloads)) for label in WORKLOAD_LABELS]
-        waiting += [self._start("pods", namespace, selector=_any(label, workloads)) for label in JOB_LABELS]
+        waiting.append(self._start("pods", namespace, selector=_any(JOB_LABEL, workloads)))
         return _unique([*pods, *(pod for answer in waiting for pod in _parsed(parse_pod, answer()))])
 
     def _nodes(self, pods: Sequence[PodFacts], jobs: Sequence[JobFacts]) -> tuple[Sequence[NodeFacts], bool]:

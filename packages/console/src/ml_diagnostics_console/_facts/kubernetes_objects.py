@@ -29,7 +29,7 @@ from ml_diagnostics_console._facts.kubernetes_facts import (
 
 __all__ = [
     "JOBSET_LABEL",
-    "JOB_LABELS",
+    "JOB_LABEL",
     "WORKLOAD_LABELS",
     "add_usage",
     "parse_admission",
@@ -46,7 +46,8 @@ Document = Mapping[str, Any]
 JOBSET_LABEL: Final = "jobset.sigs.k8s.io/jobset-name"
 WORKLOAD_LABELS: Final = (JOBSET_LABEL, "leaderworkerset.sigs.k8s.io/name", "ray.io/cluster")
 """The labels of pods with the name of their workload, above Jobs."""
-JOB_LABELS: Final = ("batch.kubernetes.io/job-name", "job-name")
+JOB_LABEL: Final = "job-name"
+"""All versions of Kubernetes set it on the pods of a Job; newer ones also `batch.kubernetes.io/job-name`."""
 _INDEXES: Final = (
     "batch.kubernetes.io/job-completion-index",
     "leaderworkerset.sigs.k8s.io/worker-index",
@@ -102,7 +103,7 @@ def parse_pod(document: Document) -> PodFacts | None:
         return None
     labels = _texts(metadata.get("labels"))
     notes = _texts(metadata.get("annotations"))
-    job = _first(labels, JOB_LABELS)
+    job = labels.get(JOB_LABEL, "")
     node = _text(spec, "nodeName")
     index = next((_natural(each[key]) for key in _INDEXES for each in (labels, notes) if key in each), None)
     return PodFacts(

@@ -113,6 +113,7 @@ RULE = Rule(
     needs=("the pods of the job, and all nodes, in Kubernetes",),
     judge=judge,
     thresholds=(WAITS,),
+    replaces=("W1", "W3"),
     example=(
         "Pod train-0-x7k2p can never start: it requests 8 google.com/tpu, and the largest node that it may use, n-7, "
         "has 4 google.com/tpu."

@@ -81,6 +81,7 @@ RULE = Rule(
         WAITS,
         Threshold("scale up", f"{SCALE_UP_SECONDS:g} s", "the autoscaler's max-node-provision-time"),
     ),
+    replaces=("W1",),
     example=(
         "The autoscaler has no capacity: 4 of 8 pods of train without a node since 16:02:11 UTC (12 min 0 s): Node "
         "scale up in zones us-central1-a associated with this pod failed: GCE out of resources."
