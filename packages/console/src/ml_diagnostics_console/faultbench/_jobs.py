@@ -169,7 +169,6 @@ class Job:
             "size": settings.get("size", 1),
             "pause_seconds": settings.get("pause_seconds", 0),
             "save_every": settings.get("save_every", 25),
-            "layers": settings.get("layers", 0),
             "sigterm": settings.get("sigterm", ""),
             **self._extra,
         }

@@ -44,7 +44,7 @@ NEGATIVES: Final = (
         _INJECTED,
         is_on_all=True,
         step=-1,
-        layers=700,
+        pause_seconds=9.0,
         startup_floor_seconds=6.0,
     ),
     _negative("save_pause", "one save of 9 s on one host", _INJECTED, pause_seconds=9.0, save_every=10),

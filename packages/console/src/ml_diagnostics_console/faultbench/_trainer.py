@@ -228,17 +228,23 @@ class Model:
 
 
 def compile_for_long() -> None:
-    """Compile a large program before the first step."""
+    """Compile a program before the first step that is as large as this machine compiles in the wanted time."""
     marks.note("injected")
+    small = 30
+    seconds = _seconds_to_compile(small)
+    layers = round(small * PLAN["pause_seconds"] / seconds)
+    marks.note("compiled", layers=layers, seconds=_seconds_to_compile(layers))
 
+
+def _seconds_to_compile(layers: int) -> float:
     def large(x: jax.Array) -> jax.Array:
-        for number in range(PLAN["layers"]):
+        for number in range(layers):
             x = jax.numpy.tanh(x @ x + number) * jax.numpy.cumsum(x, 0)
         return x
 
     started = time.monotonic()
     jax.jit(large)(jax.numpy.ones((16, 16))).block_until_ready()
-    marks.note("compiled", seconds=time.monotonic() - started)
+    return time.monotonic() - started
 
 
 def save(step: int, weights: Any) -> None:
