@@ -141,7 +141,7 @@ def test_any_report_is_text_of_the_terminal_and_json(made: list[Verdict], width:
     text = format_report(report, width)
     words = {word for each in made for word in each.sentence.split()}
     longest = max(map(len, words), default=0)
-    whole = ("  next    mldiagnostics", "  why     mldiagnostics")  # Commands are not cut, so that they can be copied.
+    whole = ("  next    mldiagnostics", "  explain mldiagnostics")  # Commands are not cut, so that they can be copied.
     lines = [line for line in text.splitlines() if not line.startswith(whole)]
     assert all(len(line) <= max(width, longest + 14) for line in lines)
 

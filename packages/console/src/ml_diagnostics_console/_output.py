@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Mapping
 from typing import Final
@@ -30,7 +31,7 @@ STYLES: Final[Mapping[str, str]] = {
     r"^(?:Failed|Failed before the first step|Stuck|Wrong numbers|Restarts)(?=:)": f"{BOLD};{RED}",
     r"^(?:Waiting|Slow|Unknown)(?=:)": f"{BOLD};{YELLOW}",
     r"^Nothing is wrong": f"{BOLD};{GREEN}",
-    r"^ +(?:proof|cost|blame|next|also)(?= )": BOLD,
+    r"^ +(?:proof|cost|blame|next|also|explain)(?= )": BOLD,
 }
 """The style of each match, on a terminal with colors."""
 _WIDTH: Final = 80
@@ -62,7 +63,7 @@ def format_report(report: Report, width: int | None = None, *, with_all: bool = 
     for text in report.observations if with_all else report.observations[:_NOT_CHECKED]:
         lines += _wrapped("note", text, columns)
     if headline.evidence:
-        lines += _wrapped("why", f"mldiagnostics doctor explain {report.facts.name}/1", columns)
+        lines += _wrapped("explain", f"mldiagnostics doctor explain {report.facts.name}/1", columns)
     return "\n".join(lines)
 
 
@@ -73,9 +74,11 @@ def format_verdict(verdict: Verdict, width: int) -> list[str]:
 
 def _details(verdict: Verdict, width: int) -> list[str]:
     lines = []
-    for ref in verdict.evidence[:_PROOFS]:
-        where = f"{ref.host}: " if ref.host and ref.host not in ref.says else ""
-        lines += _wrapped("proof", f"{where}{ref.says}", width)
+    proofs = dict.fromkeys(
+        f"{ref.host}: {ref.says}" if ref.host and ref.host not in ref.says else ref.says for ref in verdict.evidence
+    )
+    for text in itertools.islice(proofs, _PROOFS):
+        lines += _wrapped("proof", text, width)
     if verdict.cost is not None and verdict.cost.seconds > 0:
         lines += _wrapped("cost", format_cost(verdict.cost), width)
     if verdict.blame is not None and verdict.blame is not Blame.UNKNOWN:

@@ -39,6 +39,8 @@ _BEFORE_RUN_NS: Final = 600_000_000_000
 _SILENT_NS: Final = 180_000_000_000
 """Three heartbeats of a run, which are 60 s apart."""
 _OFF: Final = "off"
+_CLUSTERS: Final = ("GKE", "KUBERNETES")
+"""Orchestrators of runs that have pods."""
 _KUBERNETES_FACT: Final = "kubernetes_fact"
 _ENDS: Final = ("job_ended", "left_block")
 
@@ -133,7 +135,7 @@ class JobReader:
             chips=chips_of(view),
             metrics=self._records.curves,
             ledger=_read_ledger(view.display_name or view.run_id),
-            kubernetes=self._read_cluster(_hosts(attempts), view.run_id),
+            kubernetes=self._read_cluster(_hosts(attempts), view.run_id, is_in_cluster=_is_in_cluster(view)),
             profile=read_profile(view),
             monitored_events=self._read_events(view),
             user_configs=view.configs.get("user", {}),
@@ -146,7 +148,7 @@ class JobReader:
         name = self._question.name
         self._read_companions(0, {name})
         attempts = attempts_of_jobs(self._lives.labelled([name]))
-        cluster = self._read_cluster(_hosts(attempts), "")
+        cluster = self._read_cluster(_hosts(attempts), "", is_in_cluster=not attempts)
         if not attempts and (isinstance(cluster, Unknown) or not cluster.value.pods):
             raise error
         now_ns = self._clock_ns()
@@ -192,11 +194,19 @@ class JobReader:
             raise NotFoundError(f"{self._question.name} has no attempt {wanted}: {known}")
         return numbers.index(wanted)
 
-    def _read_cluster(self, hosts: set[str], run_id: str) -> Fact[KubernetesFacts] | Unknown:
-        """Return what the cluster reports now, with what was recorded of it before."""
+    def _read_cluster(self, hosts: set[str], run_id: str, *, is_in_cluster: bool) -> Fact[KubernetesFacts] | Unknown:
+        """Return what the cluster reports now, with what was recorded of it before.
+
+        Args:
+            hosts: The hosts of the job.
+            run_id: Its run; empty if it has none.
+            is_in_cluster: True if it runs in a cluster, or may: without an option, no other job asks one.
+        """
         context = self._question.kubernetes
         if context == _OFF:
             live: Fact[KubernetesFacts] | Unknown = Unknown("no cluster was asked, because of --kubernetes off")
+        elif not context and not is_in_cluster:
+            live = Unknown("no cluster was asked, since the job runs in none: give --kubernetes CONTEXT")
         else:
             live = read_kubernetes(self._question.name, context=context or None, hosts=hosts, run_id=run_id)
         before = recorded_kubernetes(self._cluster_entries)
@@ -227,3 +237,7 @@ def _last_events(attempts: Sequence[AttemptFacts]) -> list[int]:
 
 def _hosts(attempts: Sequence[AttemptFacts]) -> set[str]:
     return {process.host for attempt in attempts for process in attempt.processes}
+
+
+def _is_in_cluster(view: RunView) -> bool:
+    return view.orchestrator.upper() in _CLUSTERS
