@@ -7,12 +7,16 @@ import os
 from dataclasses import replace
 from types import SimpleNamespace
 
-from cloud_tpu_diagnostics.configuration import hang_configuration
+from cloud_tpu_diagnostics.configuration import fast_fail_configuration, hang_configuration
+from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
-__all__ = ["LONGEST_INTERVAL_SECONDS", "Plan", "checked_interval", "plan_of"]
+__all__ = ["FAST_FAIL", "LONGEST_INTERVAL_SECONDS", "Plan", "checked_interval", "is_fast_fail_on", "plan_of"]
+
+FAST_FAIL = "ML_DIAGNOSTICS_FAST_FAIL"
+"""Environment variable: 1 turns fast-fail on, 0 off, whatever the configuration says."""
 
 _LEAST_SECONDS = 0.01
 LONGEST_INTERVAL_SECONDS = 1e9
@@ -28,6 +32,7 @@ class Plan(SimpleNamespace):  # Defining a named tuple takes longer than everyth
         directory: The folder of the file; empty for the one that agents read.
         interval_seconds: The time between two snapshots.
         hangs: The configuration of hang detection; None if it is off.
+        fast_fail: The configuration of fast-fail; None if it is off.
     """
 
     is_collecting: bool
@@ -35,10 +40,14 @@ class Plan(SimpleNamespace):  # Defining a named tuple takes longer than everyth
     directory: str
     interval_seconds: float
     hangs: HangConfig | None
+    fast_fail: FastFailConfig | None
 
 
 def plan_of(
-    traces: StackTraceConfig | None, hangs: HangConfig | None, directory: str | os.PathLike[str] | None = None
+    traces: StackTraceConfig | None,
+    hangs: HangConfig | None,
+    directory: str | os.PathLike[str] | None = None,
+    fast_fail: FastFailConfig | None = None,
 ) -> Plan:
     """Check the configuration of a block.
 
@@ -46,7 +55,7 @@ def plan_of(
         ConfigurationError: It is not valid.
     """
     try:
-        return _plan_of(traces, hangs, _checked_directory(directory))
+        return _plan_of(traces, hangs, fast_fail, _checked_directory(directory))
     except (ConfigurationError, RecursionError):
         raise
     except Exception as error:
@@ -56,7 +65,21 @@ def plan_of(
         ) from error
 
 
-def _plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None, directory: str) -> Plan:
+def is_fast_fail_on(config: FastFailConfig | None) -> bool:
+    """Return True if fast-fail is on, by the environment or a configuration.
+
+    Raises:
+        ConfigurationError: The variable is neither 0 nor 1.
+    """
+    value = os.environ.get(FAST_FAIL, "").strip()
+    if value not in ("", "0", "1"):
+        raise ConfigurationError(f"{FAST_FAIL} is {value!r}; set it to 1 (on) or 0 (off)")
+    return value == "1" or (value == "" and config is not None and bool(config.enabled))
+
+
+def _plan_of(
+    traces: StackTraceConfig | None, hangs: HangConfig | None, fast_fail: FastFailConfig | None, directory: str
+) -> Plan:
     if traces is None or not traces.collect_stack_trace:
         traces = StackTraceConfig(collect_stack_trace=False)
     plan = Plan(
@@ -65,12 +88,18 @@ def _plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None, director
         directory=directory,
         interval_seconds=checked_interval(traces.stack_trace_interval_seconds),
         hangs=replace(hang_configuration.checked(hangs)) if hangs is not None and hangs.enabled else None,
+        fast_fail=_fast_fail_of(fast_fail),
     )
-    if plan.to_cloud or plan.hangs is not None:
+    if plan.to_cloud or plan.hangs is not None or plan.fast_fail is not None:
         from ml_diagnostics_common.environment import configured_backend
 
         configured_backend()
     return plan
+
+
+def _fast_fail_of(config: FastFailConfig | None) -> FastFailConfig | None:
+    checked = None if config is None else replace(fast_fail_configuration.checked(config))
+    return (checked or FastFailConfig(enabled=True)) if is_fast_fail_on(checked) else None
 
 
 def _checked_directory(directory: str | os.PathLike[str] | None) -> str:

@@ -19,6 +19,7 @@ from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from cloud_tpu_diagnostics._collect.blocks import Block
+    from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig
     from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 
 __all__ = ["diagnose", "heartbeat"]
@@ -49,6 +50,7 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
         config: The data to collect, and its destination. Parts that are None or off do nothing, and so does None.
         stack_traces: True to collect stack traces. Without `directory` they go to stderr.
         hangs: True, or a configuration, to detect hangs.
+        fast_fail: True, or a configuration, to end all processes of the job once one of them has failed.
         directory: The folder of this machine for files with stack traces, which are also shipped; not with a config.
 
     Raises:
@@ -61,12 +63,13 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
         *,
         stack_traces: bool = False,
         hangs: bool | HangConfig = False,
+        fast_fail: bool | FastFailConfig = False,
         directory: str | os.PathLike[str] | None = None,
     ) -> None:
-        if stack_traces or hangs or directory is not None:
+        if stack_traces or hangs or fast_fail or directory is not None:
             if config is not None:
                 raise ConfigurationError("expected diagnose() to be given a config, or keywords; got both")
-            config = _config_of(stack_traces, hangs)
+            config = _config_of(stack_traces, hangs, fast_fail)
         self._config = config
         self._directory = directory
         self._entered: list[Block] = []  # Several, if it decorates a recursive function.
@@ -74,10 +77,13 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
     def __enter__(self) -> None:
         try:
             debug = self._config.debug_config if self._config is not None else None
-            if debug is None:
+            is_forced = os.environ.get("ML_DIAGNOSTICS_FAST_FAIL", "") not in ("", "0")
+            if debug is None and not is_forced:
                 return
-            traces, hangs = debug.stack_trace_config, debug.hang_config
-            if (traces is None or not traces.collect_stack_trace) and (hangs is None or not hangs.enabled):
+            traces, hangs = (None, None) if debug is None else (debug.stack_trace_config, debug.hang_config)
+            fast_fail = getattr(debug, "fast_fail_config", None)  # The public package's has none.
+            is_on = (traces is not None and traces.collect_stack_trace) or (hangs is not None and hangs.enabled)
+            if not (is_on or is_forced or (fast_fail is not None and fast_fail.enabled)):
                 return
         except RecursionError:
             raise
@@ -92,7 +98,7 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
             return
         block = Block()
         try:
-            block.enter(traces, hangs, self._directory)
+            block.enter(traces, hangs, self._directory, fast_fail)
             self._entered.append(block)  # Only now: another thread that leaves this same object may take it.
         except BaseException as error:
             if block in self._entered:
@@ -107,8 +113,9 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called like a function)
             self._entered.pop().leave(error)
 
 
-def _config_of(stack_traces: bool, hangs: bool | HangConfig) -> DiagnosticConfig:
+def _config_of(stack_traces: bool, hangs: bool | HangConfig, fast_fail: bool | FastFailConfig) -> DiagnosticConfig:
     from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
+    from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig
     from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
     from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
 
@@ -116,6 +123,7 @@ def _config_of(stack_traces: bool, hangs: bool | HangConfig) -> DiagnosticConfig
         DebugConfig(
             StackTraceConfig(collect_stack_trace=stack_traces),
             HangConfig(enabled=hangs) if isinstance(hangs, bool) else hangs,
+            FastFailConfig(enabled=fast_fail) if isinstance(fast_fail, bool) else fast_fail,
         )
     )
 

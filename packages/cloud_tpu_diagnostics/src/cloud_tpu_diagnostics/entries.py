@@ -13,6 +13,8 @@ hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_fram
 compiles        JAX's compilations of some seconds: `count`, `seconds`, `functions` (`name`, `count`), `time_ns`
 left_block      the job has left the block: `how`, `exit_code`, `exception`, `evidence`
 job_ended       the process has ended: `how`, `exit_code`, `signal`, `exception`, `evidence`, and `ended_ns`: when
+fast_fail       what fast-fail has decided: `state` (decided, or closed), `role` (hub or member), `process_index`,
+                `processes`, `first_cause`, `is_first_cause`, `refused`: the hub's count of refused connections
 console         the last lines that the job printed, in `message`: `stream` (out, err or out+err), `occasion` (end or
                 hang), `times`: pairs of a number of lines and the time by which they were printed, `path` of a log file,
                 `dropped_bytes`, `is_of_python`: lines of native code are missing
@@ -24,7 +26,8 @@ sigterm_handler a handler of SIGTERM that the job has installed: `handler` (defa
                 `library`, `replaces`, `time_ns`; without such an entry, it is the default
 
 Dumps and snapshots also have `interval_seconds`; these, `left_block` and `job_ended` also have `phase` and `step` if
-the job reports them, and the last two `progress_age_seconds`: how long before. Earlier versions wrote `job_ended` with
+the job reports them, and the last two `progress_age_seconds`: how long before. With fast-fail, `job_ended` has
+`first_cause`, `is_first_cause`, and `ended_by`: fast_fail if the process was ended since another one had failed. Earlier versions wrote `job_ended` with
 `goes_on` instead of `left_block`.
 """
 
@@ -36,6 +39,7 @@ __all__ = [
     "COMPILES",
     "CONSOLE",
     "DUMP",
+    "FAST_FAIL",
     "HANG_SUSPECTED",
     "HELD",
     "JOB_ENDED",
@@ -61,6 +65,7 @@ HANG_SUSPECTED: Final = "hang_suspected"
 LEFT_BLOCK: Final = "left_block"
 COMPILES: Final = "compiles"
 CONSOLE: Final = "console"
+FAST_FAIL: Final = "fast_fail"
 HELD: Final = "held"
 SIGNAL: Final = "signal"
 SIGTERM_HANDLER: Final = "sigterm_handler"

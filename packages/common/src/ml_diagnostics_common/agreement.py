@@ -17,7 +17,7 @@ from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.thread_frames import current_frames
 from ml_diagnostics_common.worker import call, start
 
-__all__ = ["agree", "has_coordinator", "jax_processes", "publish", "published", "subscribe"]
+__all__ = ["agree", "coordinator_address", "has_coordinator", "jax_processes", "publish", "published", "subscribe"]
 
 _NAMESPACE = "ml_diagnostics/"
 
@@ -135,6 +135,14 @@ def jax_processes() -> tuple[int, int] | None:
         return None
     index, count = getattr(state, "process_id", None), getattr(state, "num_processes", None)
     return (index, count) if isinstance(index, int) and isinstance(count, int) else None
+
+
+def coordinator_address() -> str | None:
+    """Return HOST:PORT of the coordinator of JAX; None before `jax.distributed.initialize`."""
+    if _coordination_client() is None:
+        return None
+    address = getattr(_distributed_state(), "coordinator_address", None)
+    return address if isinstance(address, str) else None
 
 
 def _distributed_state() -> Any:

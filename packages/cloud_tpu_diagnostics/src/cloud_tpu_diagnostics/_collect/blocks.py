@@ -18,6 +18,7 @@ from cloud_tpu_diagnostics._collect import log_queue
 from cloud_tpu_diagnostics._collect.collection import Collection
 from cloud_tpu_diagnostics._collect.timer import TimerPause
 from cloud_tpu_diagnostics._config import Plan, plan_of
+from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
 
@@ -47,6 +48,7 @@ class Block:
         traces: StackTraceConfig | None,
         hangs: HangConfig | None,
         directory: str | os.PathLike[str] | None = None,
+        fast_fail: FastFailConfig | None = None,
     ) -> None:
         """Start a collection, or join the present one; log what cannot be collected.
 
@@ -60,7 +62,7 @@ class Block:
             )
             log_queue.flush()
             return
-        plan = plan_of(traces, hangs, directory)
+        plan = plan_of(traces, hangs, directory, fast_fail)
         try:
             _join(plan, self)
         except Exception as error:

@@ -71,7 +71,7 @@ class Collection:
             self._is_on = True
             if self.plan.is_collecting:
                 self._output = _open_output(self.plan)
-            if self.plan.hangs is not None or self._output is not None:
+            if self.plan.hangs is not None or self.plan.fast_fail is not None or self._output is not None:
                 self._watchdog = Watchdog(self._output.number if self._output is not None else None)
                 self._watchdog.start()
                 if self._output is not None:
@@ -171,11 +171,10 @@ class Collection:
     # --- The companion --------------------------------------------------------------------------------
 
     def _start_companion(self, watchdog: Watchdog) -> None:
-        """Start one if it is needed: to ship, to watch for hangs, or if only another process can wait for stderr."""
-        output = self._output
-        if not (
-            self.plan.to_cloud or self.plan.hangs is not None or (output is not None and output.nonblocking is None)
-        ):
+        """Start one if it is needed: to ship, for hangs or fast-fail, or if only another process can wait for stderr."""
+        output, plan = self._output, self.plan
+        is_needed = plan.to_cloud or plan.hangs is not None or plan.fast_fail is not None
+        if not (is_needed or (output is not None and output.nonblocking is None)):
             return
         try:
             from cloud_tpu_diagnostics._collect.companion import CompanionLink

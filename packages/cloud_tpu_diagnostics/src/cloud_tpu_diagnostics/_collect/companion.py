@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import job_logger
@@ -24,6 +24,9 @@ from cloud_tpu_diagnostics._companion import RUN_BY, CompanionSettings
 from cloud_tpu_diagnostics._config import Plan
 from cloud_tpu_diagnostics._signals import sigterm_handler
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+
+if TYPE_CHECKING:
+    from cloud_tpu_diagnostics._collect.fast_fail import JobFastFail
 
 __all__ = ["CompanionLink", "CompanionProcess"]
 
@@ -67,6 +70,8 @@ class CompanionProcess:
         self._labels = _labels(self._owner)
         self._sigterm_handler: dict[str, str | None] = {}
         self._compilations = Compilations()
+        self._has_left = False
+        self._has_fast_fail = settings.fast_fail is not None
         self.thread_ident = 0
         """The identifier of the thread that receives; 0 before it runs."""
         settings = settings._replace(
@@ -134,6 +139,7 @@ class CompanionProcess:
         """
         self._update_labels()  # A recorder or a run may have named the job since the last update.
         self._update_sigterm_handler()
+        self._has_left = True
         self._update_compilations(is_last=True)
         message = {"kind": "left", "how": how, "exception": exception, "exit_code": exit_code}
         self.send({**message, "failure": failure} if failure else message)
@@ -163,11 +169,13 @@ class CompanionProcess:
             self._update_sigterm_handler()
             while not is_lingering:
                 messages = self._sidecar.receive()
-                self._update_labels()
-                self._update_sigterm_handler()
-                self._update_compilations()
+                if not self._has_left:
+                    self._update_labels()
+                    self._update_sigterm_handler()
+                    self._update_compilations()
                 for message in messages:
-                    is_lingering = is_lingering or message["kind"] == "lingers"
+                    # With fast-fail it goes on: a process that has left its block may wait for the others for minutes.
+                    is_lingering = is_lingering or (message["kind"] == "lingers" and not self._has_fast_fail)
                     self._pass_on(message)
         except Exception:
             pass  # Mostly an EOFError: it has ended, or the job has closed the socket.
@@ -268,6 +276,7 @@ class CompanionLink:
                 dump_signal=dump_signal,
                 progress_path=progress_path,
                 hang=plan.hangs.to_json() if plan.hangs is not None and progress_path else None,
+                fast_fail=None if plan.fast_fail is None else plan.fast_fail.to_json(),
                 most_bytes=MOST_FILE_BYTES,
             )
             printed = PrintedLines()
@@ -276,6 +285,12 @@ class CompanionLink:
             self._process = CompanionProcess(settings, self._receive, console=console, descriptors=descriptors)
             printed.close_descriptors()
             self._undoing = undoing.pop_all()
+        self._fast_fail: JobFastFail | None = None
+        if plan.fast_fail is not None:
+            from cloud_tpu_diagnostics._collect.fast_fail import JobFastFail
+
+            self._fast_fail = JobFastFail(plan.fast_fail, self._process.send, self.send_snapshot)
+            self._fast_fail.start()
 
     def timer_number(self) -> int:
         """Return the descriptor for the timer, which never waits; raises OSError if it is closed."""
@@ -318,6 +333,8 @@ class CompanionLink:
         """
         self._is_left = True
         self._undoing.close()
+        if self._fast_fail is not None:
+            self._fast_fail.leave(has_failed=error is not None and is_failure(error))
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._process.leave("clean", None, None if error is None else 0)
         else:
@@ -329,7 +346,9 @@ class CompanionLink:
     @guarded_as("handle a message of its companion")
     def _receive(self, message: Mapping[str, Any]) -> None:
         kind, hangs = message["kind"], self._hangs
-        if kind == "ended":
+        if self._fast_fail is not None and kind.startswith("fast_fail"):
+            self._fast_fail.receive(message)
+        elif kind == "ended":
             if not self._is_left:
                 self._on_end()
         elif kind == "log":

@@ -13,6 +13,7 @@ step_summary   the steps of ten seconds: pure
 process_state  the state of a stuck job, as the kernel shows it
 console    the last lines that the job printed
 sigterm    the job's handler of SIGTERM
+fast_fail  reports to the star, and the end of the job once another one has failed
 log        entries to the journal and to Cloud Logging
 """
 
@@ -44,6 +45,8 @@ class CompanionSettings(NamedTuple):
     """The job's progress page; None: hangs are not detected."""
     hang: Mapping[str, Any] | None = None
     """The numbers, texts and booleans of the HangConfig."""
+    fast_fail: Mapping[str, Any] | None = None
+    """The numbers and booleans of the FastFailConfig; None: fast-fail is off."""
     most_bytes: int = 64 * 2**20
     """The size up to which dumps of the timer are written to the trace file."""
     trace_bytes: int = 0

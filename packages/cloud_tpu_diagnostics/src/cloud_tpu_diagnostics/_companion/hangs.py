@@ -80,6 +80,7 @@ class HangWatching:
             parent.log(WARNING, f"{what}: the job's progress cannot be read ({error})")
         self.progress: Progress | None = None
         """The progress that was read last."""
+        self._suspected: Progress | None = None
         self._steps = StepSummaries(time.monotonic())
         self._next_summary_read = 0.0
         self._next_check = 0.0
@@ -97,7 +98,7 @@ class HangWatching:
         if self._watch is not None and self._job.is_stopped():
             self._was_stopped = True
             if self._response is not None and not self._response.is_aborting:
-                self._response = None
+                self._response = self._suspected = None
                 self._watch.retract()
         if now >= self._next_check and self._watch is not None:
             self._next_check = now + _POLL_SECONDS
@@ -120,6 +121,11 @@ class HangWatching:
             self.seconds_to_next = _POLL_SECONDS
             return
         self.seconds_to_next = min(wait, max(0.0, self._next_check - now))
+
+    @property
+    def is_suspected(self) -> bool:
+        """True if the job was taken for stuck, and has made no progress since."""
+        return self._suspected is not None and self._suspected == self.progress
 
     def last_progress(self) -> Progress | None:
         """Return the last progress within the block, with what was published since the last `step`."""
@@ -158,6 +164,7 @@ class HangWatching:
     def _respond(self, verdict: Any, progress: Progress, now: float) -> None:
         from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 
+        self._suspected = progress
         self._parent.send({"kind": "hang", **verdict._asdict()})
         self._samples = StateSamples(self._job.pid, now)
         silence = StuckCheck(self._job.pid)

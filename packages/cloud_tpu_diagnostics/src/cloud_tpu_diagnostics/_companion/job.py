@@ -16,7 +16,8 @@ STUCK_SECONDS: Final = 0.5
 BUSY_SECONDS: Final = 3.0
 """The same while its threads run: they may be busy with Python, or one spins in native code with the GIL held."""
 _MOST_THREADS: Final = 256
-_STOPPED: Final = (b"T", b"t")
+_TRACED: Final = b"t"
+_STOPPED: Final = (b"T", _TRACED)
 # Indexes into `stat_fields`.
 _STATE: Final = 0
 _PARENT: Final = 1
@@ -51,6 +52,13 @@ class Job:
         """Return True while SIGSTOP, or a debugger, keeps it from running."""
         try:
             return stat_fields(self.pid)[_STATE] in _STOPPED
+        except (OSError, IndexError):
+            return False
+
+    def is_traced(self) -> bool:
+        """Return True while a debugger keeps it from running."""
+        try:
+            return stat_fields(self.pid)[_STATE] == _TRACED
         except (OSError, IndexError):
             return False
 

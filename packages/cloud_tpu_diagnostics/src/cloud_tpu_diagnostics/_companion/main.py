@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ml_diagnostics_common.processes import wait_readable
 from ml_diagnostics_common.sidecar_parent import ERROR, WARNING, Parent, ignore_signals, lower_priority
@@ -39,6 +39,9 @@ from cloud_tpu_diagnostics._companion.requests import UnansweredRequests
 from cloud_tpu_diagnostics._companion.sigterm import SigtermHandlers
 from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, Trigger, parse_dumps
 from cloud_tpu_diagnostics.entries import JOB_ENDED, LEFT_BLOCK, SNAPSHOT, entry
+
+if TYPE_CHECKING:
+    from cloud_tpu_diagnostics._companion.fast_fail import FastFail
 
 __all__ = ["END_SECONDS", "LINGER_SECONDS", "LONGEST_END_SECONDS", "Companion", "main"]
 
@@ -118,6 +121,13 @@ class Companion:
         self._hangs: HangWatching | None = None
         if settings.progress_path is not None:
             self._hangs = HangWatching(settings, self._job, self._log, parent, self._write_note)
+        self._fast_fail: FastFail | None = None
+        self._seconds_to_fast_fail = 0.0
+        if settings.fast_fail is not None:
+            from cloud_tpu_diagnostics._companion.fast_fail import FastFail
+
+            parts = (self._job, self._log, parent, settings.labels, settings.dump_signal)
+            self._fast_fail = FastFail(settings.fast_fail, *parts)
         self._next_check = 0.0
 
     def run(self) -> None:
@@ -129,17 +139,26 @@ class Companion:
         signal.alarm(LONGEST_END_SECONDS)
         if self._is_dead():
             self._read_status()
+            self._guarded(self._report_end)
         self._end_block()
         if not self._is_dead():
-            self._guarded(self._log.close, END_SECONDS)
+            if self._fast_fail is None:  # To ship may take seconds, in which the star would get no answer.
+                self._guarded(self._log.close, END_SECONDS)
             if not self._may_outlast():
+                self._guarded(self._log.close, END_SECONDS)
                 return
             signal.alarm(0)
             if not self._outlast():
+                self._guarded(self._log.close, END_SECONDS)
                 return
             signal.alarm(LONGEST_END_SECONDS)
             self._read_status()
+            self._guarded(self._report_end)
         self._record_end()
+        if self._fast_fail is not None:
+            signal.alarm(LONGEST_END_SECONDS)
+            self._guarded(self._fast_fail.close)
+        self._guarded(self._log.close, END_SECONDS)
 
     def _has_left(self) -> bool:
         return self._left_at is not None and (self._is_replaced or time.monotonic() - self._left_at >= LINGER_SECONDS)
@@ -163,11 +182,15 @@ class Companion:
             seconds.append(self._hangs.seconds_to_next)
         if self._left_at is not None:
             seconds.append(0.1)
+        others = [self._timer]
+        if self._fast_fail is not None:
+            seconds.append(self._seconds_to_fast_fail)
+            others += self._fast_fail.descriptors
         parent = self._parent.descriptor if self._parent.is_open else None
         # A request that arrives after the block was left stays unread, so a wait for it would return at once each time.
         requests = self._requests if self._left_at is None else None
         readable = requests.descriptors if requests is not None else ()
-        if parent in wait_readable([self._timer, self._job.descriptor, parent, *readable], min(seconds)):
+        if parent in wait_readable([*others, self._job.descriptor, parent, *readable], min(seconds)):
             self._receive()
 
     def _step(self, now: float) -> None:
@@ -188,6 +211,17 @@ class Companion:
         if now >= self._next_check:
             self._next_check = now + _CHECK_SECONDS
             self._guarded(self._check, now)
+        self._step_fast_fail(now)
+
+    def _step_fast_fail(self, now: float) -> None:
+        if self._fast_fail is not None:
+            self._seconds_to_fast_fail = _CHECK_SECONDS
+            self._guarded(self._step_star, self._fast_fail, now)
+
+    def _step_star(self, fast_fail: FastFail, now: float) -> None:
+        progress = None if self._hangs is None else self._hangs.progress
+        is_suspected = self._hangs is not None and self._hangs.is_suspected
+        self._seconds_to_fast_fail = fast_fail.step(now, progress, is_suspected=is_suspected)
 
     def _check(self, now: float) -> None:
         self._kills.check(now)
@@ -221,6 +255,8 @@ class Companion:
             self._failure = failure_fields(message.get("failure") or {})
             self._left_at = time.monotonic()
             self._fault = None  # It was a forked child's.
+            if self._fast_fail is not None:
+                self._fast_fail.add_left(self._note, message.get("failure") or {}, self._last_step())
         elif kind == "compiles":
             self._log.write(compiles_entry(message))
         elif kind == "sigterm_handler":
@@ -228,6 +264,8 @@ class Companion:
             self._sigterm_handlers.check(time.monotonic())
         elif kind == "replaced":
             self._is_replaced = True
+        elif self._fast_fail is not None and str(kind).startswith("fast_fail"):
+            self._fast_fail.handle(message)
 
     def _check_requests(self, now: float) -> None:
         if self._requests is not None and self._left_at is None:
@@ -268,6 +306,11 @@ class Companion:
             self._fault, self._fault_seen_ns = dump.headline, time.monotonic_ns()
         if self._hangs is not None:
             self._hangs.add_dump(dump)
+        if self._fast_fail is not None and not dump.trigger.is_last:
+            from cloud_tpu_diagnostics._dumps.grouping import main_thread
+
+            if (main := main_thread(dump.threads)) is not None:
+                self._fast_fail.add_stack(main.frames)
         if self._cut is not None:
             dump = self._completed(dump)
         elif dump.is_cut and not dump.trigger.is_last and self._job.ask(self._settings.main_thread_signal):
@@ -301,6 +344,10 @@ class Companion:
         snapshot = Snapshot.from_json(message)
         if self._hangs is not None:
             self._hangs.add_snapshot(snapshot)
+        if self._fast_fail is not None:
+            for group in snapshot.groups:
+                if group.has_main:
+                    self._fast_fail.add_stack(group.frames)
         if self._snapshots is None:
             self._snapshots = SnapshotHistory()
         unchanged = self._snapshots.seen(snapshot)
@@ -353,7 +400,8 @@ class Companion:
         It does not if the job is its parent, as process 1 of a container is: that may wait for all its children, and
         its end is that of the container.
         """
-        return not (self._is_end_recorded or self._is_replaced or os.getppid() == self._job.pid)
+        is_recorded = self._is_end_recorded and (self._fast_fail is None or not self._fast_fail.is_on)
+        return not (is_recorded or self._is_replaced or os.getppid() == self._job.pid)
 
     def _outlast(self) -> bool:
         """Wait for the end of the process; return False if another block's companion records that."""
@@ -363,8 +411,12 @@ class Companion:
             self._guarded(self._check, time.monotonic())
             parent = self._parent.descriptor if self._parent.is_open else None
             seconds = _CHECK_SECONDS if self._job.descriptor is None else _KILLS_SECONDS
-            if parent in wait_readable([self._job.descriptor, parent], seconds):
+            others: list[int] = []
+            if self._fast_fail is not None and self._fast_fail.is_on:
+                seconds, others = self._seconds_to_fast_fail, self._fast_fail.descriptors
+            if parent in wait_readable([self._job.descriptor, parent, *others], seconds):
                 self._receive()
+            self._step_fast_fail(time.monotonic())
             if self._is_replaced:
                 return False
         return True
@@ -373,16 +425,31 @@ class Companion:
         """Read the exit status, first of all: an older kernel shows it only until the parent has reaped the job."""
         self._status = exit_status(self._job.pid, self._job.descriptor)
 
+    def _report_end(self) -> None:
+        """Report the end to the star, before anything else is done."""
+        if self._fast_fail is not None:
+            self._kills.check(time.monotonic())
+            self._fast_fail.add_end(self._ending(), self._ended_ns, self._last_step())
+
+    def _ending(self) -> Ending:
+        is_out_of_memory = self._kills.is_recent(time.monotonic())
+        return ending_of(self._status, self._note, fault=self._fault, is_out_of_memory=is_out_of_memory)
+
+    def _last_step(self) -> int | None:
+        progress = None if self._hangs is None else self._hangs.last_progress()
+        return None if progress is None else progress.step
+
     def _record_end(self) -> None:
+        if self._fast_fail is not None:
+            has_failed = self._ending().reason is not ExitReason.CLEAN
+            self._guarded(lambda fast_fail: fast_fail.wait_for_decision(has_failed=has_failed), self._fast_fail)
+            self._guarded(self._fast_fail.record)
         if not self._is_end_recorded:
             self._guarded(self._kills.check, time.monotonic())
             self._guarded(self._console.write, "end")
-            is_out_of_memory = self._kills.is_recent(time.monotonic())
-            ending = ending_of(self._status, self._note, fault=self._fault, is_out_of_memory=is_out_of_memory)
-            self._guarded(self._write, ending, JOB_ENDED)
+            self._guarded(self._write, self._ending(), JOB_ENDED)
         else:
             self._guarded(self._write_sigterm_handlers)
-        self._guarded(self._log.close, END_SECONDS)
 
     def _write(self, ending: Ending, kind: str) -> None:
         self._sigterm_handlers.check(math.inf)
@@ -390,6 +457,10 @@ class Companion:
         progress = None if self._hangs is None else self._hangs.last_progress()
         fields = progress_fields(progress, self._ended_monotonic_ns or time.monotonic_ns())
         fields |= self._sigterm_handlers.fields()
+        if self._fast_fail is not None and kind == JOB_ENDED:
+            fields |= self._fast_fail.fields(ending)
+            if fields.get("ended_by") is not None:
+                ending = ending._replace(sentence=f"The job was ended by fast-fail: {fields['first_cause']['message']}")
         payload = ending.payload(kind, **fields, **self._failure, ended_ns=self._ended_ns)
         self._log.write(payload, severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
 

@@ -1,0 +1,401 @@
+"""Fast-fail in the companion: it reports its job to the star, and ends the job once the star has decided.
+
+The end: the Python of the job sends its stacks, calls `on_peer_failure` and exits. Where it cannot run, faulthandler
+writes the stacks, and SIGKILL follows. SIGTERM would not end a job of JAX, which handles it to save.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ml_diagnostics_common.processes import start_mark, wait_readable
+from ml_diagnostics_common.sidecar_parent import WARNING, Parent
+from ml_diagnostics_common.story import ProcessEnd
+
+from cloud_tpu_diagnostics._companion.endings import Ending, ExitReason, Note, left_block
+from cloud_tpu_diagnostics._companion.job import Job
+from cloud_tpu_diagnostics._companion.log import EntryLog
+from cloud_tpu_diagnostics._fast_fail.reports import ASKED, ENDED, LEFT, Event, JobState
+from cloud_tpu_diagnostics._fast_fail.star import POSITION, PUBLISHED, Star
+from cloud_tpu_diagnostics._fast_fail.status import (
+    FastFailStatus,
+    end_fields,
+    remove_status,
+    write_status,
+)
+from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig, FirstCause
+from cloud_tpu_diagnostics.entries import FAST_FAIL, entry
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.progress import Progress
+
+    from cloud_tpu_diagnostics._dumps.parser import Frame
+
+__all__ = ["FastFail"]
+
+_STATE_SECONDS: Final = 0.5
+_KILL_SECONDS: Final = 0.5
+"""The time of the job's Python to exit, after the grace."""
+_STACK_SECONDS: Final = 0.3
+"""The same to send its stacks, before faulthandler is asked."""
+_LEFT_SECONDS: Final = 1.0
+"""The time of a process that has failed by itself to print its exception, and what its other handlers do."""
+_DECISION_SECONDS: Final = 4.0
+"""The wait of a companion for the decision, after the failure of its job."""
+_CLEAN_SECONDS: Final = 1.0
+"""The same after an end that went well: for the acknowledgement."""
+_HUB_SECONDS: Final = 20.0
+"""The time that the hub stays for the others, after the end of its own job."""
+_FRESH_STACK_SECONDS: Final = 5.0
+_STACK_INTERVAL_SECONDS: Final = 2.0
+_COMPILING: Final = ("backend_compile", "compile_and_load", "compile_or_get_cached")
+"""Parts of the names of JAX's functions in which a program is compiled."""
+_WARM_UP_STEPS: Final = 3
+_IN_A_STEP: Final = ("step", "sync")
+_FAILED: Final = 1
+_HUNG: Final = 134
+"""The exit codes of processes that are the first cause: of an exception, and of an abort as shells report it."""
+
+
+class FastFail:
+    """Fast-fail of one job.
+
+    Args:
+        config: The numbers and booleans of the FastFailConfig.
+        job: The job.
+        log: Receives the decision.
+        parent: The job's messages.
+        labels: The labels of the job.
+        dump_signal: The signal on which the job dumps all its threads.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        job: Job,
+        log: EntryLog,
+        parent: Parent,
+        labels: Mapping[str, str],
+        dump_signal: int | None,
+    ) -> None:
+        self._config = FastFailConfig(**config)
+        self._job, self._log, self._parent, self._dump_signal = job, log, parent, dump_signal
+        self._start = start_mark(job.pid)
+        self._star = Star(
+            job.pid,
+            labels.get("host", ""),
+            labels.get("job", ""),
+            hang=self._config.hang,
+            send=parent.send,
+            warn=lambda text: parent.log(WARNING, text),
+        )
+        self._stacks = _Stacks()
+        self._silences = _Silences()
+        self._next_state = self._next_stack = 0.0
+        self._was_joined = False
+        self._was_asked = False
+        self._note: Note | None = None
+        self._left_at: float | None = None
+        self._is_over = False
+        """True once the job has ended."""
+        self._is_decided = False
+        self._ending: _End | None = None
+        self._payload: dict[str, Any] | None = None
+        """The entry on the decision, until it is written."""
+        self._is_off_written = False
+        self._has_sigterm = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    @property
+    def is_on(self) -> bool:
+        """True while there is a star, or may be."""
+        return not self._star.is_off
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Readable when `step` has something to do."""
+        return self._star.descriptors
+
+    # --- The job --------------------------------------------------------------------------------------
+
+    def handle(self, message: Mapping[str, Any]) -> None:
+        """Take a message of the job."""
+        if message["kind"] in (POSITION, PUBLISHED):
+            self._star.handle(message)
+        elif message["kind"] == "fast_fail_asked":
+            self.add_request()
+
+    def add_request(self) -> None:
+        """Report that the job was asked to end."""
+        if not self._was_asked:
+            self._was_asked = True
+            self._star.add(Event(ASKED))
+
+    def add_left(self, note: Note, failure: Mapping[str, Any], step: int | None) -> None:
+        """Report how the job has left its block.
+
+        Args:
+            note: Its note.
+            failure: The message of the exception, `failure_message`.
+            step: Its last step.
+        """
+        self._note, self._left_at = note, time.monotonic()
+        left = left_block(note, is_alive=True)
+        text = (failure.get("fields") or {}).get("exception_text")
+        exception = f"{note.exception}: {text}" if text else note.exception or ""
+        is_asked = self._was_asked or note.exception == "KeyboardInterrupt"
+        end = ProcessEnd(
+            how=left.reason.value,
+            ended_ns=time.time_ns(),
+            exception=_redacted(exception) if left.reason is ExitReason.EXCEPTION else "",
+            exit_code=note.exit_code,
+            was_asked=is_asked,
+        )
+        self._star.add(Event(LEFT, end, step))
+
+    def add_end(self, ending: Ending, ended_ns: int | None, step: int | None) -> None:
+        """Report that the process has ended."""
+        self._is_over = True
+        end = ProcessEnd(
+            how=ending.reason.value,
+            ended_ns=ended_ns,
+            exception=ending.exception or "",
+            signal=ending.signal or "",
+            exit_code=ending.exit_code,
+            was_asked=self._was_asked,
+        )
+        self._star.add(Event(ENDED, end, step))
+        self._star.step(time.monotonic())
+
+    def add_stack(self, frames: tuple[Frame, ...]) -> None:
+        """Take the main thread's stack: it shows if the job compiles."""
+        self._stacks.add(frames, time.monotonic())
+        if self._ending is not None:
+            self._ending.has_stacks = True
+
+    # --- Steps ----------------------------------------------------------------------------------------
+
+    def step(self, now: float, progress: Progress | None, *, is_suspected: bool) -> float:
+        """Do what is due; return the seconds until the next call if nothing is received.
+
+        Args:
+            now: Monotonic seconds.
+            progress: The progress that the job has published last.
+            is_suspected: True if the job was taken for stuck, and has made no progress since.
+        """
+        if self._has_sigterm:
+            self.add_request()
+        if now >= self._next_state and not self._is_over:
+            self._next_state = now + _STATE_SECONDS
+            self._silences.add(progress)
+            self._star.report(self._state(now, progress, is_suspected))
+        seconds = self._star.step(now)
+        if self._star.is_joined and not self._was_joined:
+            self._was_joined = True
+            write_status(self._job.pid, self._start, FastFailStatus())
+        if self._star.needs_stack() and now >= self._next_stack and not self._is_over:
+            self._next_stack = now + _STACK_INTERVAL_SECONDS
+            self._stacks.ask(now)
+            self._parent.send({"kind": "fast_fail_stack"})
+        if self._stacks.is_unanswered(now):
+            self._job.ask(self._dump_signal)
+        cause = self._star.first_cause
+        if cause is not None and not self._is_decided:
+            self._decide(cause, now)
+        if self._ending is not None and not self._is_over:
+            seconds = min(seconds, self._ending.step(now, self._job, self._dump_signal))
+        if self._star.is_off and not self._is_decided and not self._is_off_written:
+            self._is_off_written = True
+            remove_status(self._job.pid, self._start)
+        return max(0.0, min(seconds, self._next_state - now if not self._is_over else seconds))
+
+    def fields(self, ending: Ending) -> dict[str, Any]:
+        """Return the fields of the entry on the end of the job."""
+        return end_fields(self._status(), ending.exit_code, ending.signal)
+
+    def record(self) -> None:
+        """Write the decision, if there is one."""
+        payload, self._payload = self._payload, None
+        if payload is not None:
+            self._log.write(payload, severity="ERROR")
+
+    def wait_for_decision(self, *, has_failed: bool) -> None:
+        """Stay in the star until it has decided on the end of the job, or knows it."""
+        seconds = _DECISION_SECONDS if has_failed else _CLEAN_SECONDS
+        self._serve(seconds, lambda: self._awaits_decision(has_failed=has_failed))
+
+    def close(self) -> None:
+        """Stay while the others need the hub; then leave the star."""
+        self._serve(_HUB_SECONDS, self._star.is_needed)
+        refused = self._star.refused
+        if refused and self._log.is_open:
+            text = "Fast-fail has refused connections: " + ", ".join(f"{refused[each]} {each}" for each in refused)
+            self._log.write(entry(FAST_FAIL, text, state="closed", role=self._star.role, refused=refused))
+        self._star.close()
+
+    # --- The decision ---------------------------------------------------------------------------------
+
+    def _awaits_decision(self, *, has_failed: bool) -> bool:
+        if not self._star.role or self._star.is_off or self._is_decided:
+            return False
+        return has_failed or not self._star.has_sent_all()
+
+    def _serve(self, seconds: float, is_wanted: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds
+        while is_wanted() and (now := time.monotonic()) < deadline:
+            wait_readable(self.descriptors, min(self.step(now, None, is_suspected=False), deadline - now, 0.25))
+            self.step(time.monotonic(), None, is_suspected=False)
+
+    def _status(self) -> FastFailStatus:
+        cause = self._star.first_cause
+        code = None if self._ending is None else self._ending.exit_code
+        return FastFailStatus(None if cause is None else cause.to_json(), self._star.is_first, code)
+
+    def _decide(self, cause: FirstCause, now: float) -> None:
+        """Begin the end of the job, and record the decision."""
+        self._is_decided = True
+        if not self._is_over and not self._job.is_dead():
+            self._ending = self._begin(cause, now)
+        write_status(self._job.pid, self._start, self._status())
+        is_first = self._star.is_first
+        message = f"Fast-fail ends all processes of the job: {cause.message}"
+        # Written later: to load the journal takes a moment, in which a job that does not exit would not be killed.
+        self._payload = entry(
+            FAST_FAIL,
+            message,
+            state="decided",
+            role=self._star.role,
+            process_index=self._star.process_index,
+            processes=self._star.processes,
+            first_cause=cause.to_json(),
+            is_first_cause=is_first,
+            refused=self._star.refused or None,
+        )
+
+    def _begin(self, cause: FirstCause, now: float) -> _End:
+        is_first = self._star.is_first
+        code = self._config.exit_code
+        if is_first:  # Its end is the reason, so it does not end as those that are only ended with it.
+            code = _HUNG if cause.how == "hang" else _FAILED
+            code = (self._note.exit_code if self._note is not None else None) or code
+        grace = 0.0 if is_first else self._config.grace_seconds
+        wait = 0.0 if self._left_at is None else max(0.0, self._left_at + _LEFT_SECONDS - now)
+        self._parent.send(
+            {
+                "kind": "fast_fail_end",
+                "first_cause": cause.to_json(),
+                "exit_code": code,
+                "grace_seconds": grace,
+                "wait_seconds": wait,
+                "is_first": is_first,
+            }
+        )
+        return _End(now, wait + grace, code)
+
+    def _state(self, now: float, progress: Progress | None, is_suspected: bool) -> JobState:
+        age = None if progress is None else max(0.0, (time.monotonic_ns() - progress.monotonic_ns) / 1e9)
+        return JobState(
+            phase=None if progress is None else progress.phase,
+            step=None if progress is None else progress.step,
+            progress_age=age,
+            longest_silence=self._silences.longest_seconds,
+            is_suspected=is_suspected,
+            frame=self._stacks.frame(now) if is_suspected or self._star.needs_stack() else None,
+            is_compiling=self._stacks.is_compiling(now),
+            is_traced=self._job.is_traced(),
+        )
+
+    def _on_sigterm(self, *_: object) -> None:
+        """Note a SIGTERM to this process: `run`, or a scheduler that asks all processes of a job, has sent it."""
+        self._has_sigterm = True
+
+
+class _End:
+    """The end of the job, once it was asked to exit.
+
+    Args:
+        now: Monotonic seconds.
+        seconds: The time that its Python has.
+        exit_code: The code that it exits with.
+    """
+
+    def __init__(self, now: float, seconds: float, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self._stacks_at = now + _STACK_SECONDS
+        self._kill_at = now + seconds + _KILL_SECONDS
+        self.has_stacks = False
+
+    def step(self, now: float, job: Job, dump_signal: int | None) -> float:
+        """Do what is due; return the seconds until the next call."""
+        if now >= self._stacks_at and not self.has_stacks:
+            self.has_stacks = True
+            job.ask(dump_signal)
+        if now >= self._kill_at:
+            job.send(signal.SIGKILL)
+            self._kill_at = now + _KILL_SECONDS
+        return max(0.0, min(self._kill_at, now + 0.1) - now)
+
+
+class _Stacks:
+    """The last stack of the job's main thread."""
+
+    def __init__(self) -> None:
+        self._frames: tuple[Frame, ...] = ()
+        self._at = self._asked_at = -_FRESH_STACK_SECONDS
+        self._is_waiting = False
+
+    def add(self, frames: tuple[Frame, ...], now: float) -> None:
+        self._frames, self._at, self._is_waiting = frames, now, False
+
+    def ask(self, now: float) -> None:
+        self._asked_at, self._is_waiting = now, True
+
+    def is_unanswered(self, now: float) -> bool:
+        """Return True once if the job's Python does not answer."""
+        if self._is_waiting and now - self._asked_at >= _STACK_SECONDS:
+            self._is_waiting = False
+            return True
+        return False
+
+    def is_compiling(self, now: float) -> bool | None:
+        if not self._is_fresh(now):
+            return None
+        return any(part in frame.function for frame in self._frames for part in _COMPILING)
+
+    def frame(self, now: float) -> str | None:
+        if not self._is_fresh(now) or not self._frames:
+            return None
+        from cloud_tpu_diagnostics._dumps.grouping import relevant_frame, where
+
+        return where(relevant_frame(self._frames))
+
+    def _is_fresh(self, now: float) -> bool:
+        return now - self._at < _FRESH_STACK_SECONDS
+
+
+class _Silences:
+    """The longest time between two reports of progress in a step, from those that are read about twice a second."""
+
+    def __init__(self) -> None:
+        self._last: Progress | None = None
+        self._steps = 0
+        self.longest_seconds = 0.0
+
+    def add(self, progress: Progress | None) -> None:
+        last, self._last = self._last, progress
+        if last is None or progress is None or progress.sequence == last.sequence:
+            return
+        self._steps += progress.phase in _IN_A_STEP
+        if self._steps > _WARM_UP_STEPS and last.phase in _IN_A_STEP:
+            # With reports between the two, the silence was shorter than what is known: that is on the safe side.
+            self.longest_seconds = max(self.longest_seconds, (progress.monotonic_ns - last.monotonic_ns) / 1e9)
+
+
+def _redacted(text: str) -> str:
+    """Return a text for other machines, without what resembles a secret."""
+    from ml_diagnostics_common.redaction import redact_text
+
+    return redact_text(text)

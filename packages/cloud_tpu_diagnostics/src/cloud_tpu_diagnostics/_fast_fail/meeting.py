@@ -1,0 +1,167 @@
+"""Where the hub is, for processes that no `jax.distributed` connects: by a file of a shared folder, or of a bucket.
+
+The file has the hub's address, port and token, so it is for this user only. A file of an earlier attempt does no harm:
+its hub is gone, or has another process with the same index, and companions that are refused read the file again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ml_diagnostics_common.files import in_bucket, open_regular, write_state
+from ml_diagnostics_common.texts import readable_id
+from ml_diagnostics_common.worker import start
+
+__all__ = ["FOLDER", "TOKEN", "Address", "Meeting", "launcher_token", "local_address"]
+
+FOLDER: Final = "ML_DIAGNOSTICS_FAST_FAIL_FOLDER"
+"""Environment variable: a folder that all hosts share, or one of a bucket."""
+TOKEN: Final = "ML_DIAGNOSTICS_FAST_FAIL_TOKEN"
+"""Environment variable: the token, if the launcher gives all processes of an attempt the same."""
+
+_LEAST_TOKEN_CHARACTERS: Final = 32
+_MOST_BYTES: Final = 4096
+_BUCKET_SECONDS: Final = 20.0
+
+
+class Address(NamedTuple):
+    """Where the hub is.
+
+    Attributes:
+        address: The address, a number.
+        port: The port.
+        token: The token, as hexadecimal digits; None if the launcher gave it to all.
+    """
+
+    address: str
+    port: int
+    token: str | None
+
+    def key(self) -> bytes | None:
+        """Return the token as a key; None without one."""
+        try:
+            return launcher_token() if self.token is None else bytes.fromhex(self.token)
+        except ValueError:
+            return None
+
+    @classmethod
+    def from_json(cls, values: object) -> Address | None:
+        """Return the address in decoded JSON; None if there is none."""
+        if not isinstance(values, Mapping):
+            return None
+        address, port, token = (values.get(name) for name in cls._fields)
+        is_valid = isinstance(address, str) and type(port) is int and 0 < port < 2**16
+        return cls(address, port, token) if is_valid and (token is None or isinstance(token, str)) else None  # type: ignore[arg-type]
+
+
+def launcher_token(environ: Mapping[str, str] = os.environ) -> bytes | None:
+    """Return the token that the launcher has set; None if it has set none.
+
+    Raises:
+        ValueError: It is too short to be one.
+    """
+    token = environ.get(TOKEN, "")
+    if not token:
+        return None
+    if len(token) < _LEAST_TOKEN_CHARACTERS:
+        raise ValueError(f"{TOKEN} has {len(token)} characters; give it {_LEAST_TOKEN_CHARACTERS} or more, at random")
+    return token.encode("utf-8", "surrogateescape")
+
+
+def local_address(coordinator: str) -> str:
+    """Return the address of this machine's interface by which a coordinator is reached. May wait for a name server.
+
+    Args:
+        coordinator: HOST:PORT; an address of IPv6 is in brackets.
+
+    Raises:
+        OSError: There is no way to it.
+        ValueError: It has another form.
+    """
+    import socket
+
+    host, _, port = coordinator.rpartition(":")
+    family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:  # To connect it sends nothing, but chooses the interface.
+        probe.connect(target)
+        address: str = probe.getsockname()[0]
+    return address
+
+
+class Meeting:
+    """The file of one attempt of a job.
+
+    Args:
+        folder: A folder that all hosts share, or one of a bucket.
+        job: The job's name; may be empty.
+        attempt: The number of the attempt; empty if it is unknown.
+    """
+
+    def __init__(self, folder: str, job: str, attempt: str) -> None:
+        self._path = f"{folder.rstrip('/')}/fast_fail/{readable_id(job or 'job', attempt or '0', is_exact=True)}.json"
+        self._is_busy = False
+
+    def publish(self, address: Address, on_failure: Callable[[str], object]) -> None:
+        """Write the file, in a thread.
+
+        Args:
+            address: Where the hub is.
+            on_failure: Called in that thread with a text if it cannot be written.
+        """
+
+        def write() -> None:
+            try:
+                if in_bucket(self._path):
+                    self._storage().write(self._path, json.dumps(address._asdict()).encode())
+                else:
+                    write_state(Path(self._path), address._asdict())
+            except Exception as error:
+                on_failure(f"{self._path} cannot be written ({type(error).__name__}: {error})")
+
+        start(write, "fast-fail-meeting")
+
+    def read(self, take: Callable[[Address], object]) -> None:
+        """Read the file, in a thread; do nothing while another one does so.
+
+        Args:
+            take: Called in that thread with the address, if there is one.
+        """
+        if self._is_busy:
+            return
+        self._is_busy = True
+
+        def read() -> None:
+            try:
+                address = Address.from_json(json.loads(self._content()))
+                if address is not None:
+                    take(address)
+            except (ValueError, RecursionError, OSError):
+                pass  # It does not exist yet, or not whole.
+            finally:
+                self._is_busy = False
+
+        if start(read, "fast-fail-meeting") is None:
+            self._is_busy = False
+
+    def _content(self) -> bytes:
+        """Return the content of the file, if no other user can have written or read it."""
+        if in_bucket(self._path):
+            return bytes(self._storage().read(self._path)[:_MOST_BYTES])
+        descriptor = open_regular(self._path, follow_links=False)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                return b""
+            return os.read(descriptor, _MOST_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def _storage(self) -> Any:
+        from ml_diagnostics_common.storage import storage_for
+
+        return storage_for(self._path, deadline_seconds=_BUCKET_SECONDS)

@@ -1,0 +1,117 @@
+"""A file with the decision of fast-fail on a process, for `run`, which records its end and may hold its container.
+
+The companion writes it when it has joined a star, and again once the first cause is known: before it ends its own job,
+or after that has ended. It is private, and removed with those of other dead processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.files import read_state, write_state
+from ml_diagnostics_common.processes import pid_namespace
+
+__all__ = [
+    "ENDED_BY",
+    "FastFailStatus",
+    "end_fields",
+    "read_status",
+    "remove_status",
+    "wait_for_status",
+    "write_status",
+]
+
+ENDED_BY: Final = "fast_fail"
+"""The value of `ended_by` in the entry of a process that fast-fail has ended."""
+_POLL_SECONDS: Final = 0.05
+_OLD_SECONDS: Final = 86_400.0
+
+
+class FastFailStatus(NamedTuple):
+    """What fast-fail has decided on a process.
+
+    Attributes:
+        first_cause: `FirstCause.to_json`; None while it is not known.
+        is_first_cause: True if this process is, or is one of, the first cause.
+        exit_code: The exit code with which fast-fail ends this process; None if it does not.
+    """
+
+    first_cause: dict[str, Any] | None = None
+    is_first_cause: bool = False
+    exit_code: int | None = None
+
+
+def end_fields(status: FastFailStatus | None, exit_code: int | None, signal: str | None) -> dict[str, Any]:
+    """Return the fields that the entry on the end of a process has of it.
+
+    Args:
+        status: The status of the process, if there is one.
+        exit_code: The exit code of the process; None without one.
+        signal: The signal that ended it; None without one.
+    """
+    if status is None or status.first_cause is None:
+        return {}
+    is_ours = status.exit_code is not None and (
+        exit_code == status.exit_code or signal == "SIGKILL" or (exit_code is None and signal is None)
+    )
+    ended_by = ENDED_BY if is_ours and not status.is_first_cause else None
+    return {"ended_by": ended_by, "first_cause": status.first_cause, "is_first_cause": status.is_first_cause}
+
+
+def write_status(pid: int, start: str, status: FastFailStatus) -> None:
+    """Write the status of a process.
+
+    Args:
+        pid: The process.
+        start: Its `processes.start_mark`, taken while it ran.
+        status: The status.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = _path(pid, start)
+    if status.first_cause is None:
+        _prune(path.parent)
+    write_state(path, status._asdict())
+
+
+def read_status(pid: int, start: str) -> FastFailStatus | None:
+    """Return the status of a process; None if fast-fail is not on for it."""
+    state = read_state(_path(pid, start))
+    if state is None:
+        return None
+    return FastFailStatus(**{name: value for name, value in state.items() if name in FastFailStatus._fields})
+
+
+def remove_status(pid: int, start: str) -> None:
+    """Remove it: the star is gone, so there will be no decision."""
+    with contextlib.suppress(OSError):
+        _path(pid, start).unlink()
+
+
+def wait_for_status(pid: int, start: str, timeout_seconds: float) -> FastFailStatus | None:
+    """Return the status of a process that has ended, once the first cause is known.
+
+    Returns at once if fast-fail is not on for it, and after the timeout in any case.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        status = read_status(pid, start)
+        if status is None or status.first_cause is not None or time.monotonic() >= deadline:
+            return status
+        time.sleep(_POLL_SECONDS)
+
+
+def _path(pid: int, start: str) -> Path:
+    return diagnostics_directory() / "state" / "fast_fail" / f"{pid}-{start or '0'}-{pid_namespace()}.json"
+
+
+def _prune(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if time.time() - path.stat().st_mtime > _OLD_SECONDS:
+                path.unlink()

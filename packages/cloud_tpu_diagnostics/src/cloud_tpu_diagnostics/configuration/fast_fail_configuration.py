@@ -1,0 +1,102 @@
+"""The configuration of fast-fail: when one process of a job fails, all others end at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+__all__ = ["FastFailConfig", "FirstCause", "checked"]
+
+
+class FirstCause(NamedTuple):
+    """The end of a process that caused the end of the job.
+
+    Attributes:
+        process_indices: The indexes of the processes; several if their order in time cannot be known.
+        hosts: Their hosts.
+        how: `exception`, `exit`, `signal`, `out_of_memory`, `clean` or `hang`: of the first of them.
+        signal: The signal that ended it, such as SIGKILL; None if there was none.
+        exit_code: Its exit code; None if it is unknown, or has not ended.
+        exception: The exception that left its block, type and text; None if there was none.
+        step: Its last step; None if it is unknown.
+        confidence: `proven`, `likely` or `possible`.
+        ended_ns: When it failed, in ns since 1970, by the clock of its host; None if it is unknown.
+        message: The same as a sentence.
+    """
+
+    process_indices: tuple[int, ...]
+    hosts: tuple[str, ...]
+    how: str
+    signal: str | None
+    exit_code: int | None
+    exception: str | None
+    step: int | None
+    confidence: str
+    ended_ns: int | None
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as values of JSON."""
+        return {**self._asdict(), "process_indices": list(self.process_indices), "hosts": list(self.hosts)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> FirstCause:
+        """Return the first cause in the result of `to_json`; a missing field is None."""
+        fields = {name: values.get(name) for name in cls._fields}
+        for name in ("process_indices", "hosts"):
+            fields[name] = tuple(fields[name] or ())
+        return cls(**fields)  # type: ignore[arg-type]
+
+
+@dataclass
+class FastFailConfig:
+    """Fast-fail: when one process of a job fails, all others end at once, and record which one was the first cause.
+
+    The processes find each other through `jax.distributed`, or through a shared folder. `ML_DIAGNOSTICS_FAST_FAIL`
+    turns it on (1) or off (0), whatever `enabled` is.
+
+    Attributes:
+        enabled: False turns fast-fail off.
+        grace_seconds: The time that `on_peer_failure` may take before the process ends.
+        on_peer_failure: Called in a thread of the job, if Python can run there, with the first cause, before the
+            process ends; needs `grace_seconds`.
+        hang: True also ends the job if all its processes have stopped to make progress; needs hang detection.
+        exit_code: The exit code of processes that are ended since another one failed.
+    """
+
+    enabled: bool = False
+    grace_seconds: float = 0.0
+    on_peer_failure: Callable[[FirstCause], object] | None = None
+    hang: bool = False
+    exit_code: int = 76
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the companion needs."""
+        return {"grace_seconds": self.grace_seconds, "hang": self.hang, "exit_code": self.exit_code}
+
+
+def checked(config: FastFailConfig) -> FastFailConfig:
+    """Return the configuration unchanged.
+
+    Raises:
+        ConfigurationError: One of its values is not valid.
+    """
+    for name in ("enabled", "hang"):
+        if not isinstance(getattr(config, name), bool):
+            raise ConfigurationError(f"{name} is {getattr(config, name)!r}; give True or False")
+    grace, code = config.grace_seconds, config.exit_code
+    if isinstance(grace, bool) or not isinstance(grace, (int, float)) or not 0 <= grace < math.inf:
+        raise ConfigurationError(f"grace_seconds is {grace!r}; give a number of seconds, 0 or more")
+    if isinstance(code, bool) or not isinstance(code, int) or not 1 <= code <= 255:
+        raise ConfigurationError(f"exit_code is {code!r}; give a whole number from 1 to 255")
+    if config.on_peer_failure is not None and not callable(config.on_peer_failure):
+        raise ConfigurationError(
+            f"on_peer_failure is {config.on_peer_failure!r}; give a function that takes the first cause, or None"
+        )
+    if config.on_peer_failure is not None and grace == 0:
+        raise ConfigurationError("on_peer_failure needs grace_seconds above 0: the time that it may take")
+    return config
