@@ -388,7 +388,10 @@ def test_c4_killed_after_the_grace_period() -> None:
     found = only(with_survivors(culprit))
     assert found.rule == "C4"
     assert found.blame is Blame.PREEMPTION
-    assert "from outside of its container, and did not end in 30.0 s: it was killed" in found.sentence
+    assert (
+        "at 04:40:30 UTC, from outside of its container, and did not end in 30.0 s: it was killed at step 30 ("
+        in found.sentence
+    )
     assert found.evidence[0].says == "SIGTERM from 0"
 
 
@@ -434,7 +437,7 @@ def test_c4_a_whole_job_that_was_asked_has_no_culprit() -> None:
     known = facts([process(index, step=30, end="signal: SIGTERM", ended=60 + index / 100) for index in range(4)])
     found = only(known)
     assert found.rule == "C4"
-    assert found.sentence.startswith("all 4 processes were asked to stop at step 30")
+    assert found.sentence.startswith("all 4 processes were asked to stop by SIGTERM and ended by it")
     killed = facts([process(index, step=30, end="signal: SIGKILL", ended=60 + index / 100) for index in range(4)])
     assert only(killed).rule == "C7"
 

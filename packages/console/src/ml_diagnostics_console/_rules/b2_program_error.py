@@ -89,6 +89,6 @@ RULE = Rule(
         ),
     ),
     example="program error before the first recorded step at 16:02:11 UTC, the same on all 4 processes: "
-    "ImportError: No module named 'flax'.",
+    "ImportError: No module named 'flax'",
     replaces=("C1", "U0"),
 )

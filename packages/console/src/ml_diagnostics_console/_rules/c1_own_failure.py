@@ -71,6 +71,6 @@ RULE = Rule(
     ),
     judge=_judge,
     example="host host-3 failed first at step 30 (16:02:11 UTC): ValueError: batch 12 is empty, in next_batch "
-    "(/job/data.py:40); the 63 others failed 0.1 to 104 s later because of it.",
+    "(/job/data.py:40); the 63 others failed 0.1 to 104 s later because of it",
     replaces=("U0",),
 )

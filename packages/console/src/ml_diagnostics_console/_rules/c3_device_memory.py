@@ -79,6 +79,6 @@ RULE = Rule(
     ),
     judge=_judge,
     example="host host-0 ran out of device memory while it compiled a program at step 0 (16:02:11 UTC): "
-    "XlaRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.",
+    "XlaRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm",
     replaces=("C1", "U0"),
 )

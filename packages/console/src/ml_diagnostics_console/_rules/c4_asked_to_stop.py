@@ -45,16 +45,16 @@ def _asked(facts: Facts, lead: Lead) -> Verdict:
     asked = asked_of(process) or Asked(None, "", process.end_refs[:1])
     reason = kubernetes_reason(facts, process)
     _, saved = saved_state(facts, process)
-    sender = f", {asked.sender}" if asked.sender else ""
     requested = f" at {clock(asked.time_ns)}" if asked.time_ns is not None else ""
-    after = f" by SIGTERM{requested}{sender}, and {_outcome(process, asked)}"
-    after += f"; {saved}" if saved else "; it is not recorded if its state was saved"
+    sender = f", {asked.sender}," if asked.sender else ""
+    verb = "were" if len(lead.processes) > 1 else "was"
+    after = f"; {saved}" if saved else "; it is not recorded if its state was saved"
     after += f"; {reason.text}" if reason is not None else ""
     return crash(
         facts,
         lead,
         "C4",
-        f"{'were' if len(lead.processes) > 1 else 'was'} asked to stop",
+        f"{verb} asked to stop by SIGTERM{requested}{sender} and {_outcome(process, asked)}",
         after=after,
         blame=Blame.PREEMPTION if reason is None else reason.blame,
         confidence=Confidence.PROVEN,
@@ -76,7 +76,7 @@ def _outcome(process: ProcessFacts, asked: Asked) -> str:
     if signal == "SIGKILL":
         return f"did not end{'' if waited is None else f' in {format_duration(waited)}'}: it was killed"
     if signal == "SIGTERM":
-        return f"ended by it{within}: nothing in the program handled it" if not titles(process) else f"ended{within}"
+        return f"ended{within}" if titles(process) else f"ended by it{within}, since nothing handled it,"
     if titles(process):
         return f"ended{within} with {error_of(process)}"
     if end.how == "clean" or end.exit_code == 0:
@@ -147,8 +147,8 @@ RULE = Rule(
             "Kubernetes' default terminationGracePeriodSeconds",
         ),
     ),
-    example="host host-1 was asked to stop at step 30 (16:02:11 UTC) by SIGTERM at 16:01:41 UTC, from outside of its "
-    "container, and did not end in 30.0 s: it was killed; nothing was saved after the request: the last step is 30, "
-    "and the last checkpoint is of step 20.",
+    example="host host-1 was asked to stop by SIGTERM at 16:01:41 UTC, from outside of its container, and did not end "
+    "in 30.0 s: it was killed at step 30 (16:02:11 UTC); nothing was saved after the request: the last step is 30, and "
+    "the last checkpoint is of step 20",
     replaces=("C7", "U0"),
 )

@@ -111,6 +111,6 @@ RULE = Rule(
     judge=_judge,
     example="host host-3 crashed in native code of jaxlib at step 30 (16:02:11 UTC): segmentation fault (SIGSEGV), "
     "main thread in execute_replicated (/venv/lib/site-packages/jaxlib/xla_client.py:40); the 3 others failed 0.1 s "
-    "later because of it.",
+    "later because of it",
     replaces=("U0",),
 )

@@ -95,6 +95,6 @@ RULE = Rule(
     ),
     judge=_judge,
     example="host host-1 left at step 30 (16:02:11 UTC) with exit code 0, though 3 others went on: 1,000 steps were "
-    "planned; the 3 others failed because of it.",
+    "planned; the 3 others failed because of it",
     replaces=("U0", "K1", "K1s", "K2"),
 )

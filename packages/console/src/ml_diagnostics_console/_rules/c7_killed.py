@@ -78,6 +78,6 @@ RULE = Rule(
     ),
     judge=_judge,
     example="host host-3 was killed at step 30 (16:02:11 UTC): the kubelet evicted pod ml/train-1-x at 16:02:10 UTC: "
-    "The node was low on resource: memory; the 3 others failed 0.1 s later because of it.",
+    "The node was low on resource: memory; the 3 others failed 0.1 s later because of it",
     replaces=("U0",),
 )

@@ -114,6 +114,6 @@ RULE = Rule(
         ),
     ),
     example="host host-1 ran out of disk space at step 400 (16:02:11 UTC), at /ckpt/400/state: OSError: [Errno 28] No "
-    "space left on device; 0 B of 1.00 TB were free; the 3 others failed because of it.",
+    "space left on device; 0 B of 1.00 TB were free; the 3 others failed because of it",
     replaces=("C1", "U0"),
 )

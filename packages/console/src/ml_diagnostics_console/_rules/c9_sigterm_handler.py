@@ -77,5 +77,5 @@ RULE = Rule(
     needs=("the handlers of SIGTERM in their order: `with diagnose(...)`", "SIGTERM: as for C4"),
     judge=_judge,
     example="host host-1 installed a handler of SIGTERM (on_term) at 15:40:00 UTC after jax.distributed.initialize, so "
-    "JAX did not learn of the request to stop, and saved nothing.",
+    "JAX did not learn of the request to stop, and saved nothing",
 )

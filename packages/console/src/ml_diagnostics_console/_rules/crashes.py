@@ -97,7 +97,7 @@ def error_of(process: ProcessFacts) -> str:
     """Return how a process ended, in some words: its exception, its signal or its exit code."""
     text = next(iter(titles(process)), "")
     if text:
-        return quoted(text)
+        return quoted(text).rstrip(" .:;")
     signal, code = signal_of(process), process.end.exit_code
     if process.end.how == "out_of_memory":
         return "out of memory"

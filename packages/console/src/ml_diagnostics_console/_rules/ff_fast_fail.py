@@ -111,6 +111,6 @@ RULE = Rule(
     needs=("fast-fail, which is off by default: ML_DIAGNOSTICS_FAST_FAIL=1",),
     judge=_judge,
     example="fast-fail ended 63 other processes 1.10 s after the first failure: their exit code is no failure of "
-    "their own.",
+    "their own",
     replaces=("U0",),
 )

@@ -131,6 +131,6 @@ RULE = Rule(
         Threshold("attempts with the same failure, at least", _LEAST_ATTEMPTS, "two may be chance, such as one host"),
     ),
     example="crash loop: attempts 2 to 4 ended by the same failure, on host-3 at step 30 (16:02:11 UTC): ValueError: "
-    "batch 12 is empty; none got further than step 30 in 3 attempts: retrying will not help.",
+    "batch 12 is empty; none got further than step 30 in 3 attempts: retrying will not help",
     replaces=("C1", "C2", "C3", "C5", "C7", "C8", "B2", "R2", "U0"),
 )
