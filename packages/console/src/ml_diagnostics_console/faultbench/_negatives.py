@@ -90,6 +90,7 @@ NEGATIVES: Final = (
         At.OUTSIDE,
         signal="SIGSTOP",
         continue_after_seconds=9.0,
+        short_timeouts=False,  # A debugger for longer than JAX's timeout ends the job.
     ),
     _negative("loaded_machine", "4 busy processes a core", completed, At.OUTSIDE, busy_per_core=4),
     _negative("early_stop", "all stop at the same step, before the planned one", _INJECTED, is_on_all=True),
