@@ -183,6 +183,12 @@ class ConsoleText(NamedTuple):
     """end or hang."""
     text: str
     ref: Ref
+    times: tuple[tuple[int, int], ...] = ()
+    """By when some number of its lines were printed, in ns since 1970, by the clock of the host."""
+    path: str = ""
+    """The file that the process printed to; empty if it is not one."""
+    is_of_python: bool = False
+    """True if lines of native code are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +229,12 @@ class ProcessFacts:
         software: The versions on its host; empty if they are not known.
         hardware: The machine of its host.
         config_digest: A digest of its configs; empty if it is not known.
+        user_configs: The configs that the user gave in it, as texts.
+        config_refs: The entries on its configs, software and hardware.
         shown_name: Its name for people; empty for its host and index.
         fields: All further fields of its entries in the run's log.
         end_fields: All fields of the companion's entry on its end.
+        resource: The labels of its monitored resource in Cloud Logging, with its `type`; empty outside of a cloud.
     """
 
     attempt: int
@@ -260,9 +269,12 @@ class ProcessFacts:
     software: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, str] = field(default_factory=dict)
     config_digest: str = ""
+    user_configs: Mapping[str, str] = field(default_factory=dict)
+    config_refs: tuple[Ref, ...] = ()
     shown_name: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     end_fields: Mapping[str, Any] = field(default_factory=dict)
+    resource: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

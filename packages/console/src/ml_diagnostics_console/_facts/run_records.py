@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from google_cloud_mldiagnostics.reading import CONFIGS, LOSSES_NAMESPACE, PROCESS, SESSION, natural_number, texts
 from ml_diagnostics_common.entry import EntryContext, LogEntry
@@ -11,6 +11,8 @@ from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_console._facts.curves import Curves
 
 __all__ = ["ProcessRecords", "RunRecords"]
+
+_CONFIGS: Final = ("userConfigs", "softwareConfigs", "hardwareConfigs")
 
 
 class ProcessRecords:
@@ -21,6 +23,8 @@ class ProcessRecords:
         last: Its last entry on itself: the end, if it recorded one.
         software: Its versions.
         hardware: Its machine.
+        user_configs: The configs that the user gave in it.
+        config_entries: The last entry on each of these three.
         lost_entries: The number of entries and values that it could not record.
     """
 
@@ -29,6 +33,8 @@ class ProcessRecords:
         self.last: LogEntry | None = None
         self.software: Mapping[str, str] = {}
         self.hardware: Mapping[str, str] = {}
+        self.user_configs: Mapping[str, str] = {}
+        self.config_entries: dict[str, LogEntry] = {}
         self.lost_entries = 0
 
     def add(self, kind: str, entry: LogEntry) -> None:
@@ -45,6 +51,8 @@ class ProcessRecords:
         elif kind == CONFIGS:
             self.software = texts(payload.get("softwareConfigs")) or self.software
             self.hardware = texts(payload.get("hardwareConfigs")) or self.hardware
+            self.user_configs = texts(payload.get("userConfigs")) or self.user_configs
+            self.config_entries.update({name: entry for name in _CONFIGS if payload.get(name)})
         elif kind == LOSSES_NAMESPACE:
             for counts in payload.values():
                 if isinstance(counts, Mapping):
