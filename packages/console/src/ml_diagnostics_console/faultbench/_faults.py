@@ -119,12 +119,12 @@ _SLOW_ONES: Final = (
     ),
     Kind(
         "slow_input",
-        "each batch takes as long as the rest of the step, or longer, on all",
+        "each batch takes as long as the rest of the step, or up to three times as long, on all",
         Expected((_SLOW,), (_USER,), Culprit.ALL),
         all_of(has_gone_on(60), completed),
         steps_after=130,
         observe_seconds=_LONG_SECONDS,
-        settings={"is_on_all": True, "size_range": (5, 12)},
+        settings={"is_on_all": True, "size_range": (1, 4)},
     ),
     Kind(
         "slow_save",

@@ -34,7 +34,7 @@ INDEX: int = PLAN["index"]
 SLOT: int = PLAN["slot"]
 FAULT: str = PLAN["fault"] if SLOT in PLAN["culprits"] else ""
 FOLDER = Path(PLAN["folder"])
-DATA_SECONDS, HOST_SECONDS = 0.008, 0.032
+DATA_SECONDS, HOST_SECONDS = 0.002, 0.038
 BATCH = 8
 RANKS = "ranks"
 
@@ -166,7 +166,7 @@ def load_batch(step: int) -> numpy.ndarray[Any, Any]:
     if FAULT == "slow_input" and step >= PLAN["step"]:
         if is_time:
             marks.note("injected")
-        time.sleep(DATA_SECONDS * PLAN["size"])
+        time.sleep(PLAN["size"] * HOST_SECONDS)
     elif FAULT == "input_stuck" and is_time:
         marks.note("injected")
         reading, _writing = os.pipe()
