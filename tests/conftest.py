@@ -24,6 +24,7 @@ from ml_diagnostics_testing.certificates import CertificateAuthority
 from .waiting import end_children
 
 if TYPE_CHECKING:
+    from .kube_api import KubeApi
     from .loopback.compute import ComputeServer
     from .loopback.control_plane import ControlPlaneServer
     from .loopback.kubernetes import KubernetesServer
@@ -138,6 +139,24 @@ def control_plane_server() -> Iterator[ControlPlaneServer]:
 
     with ControlPlaneServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kube_api(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[KubeApi]:
+    """Start a real Kubernetes API server, one for all workers, with the kinds of workloads; else skip the test."""
+    from .google_cloud_mldiagnostics.kubernetes.clusters import CUSTOM_KINDS, add_kind, allow_webhook
+    from .kube_api import UnavailableError, shared_server
+
+    base = tmp_path_factory.getbasetemp()
+    shared = (base if worker_id == "master" else base.parent) / "kube-api"
+    try:
+        with shared_server(shared) as server:
+            for kind in CUSTOM_KINDS:
+                add_kind(server, *kind)
+            allow_webhook(server)
+            yield server
+    except UnavailableError as error:
+        pytest.skip(f"no Kubernetes API server: {error}")
 
 
 @pytest.fixture

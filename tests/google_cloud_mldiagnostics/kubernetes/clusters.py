@@ -20,6 +20,7 @@ from ...kube_api import KubeApi
 from ...waiting import free_port, wait_until
 
 CUSTOM_KINDS = [
+    ("kueue.x-k8s.io", "v1beta1", "Workload", "workloads"),
     ("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets"),
     ("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"),
     ("ray.io", "v1", "RayCluster", "rayclusters"),

@@ -1,4 +1,4 @@
-"""A real API server with the kinds of workloads, a namespace for each test, and the webhook as a process."""
+"""A namespace of the real API server for each test, and the webhook as a process."""
 
 from __future__ import annotations
 
@@ -9,26 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ...kube_api import KubeApi, UnavailableError, shared_server
-from .clusters import CUSTOM_KINDS, Webhook, add_kind, allow_webhook
+from ...kube_api import KubeApi
+from .clusters import Webhook
 from .operators import add_connections
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def kube_api(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[KubeApi]:
-    """Start a real Kubernetes API server, one for all workers; skip the test where that is not possible."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base if worker_id == "master" else base.parent) / "kube-api"
-    try:
-        with shared_server(shared) as server:
-            for kind in CUSTOM_KINDS:
-                add_kind(server, *kind)
-            allow_webhook(server)
-            yield server
-    except UnavailableError as error:
-        pytest.skip(f"no Kubernetes API server: {error}")
 
 
 @pytest.fixture(scope="session")
