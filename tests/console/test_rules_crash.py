@@ -335,7 +335,7 @@ def test_c2_a_kill_without_metrics_is_not_checked_for_memory() -> None:
     assert "machinelearning_run" in found.why
 
 
-def test_c2_one_request_larger_than_the_memory_is_said() -> None:
+def test_c2_names_one_request_larger_than_the_memory() -> None:
     culprit = process(0, step=30, end="exception: MemoryError: ")
     found = verdict("C2", facts([culprit], metrics=memory(20, 20, 21)))
     assert "only 21 % were in use: one request was too large" in found.sentence
@@ -344,7 +344,7 @@ def test_c2_one_request_larger_than_the_memory_is_said() -> None:
 # --- C3 -----------------------------------------------------------------------------------------------------
 
 
-def test_c3_tells_compilation_from_a_step() -> None:
+def test_c3_distinguishes_compilation_and_steps() -> None:
     compiling = (
         "XlaRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm"
     )
@@ -494,7 +494,7 @@ def test_c5_an_abort_among_survivors_is_possibly_the_cause_if_it_alone_reports_n
     assert "Check failed: a == b" in found.sentence
 
 
-def test_c5_aborts_of_all_survivors_are_no_native_crash() -> None:
+def test_c5_aborts_of_all_survivors_are_not_a_native_crash() -> None:
     known = facts([process(index, step=30, end="signal: SIGABRT", ended=160 + index) for index in range(3)])
     assert judged("C5", known) is None
     assert verdict("U0", known).confidence is Confidence.POSSIBLE
@@ -542,10 +542,10 @@ def test_c6_is_not_for_processes_that_end_at_their_own_pace(processes: list[Proc
 # --- C7, C8 -------------------------------------------------------------------------------------------------
 
 
-def test_c7_does_not_know_who_killed_without_kubernetes() -> None:
+def test_c7_without_kubernetes_the_sender_is_unknown() -> None:
     found = verdict("C7", with_survivors(process(0, step=30, end="signal: SIGKILL")))
     assert "was killed at step 30" in found.sentence
-    assert "by whom is not recorded" in found.sentence
+    assert "the sender is not recorded" in found.sentence
     assert found.blame is Blame.UNKNOWN
     unsure = verdict("C7", with_survivors(process(0, step=30, end="killed_or_os_exit")))
     assert "was killed, or called os._exit," in unsure.sentence
@@ -699,6 +699,31 @@ def test_without_a_ledger_a_failure_costs_at_least_the_time_until_all_are_gone()
     cost = verdict("C7", known).cost
     assert cost is not None
     assert (cost.seconds, cost.basis) == (pytest.approx(100.0), CostBasis.LOWER_BOUND)
+
+
+# --- Clocks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [-60.0, 0.0, 60.0])
+def test_times_of_a_host_are_compared_on_its_own_clock(offset: float) -> None:
+    # Ends are on the clock of the job; signals and samples on that of their host.
+    offsets = {"host-0": round(offset * 1e9)}
+    killed = ProcessEnd("signal", after(60 - offset), signal="SIGKILL", host="host-0", was_asked=True)
+    culprit = process(0, step=30, end=killed, signals=(signal(30.0),), started_ns=after(-100))
+    found = only(facts(attempt([culprit, survivor(1)], clock_offsets_ns=offsets)))
+    assert "did not end in 30.0 s" in found.sentence
+    culprit = process(0, step=30, end=killed._replace(was_asked=False), started_ns=after(-100))
+    found = only(facts(attempt([culprit, survivor(1)], clock_offsets_ns=offsets), metrics=memory(80, 88, 96)))
+    assert found.rule == "C2"
+
+
+def test_c4_the_others_may_follow_one_that_ended_well_after_a_request() -> None:
+    ended = asked(ProcessEnd("clean", exit_code=0), signals=(signal(50.0),), end_fields={"sigterm_handler": "python"})
+    known = facts([ended, process(1, step=30)], is_live=True, now_ns=after(62))
+    assert judged("C4", known) is None
+    assert isinstance(judged("H0", known), Verdict)
+    late = facts([ended, process(1, step=30)], is_live=True, now_ns=after(95))
+    assert "ended 10.0 s later" in verdict("C4", late).sentence
 
 
 # --- H0, U0 -------------------------------------------------------------------------------------------------

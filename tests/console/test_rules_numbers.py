@@ -82,7 +82,7 @@ def test_other_metrics_may_be_infinite(name: str) -> None:
     assert "metrics.record" in found.why
 
 
-def test_a_value_that_passed_is_no_headline() -> None:
+def test_a_value_that_passed_only_contributes() -> None:
     found = verdict(metric_of_steps("loss", [1.0, "NaN", *([1.0] * 40)]))
     assert found.part is Part.CONTRIBUTING
     assert found.confidence is Confidence.POSSIBLE
@@ -127,7 +127,7 @@ def test_a_loss_that_diverges_is_found_at_its_step() -> None:
     ],
     ids=["noise", "a spike that passed", "two points", "a rise below 20 %", "constant", "zero", "too short", "slow"],
 )
-def test_noise_spikes_and_slow_changes_are_no_divergence(values: list[float]) -> None:
+def test_noise_spikes_and_slow_changes_are_not_a_divergence(values: list[float]) -> None:
     assert judged(metric_of_steps("loss", values)) is None
 
 

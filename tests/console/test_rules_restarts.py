@@ -1,4 +1,4 @@
-"""The rules on restarts find crash loops, and say what restarts cost and by whom."""
+"""The rules on restarts find crash loops, and show what restarts cost, by cause."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_next_attempt_of_a_crash_loop_runs() -> None:
     ],
     ids=["two", "another failure", "another host", "got further", "one ended well", "preemptions"],
 )
-def test_what_may_get_further_is_no_crash_loop(attempts: list[AttemptFacts]) -> None:
+def test_what_may_get_further_is_not_a_crash_loop(attempts: list[AttemptFacts]) -> None:
     assert judged("R1", facts(*attempts)) is None
 
 
@@ -149,7 +149,7 @@ def test_restarts_are_counted_by_the_side_that_they_are_due_to() -> None:
     assert verdict("R2", restarts(end="signal: SIGSEGV")).blame is Blame.UNKNOWN
 
 
-def test_the_better_interval_of_saves_is_said() -> None:
+def test_the_better_interval_of_saves_is_advised() -> None:
     # sqrt(2 x 0.02 s x 250 s) = 3.2 s: two steps, instead of 42 s, since 419.8 s are productive with 10 saves.
     found = verdict("R2", restarts())
     assert found.sentence.endswith("; save every 2 steps instead of 21: a save takes 20.0 ms")

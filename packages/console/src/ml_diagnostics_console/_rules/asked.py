@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ml_diagnostics_common.story import Role
@@ -84,7 +85,10 @@ def is_graceful(facts: Facts, lead: Lead) -> bool:
     if attempt is None or lead.cause is not Cause.ASKED:
         return False
     processes = attempt.processes
-    if not all(process.role in (Role.ASKED, Role.CLEAN) and _ended_well(process) for process in processes):
+    ended = [process for process in processes if process.has_ended]
+    if not all(process.role in (Role.ASKED, Role.CLEAN) and _ended_well(process) for process in ended):
+        return False
+    if len(ended) < len(processes) and not _may_follow(facts, lead, processes):
         return False
     planned = max((process.planned_steps or 0 for process in processes), default=0)
     if planned and attempt.best_step is not None and attempt.best_step >= planned - 1:
@@ -92,6 +96,14 @@ def is_graceful(facts: Facts, lead: Lead) -> bool:
     saved, _ = saved_state(facts, lead.process)
     is_handled = any(_last_handler(process) == "python" for process in processes)
     return saved is Saved.YES or (saved is Saved.UNKNOWN and is_handled)
+
+
+def _may_follow(facts: Facts, lead: Lead, processes: Sequence[ProcessFacts]) -> bool:
+    """Return True if the processes that have not ended may still do so, as they were asked as well."""
+    ended_ns = lead.process.end.ended_ns
+    if not facts.is_live or ended_ns is None or (facts.now_ns - ended_ns) / 1e9 > GRACE_SECONDS:
+        return False
+    return not any(hang.time_ns >= ended_ns for process in processes for hang in process.hangs)
 
 
 def _ended_well(process: ProcessFacts) -> bool:

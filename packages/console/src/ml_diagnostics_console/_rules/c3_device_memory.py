@@ -7,7 +7,7 @@ from typing import Final
 from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
-from ml_diagnostics_console._rules.causes import Cause, lead_of, titles
+from ml_diagnostics_console._rules.causes import Cause, lead_of, own_clock_ns, titles
 from ml_diagnostics_console._rules.crashes import command, crash, error_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
 from ml_diagnostics_console.verdict import Blame, Ref
@@ -57,7 +57,8 @@ def _is_compiling(process: ProcessFacts) -> bool:
 
 def _use(facts: Facts, process: ProcessFacts) -> tuple[tuple[Ref, ...], str]:
     """Return the fullest chip of the host in its last samples."""
-    end_ns = process.end.ended_ns or process.last_event_ns
+    ended_ns = process.end.ended_ns
+    end_ns = process.last_event_ns if ended_ns is None else own_clock_ns(facts, process, ended_ns)
     curves = [
         curve
         for metric in _METRICS

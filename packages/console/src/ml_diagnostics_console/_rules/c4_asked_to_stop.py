@@ -9,7 +9,7 @@ from ml_diagnostics_common.texts import format_duration
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
 from ml_diagnostics_console._rules.asked import GRACE_SECONDS, Asked, asked_of, is_graceful, saved_state
-from ml_diagnostics_console._rules.causes import Cause, Lead, lead_of, signal_of, titles
+from ml_diagnostics_console._rules.causes import Cause, Lead, lead_of, own_clock_ns, signal_of, titles
 from ml_diagnostics_console._rules.crashes import command, crash, error_of, logs_around
 from ml_diagnostics_console._rules.pod_reasons import kubernetes_reason, pod_commands
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
@@ -19,7 +19,7 @@ from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Verdi
 __all__ = ["RULE"]
 
 _NEEDS_RUN: Final = (
-    "who was asked to stop first (no console: start the job with `python -m cloud_tpu_diagnostics run --`)"
+    "the process that was asked to stop first (no console: start the job with `python -m cloud_tpu_diagnostics run --`)"
 )
 _HOW_TO_SAVE: Final = NextCommand(
     "if multihost_utils.reached_preemption_sync_point(step): checkpointer.save(step, state)",
@@ -54,7 +54,7 @@ def _asked(facts: Facts, lead: Lead) -> Verdict:
         facts,
         lead,
         "C4",
-        f"{verb} asked to stop by SIGTERM{requested}{sender} and {_outcome(process, asked)}",
+        f"{verb} asked to stop by SIGTERM{requested}{sender} and {_outcome(facts, process, asked)}",
         after=after,
         blame=Blame.PREEMPTION if reason is None else reason.blame,
         confidence=Confidence.PROVEN,
@@ -67,10 +67,12 @@ def _asked(facts: Facts, lead: Lead) -> Verdict:
     )
 
 
-def _outcome(process: ProcessFacts, asked: Asked) -> str:
+def _outcome(facts: Facts, process: ProcessFacts, asked: Asked) -> str:
     """Return what became of a process after the request."""
     end = process.end
-    waited = None if asked.time_ns is None or end.ended_ns is None else max(0.0, (end.ended_ns - asked.time_ns) / 1e9)
+    waited: float | None = None
+    if asked.time_ns is not None and end.ended_ns is not None:
+        waited = max(0.0, (own_clock_ns(facts, process, end.ended_ns) - asked.time_ns) / 1e9)
     within = "" if waited is None else f" {format_duration(waited)} later"
     signal = signal_of(process)
     if signal == "SIGKILL":

@@ -80,7 +80,7 @@ def _stacks(facts: Facts) -> NextCommand:
 
 
 def _fault(process: ProcessFacts) -> MainStack | None:
-    """Return the stack that the fault handler wrote; else the last one with the same frames is no proof."""
+    """Return the stack that the fault handler wrote; None without one."""
     return next((stack for stack in reversed(process.stacks) if stack.trigger == "fault"), None)
 
 

@@ -36,7 +36,7 @@ def _judge(facts: Facts) -> Judgement:
         what = f"{verb} killed, or called os._exit,"
     after = f": {reason.text}" if reason is not None else _unexplained(facts, process)
     asked_kubernetes = not isinstance(facts.kubernetes, Unknown)
-    describe = command(facts, "kubectl describe pods", "see who ended it: eviction, node, or a person")
+    describe = command(facts, "kubectl describe pods", "see if it was evicted, deleted, or on a node that failed")
     commands = list(pod_commands(facts, process)) or ([describe] if asked_kubernetes else [])
     if not asked_kubernetes:
         commands.append(
@@ -60,13 +60,13 @@ def _judge(facts: Facts) -> Judgement:
 
 
 def _unexplained(facts: Facts, process: ProcessFacts) -> str:
-    """Return what was ruled out, and that the rest is not known."""
+    """Return what was ruled out, and that the rest is unknown."""
     ruled_out = ["no kill for memory was counted"] if process.end.how == "signal" else []
     if process.console or process.signals:
         ruled_out.append("it was not asked to stop before")
     shown = f" ({', '.join(ruled_out)})" if ruled_out else ""
     signal = f" by {signal_of(process)}" if signal_of(process) == "SIGKILL" else ""
-    return f"{signal}{shown}; by whom is not recorded"
+    return f"{signal}{shown}; the sender is not recorded"
 
 
 RULE = Rule(
@@ -74,7 +74,7 @@ RULE = Rule(
     title="a process was killed from outside",
     needs=(
         "the signal: `with diagnose(...)`",
-        "by whom: the reasons of pods and the conditions of nodes, --kubernetes",
+        "the reason: the states of pods and the conditions of nodes, --kubernetes",
     ),
     judge=_judge,
     example="host host-3 was killed at step 30 (16:02:11 UTC): the kubelet evicted pod ml/train-1-x at 16:02:10 UTC: "

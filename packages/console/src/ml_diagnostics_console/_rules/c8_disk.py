@@ -41,16 +41,16 @@ def _judge(facts: Facts) -> Judgement:
         return None
     path = failure.path
     system = _file_system(process, path)
-    place = path or str((system or {}).get("path") or "")
+    location = path or str((system or {}).get("path") or "")
     is_full = failure.number in _FULL
     what = "ran out of disk space" if is_full else _WHATS.get(failure.number, "failed at a file")
     if failure.number == getattr(errno, "EDQUOT", 122):
         what = "used up its disk quota"
-    after = f", at {place}" if place else ""
+    after = f", at {location}" if location else ""
     after += f": {error_of(process)}"
     after += _free(system) if is_full or failure.number == errno.EFBIG else ""
     refs: tuple[Ref, ...] = process.end_refs[:1]
-    folder = shlex.quote(str(PurePosixPath(path).parent) if path else place or ".")
+    folder = shlex.quote(str(PurePosixPath(path).parent) if path else location or ".")
     host = shlex.quote(process.host)
     commands: list[NextCommand] = []
     if is_full:
@@ -58,7 +58,7 @@ def _judge(facts: Facts) -> Judgement:
     elif failure.number in _OF_MACHINE:
         commands.append(command(facts, f"mldiagnostics ssh RUN {host} -- dmesg", "read what the kernel reports"))
     else:
-        commands.append(command(facts, f"mldiagnostics ssh RUN {host} -- ls -ld {folder}", "see who may write there"))
+        commands.append(command(facts, f"mldiagnostics ssh RUN {host} -- ls -ld {folder}", "see its owner and mode"))
     return crash(
         facts,
         lead,

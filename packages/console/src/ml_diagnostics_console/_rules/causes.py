@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -29,6 +29,7 @@ __all__ = [
     "is_fallout",
     "lead_of",
     "lead_of_attempt",
+    "own_clock_ns",
     "signal_of",
     "titles",
 ]
@@ -98,8 +99,9 @@ _DISK_TEXTS: Final = (
 _ERRNO_TEXT: Final = re.compile(r"\[Errno (\d{1,3})\]")
 _FILE_TEXT: Final = re.compile(r"\[Errno \d{1,3}\] [^:']+: '([^']+)'")
 _CASCADE: Final = re.compile("|".join(f"(?:{text.pattern})" for text in CASCADE_TEXTS), re.IGNORECASE)
+_LONGEST_TAIL: Final = 8_192
 _ITS_OWN: Final = frozenset({"", "caused by", "in the group"})
-"""Relations of exceptions that say why the first one was raised. One that was being handled may be unrelated."""
+"""Relations of exceptions that are a reason for the first one. One that was being handled may be unrelated."""
 
 
 class Lead(NamedTuple):
@@ -108,7 +110,7 @@ class Lead(NamedTuple):
     Attributes:
         cause: The kind of their ends.
         processes: Those with this kind of end, the earliest first.
-        others: Those that ended at about the same time in another way.
+        others: Those that ended at about the same time by another kind.
         confidence: The certainty that they were the first.
         is_whole_job: True if all processes were ended from outside at once.
     """
@@ -164,7 +166,7 @@ def cause_of(facts: Facts, process: ProcessFacts) -> Cause:
     end, signal = process.end, signal_of(process)
     if end.how == "out_of_memory":
         return Cause.MEMORY
-    if process.role is Role.ASKED and not _failed_by_itself(process):
+    if process.role is Role.ASKED and not _failed_by_itself(facts, process):
         return Cause.ASKED
     if process.role is Role.CLEAN:
         return Cause.LEFT
@@ -200,6 +202,15 @@ def signal_of(process: ProcessFacts) -> str:
 def is_fallout(process: ProcessFacts) -> bool:
     """Return True if fast-fail ended the process because of another one."""
     return process.end_fields.get("ended_by") == "fast_fail" and process.end_fields.get("is_first_cause") is not True
+
+
+def own_clock_ns(facts: Facts, process: ProcessFacts, time_ns: int) -> int:
+    """Return a time of the clock of the job, such as that of an end, on the clock of a process's host.
+
+    Ends are corrected to one clock; all other times of a process are those of its host.
+    """
+    offsets = facts.attempt.clock_offsets_ns if facts.attempt is not None else {}
+    return time_ns + offsets.get(process.host, 0)
 
 
 def titles(process: ProcessFacts) -> tuple[str, ...]:
@@ -260,13 +271,15 @@ def _disk_failure(text: str, number: int | None, file: str) -> DiskFailure | Non
     return DiskFailure(number, _DISK_ERRORS[number], path)
 
 
-def _failed_by_itself(process: ProcessFacts) -> bool:
+def _failed_by_itself(facts: Facts, process: ProcessFacts) -> bool:
     """Return True if a process that received SIGTERM had an exception of its own before."""
     text = next(iter(titles(process)), "")
     if not text or _ENDS_BY_ASKING.search(text) or _CASCADE.search(text) or text.startswith("KeyboardInterrupt"):
         return False
     asked_ns = min((signal.time_ns for signal in process.signals if signal.name == "SIGTERM"), default=None)
-    failed_ns = process.left_block_ns or process.end.ended_ns
+    failed_ns = process.left_block_ns
+    if failed_ns is None and process.end.ended_ns is not None:
+        failed_ns = own_clock_ns(facts, process, process.end.ended_ns)
     return asked_ns is None or failed_ns is None or failed_ns < asked_ns
 
 
@@ -319,10 +332,9 @@ def _ended_as_a_whole(attempt: AttemptFacts) -> Lead | None:
 def _aborted_alone(attempt: AttemptFacts) -> tuple[ProcessFacts, ...]:
     """Return the processes that aborted and report no lost process, where the others report one."""
     cascade = [process for process in attempt.processes if process.role is Role.CASCADE]
-    silent = [process for process in cascade if signal_of(process) == "SIGABRT" and not _reports_a_loss(process)]
-    return tuple(silent) if 0 < len(silent) < len(cascade) and len(silent) * 2 <= len(cascade) else ()
-
-
-def _reports_a_loss(process: ProcessFacts) -> bool:
-    texts: Sequence[str] = [*titles(process), *(text.text for text in process.console)]
-    return any(_CASCADE.search(text) for text in texts)
+    silent = [process for process in cascade if signal_of(process) == "SIGABRT" and not titles(process)]
+    if len(silent) * 2 > len(cascade):
+        return ()
+    # JAX writes the reason of its own abort last.
+    ends = {id(process): [text.text[-_LONGEST_TAIL:] for text in process.console] for process in silent}
+    return tuple(process for process in silent if not any(_CASCADE.search(text) for text in ends[id(process)]))

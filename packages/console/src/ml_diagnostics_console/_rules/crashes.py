@@ -94,7 +94,7 @@ def step_of(process: ProcessFacts) -> int | None:
 
 
 def error_of(process: ProcessFacts) -> str:
-    """Return how a process ended, in some words: its exception, its signal or its exit code."""
+    """Return the exit reason of a process as a short text: its exception, its signal or its exit code."""
     text = next(iter(titles(process)), "")
     if text:
         return quoted(text).rstrip(" .:;")
@@ -128,7 +128,7 @@ def _unique(refs: Iterable[Ref]) -> tuple[Ref, ...]:
 
 
 def _together(lead: Lead) -> str:
-    """Return who else ended at about the same time: clocks do not show who was the first."""
+    """Return the other processes that ended at about the same time: clocks do not show the first one."""
     if lead.is_whole_job:
         return ""
     times = [process.end.ended_ns for process in (*lead.processes, *lead.others) if process.end.ended_ns is not None]
@@ -145,7 +145,8 @@ def _together(lead: Lead) -> str:
 
 def _consequences(attempt: AttemptFacts, lead: Lead) -> str:
     """Return what became of the others."""
-    of_story = consequences(attempt)
+    has_fallout = any(is_fallout(process) for process in attempt.processes)
+    of_story = "" if has_fallout else consequences(attempt)
     if of_story or lead.is_whole_job:
         return of_story
     names = {(process.host, process.pid) for process in (*lead.processes, *lead.others)}

@@ -64,8 +64,10 @@ def _first_cause(facts: Facts, attempt: AttemptFacts, ended: list[ProcessFacts],
     indices = tuple(index for index in _list(cause.get("process_indices")) if type(index) is int)
     step, ended_ns = _natural(cause.get("step")), _natural(cause.get("ended_ns"))
     names = hosts or [f"process {index}" for index in indices]
-    who = " and ".join(names[:_MOST_NAMED]) if len(names) <= _MOST_NAMED else f"{names[0]} and {len(names) - 1} others"
-    subject = f"host{'s' if len(hosts) > 1 else ''} {who}" if hosts else who or "a process"
+    shown = (
+        " and ".join(names[:_MOST_NAMED]) if len(names) <= _MOST_NAMED else f"{names[0]} and {len(names) - 1} others"
+    )
+    subject = f"host{'s' if len(hosts) > 1 else ''} {shown}" if hosts else shown or "a process"
     when = at(step, ended_ns)
     exception, signal, code = (cause.get(name) for name in ("exception", "signal", "exit_code"))
     how = str(exception or signal or (f"exit code {code}" if code is not None else cause.get("how") or ""))
@@ -110,7 +112,7 @@ RULE = Rule(
     title="fast-fail ended the other processes",
     needs=("fast-fail, which is off by default: ML_DIAGNOSTICS_FAST_FAIL=1",),
     judge=_judge,
-    example="fast-fail ended 63 other processes 1.10 s after the first failure: their exit code is no failure of "
+    example="fast-fail ended 63 other processes 1.10 s after the first failure: their exit code is not a failure of "
     "their own",
     replaces=("U0",),
 )

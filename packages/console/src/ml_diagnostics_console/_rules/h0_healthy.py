@@ -82,21 +82,21 @@ def _goodput(report: JobReport) -> tuple[str, tuple[NextCommand, ...], tuple[Ref
     """Return the goodput, and the kind of time that costs most, with what saves it."""
     text = f"; goodput {report.goodput_percent:.1f} %"
     ref = Ref(f"goodput/{report.job_name}", GOODPUT, report.end_ns, "", f"goodput {report.goodput_percent:.1f} %")
-    look = NextCommand(f"goodput report {report.job_name}", "see where the time goes")
+    see_report = NextCommand(f"goodput report {report.job_name}", "see where the time goes")
     shares = {bucket.name: ns for bucket, ns in report.buckets.items() if bucket.name in _ADVICE and ns > 0}
     if not shares or report.counted_ns <= 0:
-        return text, (look,), (ref,)
+        return text, (see_report,), (ref,)
     name = max(shares, key=shares.__getitem__)
     percent = 100 * shares[name] / report.counted_ns
     if percent < _LEAST_PERCENT:
-        return text, (look,), (ref,)
+        return text, (see_report,), (ref,)
     shown, advice = _ADVICE[name]
     text += (
         f"; {shown} takes {percent:.1f} %, the most of the rest"
         if shown[-1] != "s" or " " in shown
         else (f"; {shown} take {percent:.1f} %, the most of the rest")
     )
-    return text, (look._replace(why=f"to save most: {advice}"),), (ref,)
+    return text, (see_report._replace(why=f"to save most: {advice}"),), (ref,)
 
 
 RULE = Rule(

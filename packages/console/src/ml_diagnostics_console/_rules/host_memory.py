@@ -53,7 +53,10 @@ class MemoryUse(NamedTuple):
 
 def memory_use(facts: Facts, process: ProcessFacts) -> MemoryUse | None:
     """Return the memory of the host of a process before its end; None if it is not recorded."""
-    end_ns = process.end.ended_ns or process.last_event_ns
+    end_ns = process.last_event_ns
+    if process.end.ended_ns is not None:  # Samples are on the clock of the host, ends on that of the job.
+        offsets = facts.attempt.clock_offsets_ns if facts.attempt is not None else {}
+        end_ns = process.end.ended_ns + offsets.get(process.host, 0)
     for metric in _METRICS:
         for curve in facts.metrics.of(metric, host=process.host):
             use = _use(metric, curve, process, end_ns)

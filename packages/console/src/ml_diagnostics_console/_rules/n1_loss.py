@@ -156,8 +156,8 @@ def _before(facts: Facts, curve: Curve, time_ns: int) -> tuple[str, tuple[Ref, .
 def _divergence(values: Sequence[float]) -> _Divergence | None:
     """Return where the last values have left the level before them; None if they have not.
 
-    The tail is taken in lengths of powers of two, the longest that is above the level wins: a spike that has passed is
-    no divergence, and a curve of a million points is read some times, not at each point.
+    The tail is taken in lengths of powers of two, the longest that is above the level wins: a spike that has passed
+    does not count, and a curve of a million points is read some times, not at each point.
     """
     found: _Divergence | None = None
     length = _LEAST_POINTS
@@ -189,7 +189,7 @@ RULE = Rule(
     thresholds=(
         Threshold("deviation of the loss, in median absolute deviations", _MADS, "5.4 standard deviations of noise"),
         Threshold("rise of the loss, at least", f"{_LEAST_RISE:.0%}", "a change of data moves a loss by less"),
-        Threshold("points above it, at the end", _LEAST_POINTS, "one bad batch is no divergence"),
+        Threshold("points above it, at the end", _LEAST_POINTS, "one bad batch does not count"),
         Threshold("points of the level before", f"{_LEAST_BASELINE} to {_BASELINE_POINTS}", "a stable median"),
     ),
     example="loss is not finite (NaN) from step 1,200 (16:02:11 UTC); before: gradient norm 8.1e+04 (usually 1.2), "

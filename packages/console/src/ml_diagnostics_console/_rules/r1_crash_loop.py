@@ -32,7 +32,7 @@ class _Failure(NamedTuple):
 
 
 def _judge(facts: Facts) -> Judgement:
-    """Return the verdict on a job that fails again and again in the same way."""
+    """Return the verdict on a job that fails repeatedly by the same cause."""
     if facts.judged is None:
         return None
     attempts = facts.attempts[: facts.judged + 1]

@@ -1,4 +1,4 @@
-"""R2: restarts cost a large part of the time: to whom they are due, and how often to save instead."""
+"""R2: restarts cost a large part of the time: the causes, and how often to save instead."""
 
 from __future__ import annotations
 

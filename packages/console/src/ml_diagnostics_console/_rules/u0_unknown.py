@@ -1,4 +1,4 @@
-"""U0: something is wrong, and the records do not show what: what is known, and what would tell."""
+"""U0: something is wrong, and the records do not show what: what is known, and what would show it."""
 
 from __future__ import annotations
 
@@ -152,15 +152,17 @@ def _verdict(
         ended_ns=attempt.ended_ns,
         cost=cost_of_failure(facts, began_ns).cost,
         evidence=tuple(dict.fromkeys(refs))[:_MOST_REFS],
-        next=_would_tell(facts, attempt),
+        next=_would_show(facts, attempt),
     )
 
 
-def _would_tell(facts: Facts, attempt: AttemptFacts) -> tuple[NextCommand, ...]:
+def _would_show(facts: Facts, attempt: AttemptFacts) -> tuple[NextCommand, ...]:
     """Return what to turn on so that the next failure is explained, and what can be read now."""
     commands = []
     if not any(process.end_fields or process.hangs or process.stacks for process in attempt.processes):
-        commands.append(NextCommand("with diagnose(debug_config):", "records how each process ends, and its stacks"))
+        commands.append(
+            NextCommand("with diagnose(debug_config):", "records the exit reason and the stacks of each process")
+        )
     if not any(process.console for process in attempt.processes):
         run = NextCommand("python -m cloud_tpu_diagnostics run -- COMMAND", "keeps the last lines and signals")
         commands.append(run)
