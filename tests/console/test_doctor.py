@@ -148,7 +148,7 @@ def test_any_report_is_text_of_the_terminal_and_json(made: list[Verdict], width:
 
 def test_the_report_is_a_screen_with_the_answer_first() -> None:
     results = [verdict(f"C{number}") for number in range(1, 9)]
-    missing = [NotChecked(f"W{number}", f"reason {number}") for number in range(1, 6)]
+    missing = [NotChecked(f"{kind}{number}", f"reason {kind}{number}") for kind in "CW" for number in range(11, 16)]
     text = format_report(report_of(*results, *missing), 80)
     lines = text.splitlines()
     assert lines[0].startswith("Failed: sentence of C1 at step 41,207 (16:02:11 UTC).")
@@ -157,7 +157,10 @@ def test_the_report_is_a_screen_with_the_answer_first() -> None:
     assert all(len(line) <= 80 for line in lines)
     assert any(re.match(r"  proof   tpu-17: killed", line) for line in lines)
     assert any(line.startswith("  next    mldiagnostics logs run-1 --host tpu-17") for line in lines)
-    assert "3 more; --all lists them" in text
+    assert "reason C11 (C11)" in text
+    assert "reason W" not in text
+    assert "not checked: 8 more rules; --all lists them" in text
+    assert "reason W15 (W15)" in format_report(report_of(*results, *missing), 80, with_all=True)
 
 
 def test_a_verdict_is_explained_with_each_entry_and_each_rival() -> None:

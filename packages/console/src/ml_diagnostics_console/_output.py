@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ml_diagnostics_common.command.console import BOLD, GREEN, RED, YELLOW
-from ml_diagnostics_common.texts import format_duration
+from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_diagnostics_console.doctor import Report
 from ml_diagnostics_console.verdict import Blame, Cost, CostBasis, NextCommand, NotChecked, Verdict, VerdictClass
@@ -124,20 +124,29 @@ def format_cost(cost: Cost) -> str:
 
 
 def _not_checked(report: Report, width: int, *, with_all: bool) -> list[str]:
-    """Return what was not checked: for the headline's kind first, equal reasons once."""
+    """Return what was not checked, equal reasons once: by default only of the headline's kind."""
     prefix = report.headline.rule[:1]
-    ordered = sorted(report.not_checked, key=lambda each: (not each.rule.startswith(prefix), each.rule))
     by_reason: dict[str, list[NotChecked]] = {}
-    for each in ordered:
+    for each in sorted(report.not_checked):
         by_reason.setdefault(each.why, []).append(each)
-    reasons = list(by_reason.items())
-    kept = reasons if with_all else [each for each in reasons if not each[0].startswith(_BY_CHOICE)][:_NOT_CHECKED]
+    of_kind = [
+        (why, rules)
+        for why, rules in by_reason.items()
+        if any(each.rule.startswith(prefix) for each in rules) and not why.startswith(_BY_CHOICE)
+    ]
+    kept = list(by_reason.items()) if with_all else of_kind[:_NOT_CHECKED]
     lines: list[str] = []
     for why, rules in kept:
         ids = ", ".join(each.rule for each in rules)
         lines += _fill(f"not checked: {why} ({ids})", width, "  ", "    ")
-    if left := len(reasons) - len(kept):
-        lines += _fill(f"not checked: {left} more; --all lists them", width, "  ", "    ")
+    left = sum(map(len, by_reason.values())) - sum(len(rules) for _, rules in kept)
+    if left:
+        lines += _fill(
+            f"not checked: {format_count(left, 'rule' if not kept else 'more rule')}; --all lists them",
+            width,
+            "  ",
+            "    ",
+        )
     return lines
 
 

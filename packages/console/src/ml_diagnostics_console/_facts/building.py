@@ -135,7 +135,7 @@ def _of_view(process: ProcessView, life: Life | None, records: RunRecords, reaso
     """Return a process of a run."""
     own = records.of_process(process.host, process.pid)
     fields = dict(records.fields(process.host, process.pid))
-    refs = [ref_of(life.ends[-1])] if life is not None and life.ends else []
+    refs = _refs_of_end(life) if life is not None else []
     if own.last is not None and process.has_own_end:
         # ended_ns of a run's end is that of the entry.
         refs.insert(0, ref_of(own.last, process.reason or f"the process ended: {process.state.value}"))
@@ -185,7 +185,7 @@ def _of_life(life: Life, attempt: int) -> ProcessFacts:
         state=state,
         end=_end_of(life),
         expected_processes=natural_number(life.labels.get("expected_processes")),
-        end_refs=tuple(ref_of(entry) for entry in reversed(life.ends)),
+        end_refs=tuple(_refs_of_end(life)),
         end_message=str(payload.get("message") or ""),
     )
     return _with_life(known, life)
@@ -209,6 +209,11 @@ def _end_of(life: Life) -> ProcessEnd:
     )
 
 
+def _refs_of_end(life: Life) -> list[Ref]:
+    """Return the entries on an end, that of the process before that of its block."""
+    return [ref_of(entry) for entry in sorted(life.ends, key=lambda entry: entry.payload.get("kind") != "job_ended")]
+
+
 def _merged(ends: Sequence[LogEntry]) -> dict[str, Any]:
     """Return the fields of all entries on one end; what the end of the process has comes before that of its block."""
     merged: dict[str, Any] = {}
@@ -227,7 +232,9 @@ def _with_life(process: ProcessFacts, life: Life) -> ProcessFacts:
     ended_ns = end.ended_ns or life.ended_ns
     if end.how:
         is_stuck = any(0 <= (ended_ns or 0) - hang.time_ns <= _STUCK_BEFORE_END_NS for hang in hangs)
-        was_asked = end.was_asked or _was_asked(life, ended_ns)
+        # A cluster asks the others to end once one has failed: one that had failed before was not ended by that.
+        failed_ns = left.timestamp_ns if left is not None and end.exception else ended_ns
+        was_asked = end.was_asked or _was_asked(life, failed_ns)
         end = end._replace(was_stuck=end.was_stuck or is_stuck, was_asked=was_asked)
     step = process.last_step
     if life.step is not None and (isinstance(step, Unknown) or life.step[0] >= step.value):
@@ -265,8 +272,9 @@ def _resource_of(life: Life) -> dict[str, str]:
 
 def _was_asked(life: Life, ended_ns: int | None) -> bool:
     """Return True if the process received SIGTERM before its end."""
-    if any(signal.name == _SIGTERM and (ended_ns is None or signal.time_ns <= ended_ns) for signal in life.signals):
-        return True
+    asked_ns = [signal.time_ns for signal in life.signals if signal.name == _SIGTERM]
+    if asked_ns:
+        return ended_ns is None or min(asked_ns) <= ended_ns
     return any(_CAUGHT in text.text for text in life.console.values())
 
 

@@ -35,8 +35,10 @@ from ml_diagnostics_console.verdict import Ref
 __all__ = ["Life", "Lives", "ref_of"]
 
 _AFTER_END_NS: Final = 5_000_000_000
-"""The last lines of a process are recorded after its end, within this time."""
-_AFTER_END: Final = frozenset({kinds.CONSOLE, kinds.SIGTERM_HANDLER, kinds.COMPILES, kinds.STEP_SUMMARY})
+"""The companion and `run` write after the end of a process, within this time, and open their journals then."""
+_AFTER_END: Final = frozenset(
+    {kinds.CONSOLE, kinds.SIGTERM_HANDLER, kinds.COMPILES, kinds.STEP_SUMMARY, kinds.LEFT_BLOCK, kinds.DUMP}
+)
 _MOST_STACKS: Final = 12
 _MOST_HANGS: Final = 64
 _MOST_COMPILES: Final = 4_096
@@ -275,6 +277,8 @@ def _is_of_next(life: Life, entry: LogEntry) -> bool:
     if 0 < writer_start_ns(entry.context.writer or "") <= life.ended_ns:  # Of a companion that served the ended one.
         return False
     kind = entry.payload.get("kind")
+    if kind == kinds.LEFT_BLOCK and any(end.payload.get("kind") == kind for end in life.ends):
+        return True
     if kind == kinds.JOB_ENDED:  # The companion and `run` both record the end.
         ended_ns = natural_number(entry.payload.get("ended_ns")) or entry.timestamp_ns
         return ended_ns > life.ended_ns + _AFTER_END_NS

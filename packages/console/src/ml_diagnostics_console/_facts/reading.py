@@ -39,8 +39,8 @@ _BEFORE_RUN_NS: Final = 600_000_000_000
 _SILENT_NS: Final = 180_000_000_000
 """Three heartbeats of a run, which are 60 s apart."""
 _OFF: Final = "off"
-_CLUSTERS: Final = ("GKE", "KUBERNETES")
-"""Orchestrators of runs that have pods."""
+_CLUSTER: Final = "GKE"
+"""The orchestrator of runs that have pods."""
 _KUBERNETES_FACT: Final = "kubernetes_fact"
 _ENDS: Final = ("job_ended", "left_block")
 
@@ -240,4 +240,4 @@ def _hosts(attempts: Sequence[AttemptFacts]) -> set[str]:
 
 
 def _is_in_cluster(view: RunView) -> bool:
-    return view.orchestrator.upper() in _CLUSTERS
+    return view.orchestrator == _CLUSTER
