@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -46,6 +46,7 @@ _KINDS_ABOVE: Final = {
     JOBSET_LABEL: "jobsets.jobset.x-k8s.io",
     "leaderworkerset.sigs.k8s.io/name": "leaderworkersets.leaderworkerset.x-k8s.io",
 }
+_USAGE: Final = "usage"
 _ADMISSIONS: Final = "workloads.kueue.x-k8s.io"
 
 _Item = TypeVar("_Item")
@@ -59,6 +60,7 @@ def read_kubernetes(
     run_id: str = "",
     namespace: str = "",
     timeout_seconds: float = _TIMEOUT_SECONDS,
+    record: Callable[[Sequence[Mapping[str, Any]]], object] | None = None,
 ) -> Fact[KubernetesFacts] | Unknown:
     """Return what a cluster reports of a job.
 
@@ -69,12 +71,14 @@ def read_kubernetes(
         run_id: The id of the run.
         namespace: The namespace of the job; empty for that of the context, then for all.
         timeout_seconds: The most time for everything.
+        record: Takes the pods, events and nodes of the job as the cluster returns them, to be recorded.
     """
     deadline = time.monotonic() + timeout_seconds
     try:
         kubectl = Kubectl.connect(context, namespace, deadline)
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ml-diagnostics-kubectl") as threads:
-            facts = _Reading(kubectl, threads, {name, run_id}, set(hosts)).read()
+            reading = _Reading(kubectl, threads, {name, run_id}, set(hosts))
+            facts = reading.read()
     except KubectlError as error:
         return Unknown(str(error))
     if not facts.pods and not facts.jobs and not facts.admissions:
@@ -84,8 +88,9 @@ def read_kubernetes(
             f"{shown} has no pod, Job or JobSet of {name} ({where}; all namespaces as far as you may list them): "
             "if it runs in another cluster, give --kubernetes CONTEXT (see `kubectl config get-contexts`)"
         )
-    as_of_ns = time.time_ns()
-    return Fact(facts, (), as_of_ns)
+    if record is not None:
+        record(reading.documents(facts))
+    return Fact(facts, (), time.time_ns())
 
 
 class _Reading:
@@ -99,6 +104,18 @@ class _Reading:
         of_hosts = {found[1] for host in self._hosts if (found := _INDEXED.fullmatch(host))}
         self._job_names = sorted({*self._names, *of_hosts})[:_MOST_NAMES]
         self._unread: dict[str, str] = {}
+        self._documents: dict[str, Mapping[str, Any]] = {}
+        """Pods, events and nodes by their ids, also those of other jobs."""
+
+    def documents(self, facts: KubernetesFacts) -> list[Mapping[str, Any]]:
+        """Return the pods, events and nodes of facts as the cluster returned them."""
+        uids = {*(pod.uid for pod in facts.pods), *(event.uid for event in facts.events)}
+        nodes = {pod.node for pod in facts.pods if pod.node}
+        return [
+            document
+            for uid, document in self._documents.items()
+            if uid in uids or (document.get("kind") == "Node" and document["metadata"].get("name") in nodes)
+        ]
 
     def read(self) -> KubernetesFacts:
         """Return what there is of the job; facts without pods and jobs if there is nothing.
@@ -150,6 +167,7 @@ class _Reading:
         if namespace != ALL_NAMESPACES and self._hosts:
             calls.append(partial(self._kubectl.get, "pods", namespace, names=self._hosts))
         pods = [*found, *(pod for answer in self._threads.map(_call, calls) for pod in answer)]
+        self._keep(pods)
         kinds = ("jobs.batch", *_KINDS_ABOVE.values())
         waiting = [
             self._start(kind, namespace, fields=f"metadata.name={name}") for kind in kinds for name in self._names
@@ -181,10 +199,10 @@ class _Reading:
         if not waits:
             names = sorted({pod.node for pod in pods if pod.node and _NAME.fullmatch(pod.node)})[:_MOST_NAMES]
             return _parsed(parse_node, self._start("nodes", "", names=names)()) if names else [], False
-        answer, everything = self._start("nodes", ""), self._start("pods", ALL_NAMESPACES, key="usage")
+        answer, everything = self._start("nodes", ""), self._start("pods", ALL_NAMESPACES, key=_USAGE)
         nodes = _parsed(parse_node, answer())
         used = everything()
-        return (add_usage(nodes, used) if "usage" not in self._unread else nodes), "nodes" not in self._unread
+        return (add_usage(nodes, used) if _USAGE not in self._unread else nodes), "nodes" not in self._unread
 
     def _node_events(self, pods: Sequence[PodFacts]) -> tuple[EventFacts, ...]:
         names = {pod.node for pod in pods if pod.node}
@@ -211,13 +229,22 @@ class _Reading:
 
         def answer() -> list[Any]:
             try:
-                return future.result()
+                found = future.result()
+                if kind in ("pods", "events", "nodes") and key != _USAGE:
+                    self._keep(found)
+                return found
             except KubectlError as error:
                 if error.reason is not Reason.NO_SUCH_KIND:
                     self._unread.setdefault(key or kind.partition(".")[0], str(error))
                 return []
 
         return answer
+
+    def _keep(self, documents: Iterable[Mapping[str, Any]]) -> None:
+        for document in documents:
+            metadata = document.get("metadata")
+            if isinstance(metadata, dict) and isinstance(metadata.get("uid"), str):
+                self._documents[metadata["uid"]] = document
 
 
 def _call(call: Callable[[], list[Any]]) -> list[Any]:
