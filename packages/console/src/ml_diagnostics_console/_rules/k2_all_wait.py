@@ -9,6 +9,7 @@ from ml_diagnostics_common.texts import format_duration
 
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
+from ml_diagnostics_console._rules.devices import in_force
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stuck import Kind, StuckJob, missing_of, stuck_job
 from ml_diagnostics_console._rules.stuck_texts import (
@@ -101,12 +102,12 @@ def _devices(facts: Facts, job: StuckJob) -> _Devices | None:
     """
     start_ns, end_ns = job.began_ns, job.until_ns
     for curve in facts.metrics.of(QUEUE):
-        values = curve.between(start_ns, end_ns)
+        values = in_force(curve, start_ns, end_ns)
         if len(values) >= _LEAST_SAMPLES and min(values) > 0 and values[-1] >= values[0]:
             core = curve.labels.get("tensorcore") or curve.labels.get("chip") or "its device"
             text = f"{core} of {curve.key.host} executes nothing, with {values[-1]:.0f} programs in its queue"
             return _Devices(curve.key.host, text, False, (curve.ref("last"),))
-    queues = [curve for curve in facts.metrics.of(QUEUE) if _is_empty(curve.between(start_ns, end_ns))]
+    queues = [curve for curve in facts.metrics.of(QUEUE) if _is_empty(in_force(curve, start_ns, end_ns))]
     idle = [curve for curve in facts.metrics.of(IDLE) if _grows(curve, start_ns, end_ns)]
     if queues and idle and len(queues) == len(facts.metrics.of(QUEUE)):
         longest = max(idle, key=lambda curve: curve.last)
@@ -121,7 +122,7 @@ def _is_empty(values: Sequence[float]) -> bool:
 
 
 def _grows(curve: Curve, start_ns: int, end_ns: int) -> bool:
-    values = curve.between(start_ns, end_ns)
+    values = in_force(curve, start_ns, end_ns)
     return len(values) >= _LEAST_SAMPLES and values[-1] > values[0] >= 0
 
 
