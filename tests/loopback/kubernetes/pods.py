@@ -53,6 +53,7 @@ class Pod:
         ports: The local port for each port of the pod. Other ports map to the same port of this machine.
         dies_after_seconds: How long it lives after the first command or connection to a port; None means forever.
         log: The output of `kubectl logs`.
+        log_times: When each of its lines was printed, as RFC 3339 in UTC; for `--timestamps` and `--since-time`.
         commands: The commands run in it, oldest first.
         is_alive: False once it has died.
         on_death: Called when it dies.
@@ -66,6 +67,7 @@ class Pod:
     ports: Mapping[int, int] = field(default_factory=dict)
     dies_after_seconds: float | None = None
     log: str = ""
+    log_times: Sequence[str] = ()
     commands: list[Command] = field(default_factory=list)
     is_alive: bool = True
     on_death: Callable[["Pod"], None] = field(default=lambda pod: None, repr=False)
@@ -132,6 +134,17 @@ class Pod:
             breaks()
         for command in self.commands:
             command.kill()
+
+    def log_answer(self, query: Mapping[str, str]) -> str:
+        """Return the log, as the API does by its parameters; without `log_times`, all of it."""
+        if not self.log_times:
+            return self.log
+        lines = list(zip(self.log_times, self.log.splitlines(keepends=True), strict=True))
+        since = query.get("sinceTime", "")[: len("2026-11-21T05:36:43")]
+        lines = [(stamp, line) for stamp, line in lines if stamp >= since]
+        if tail := query.get("tailLines"):
+            lines = lines[max(0, len(lines) - int(tail)) :]
+        return "".join(f"{stamp} {line}" if query.get("timestamps") == "true" else line for stamp, line in lines)
 
     def _environment(self) -> dict[str, str]:
         temporary = self.folder / "tmp"

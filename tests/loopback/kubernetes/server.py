@@ -228,7 +228,7 @@ class KubernetesServer(LoopbackServer):
         if not pod.is_alive:
             raise ApiError(500, f"container not running (pod {pod.name!r} has died)", name="InternalError")
         if verb == "log":
-            return Response(200, pod.log.encode(), {"Content-Type": "text/plain"})
+            return Response(200, pod.log_answer(request.query).encode(), {"Content-Type": "text/plain"})
         return exec_response(pod, request) if verb == "exec" else port_forward_response(pod, request)
 
     def _call(self, created: Resource) -> None:

@@ -1,0 +1,61 @@
+"""The options that commands about one job have, and the reader that they choose."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ml_diagnostics_common.command.errors import UsageError
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.command.console import Console
+
+    from ml_diagnostics_console._facts.reading import JobReader
+
+__all__ = ["add_question_options", "attempt_of", "job_reader"]
+
+
+def add_question_options(parser: argparse.ArgumentParser) -> None:
+    """Add the job, and where it is read."""
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="the run's id, the start of it, 'last', or the name of a job or workload without a run",
+    )
+    parser.add_argument("--attempt", metavar="N", default="", help="this attempt (default: the last one)")
+    parser.add_argument(
+        "--kubernetes", metavar="CONTEXT|off", default="", help="kubectl's context (default: the current one)"
+    )
+    parser.add_argument("--project", metavar="PROJECT", help="read this Google Cloud project (default: this machine)")
+    parser.add_argument("--region", metavar="REGION", help="the region of the run (default: us-central1)")
+
+
+def attempt_of(text: str) -> int | None:
+    """Return the number of an attempt; None for the last one.
+
+    Raises:
+        UsageError: It is not a number from 1.
+    """
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 10**9):
+        raise UsageError(f"--attempt is {text!r}; give a number from 1")
+    return int(text)
+
+
+def job_reader(options: argparse.Namespace, console: Console) -> JobReader:
+    """Return the reader of the job.
+
+    Raises:
+        UsageError: The attempt is not a number.
+        ConfigurationError: The value of ML_DIAGNOSTICS_BACKEND is not valid.
+        CredentialsError: A project is given, and there are no credentials.
+    """
+    from ml_diagnostics_common.environment import configured_backend
+
+    from ml_diagnostics_console._facts.reading import JobReader, Question
+
+    configured_backend()
+    attempt = attempt_of(options.attempt)
+    question = Question(options.run, attempt, options.project, options.region, options.kubernetes)
+    return JobReader(question, console.warn)
