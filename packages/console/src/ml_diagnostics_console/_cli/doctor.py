@@ -118,7 +118,7 @@ def _watch(name: str, options: argparse.Namespace, console: Console) -> int:
     from ml_diagnostics_console._live.watch import Watch
 
     alerts = alerts_of(options.alert, allows_private=options.allow_private_address)
-    reader = JobReader(_question(name, options, _attempt(options)), console.warn)
+    reader = JobReader(_question(name, options, _attempt(options)), console.warn, records_cluster=True)
     return Watch(reader, console, options.format, alerts, until=options.until).run()
 
 

@@ -19,10 +19,9 @@ from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
 from ml_diagnostics_console._facts.building import attempts_of_jobs, attempts_of_runs, chips_of
+from ml_diagnostics_console._facts.cluster import ClusterReader
 from ml_diagnostics_console._facts.entries import Lives
 from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, Unknown
-from ml_diagnostics_console._facts.kubernetes import read_kubernetes
-from ml_diagnostics_console._facts.kubernetes_entries import merged, recorded_kubernetes
 from ml_diagnostics_console._facts.kubernetes_facts import KubernetesFacts
 from ml_diagnostics_console._facts.monitored_events import MonitoredEvent, read_monitored_events
 from ml_diagnostics_console._facts.profile_facts import read_profile
@@ -38,7 +37,6 @@ __all__ = ["JobReader", "Question"]
 _BEFORE_RUN_NS: Final = 600_000_000_000
 _SILENT_NS: Final = 180_000_000_000
 """Three heartbeats of a run, which are 60 s apart."""
-_OFF: Final = "off"
 _CLUSTER: Final = "GKE"
 """The orchestrator of runs that have pods."""
 _KUBERNETES_FACT: Final = "kubernetes_fact"
@@ -70,6 +68,7 @@ class JobReader:
     Args:
         question: The job.
         report: Prints a note on what cannot be read, each once.
+        records_cluster: True to record what changes in the job's cluster: see `ClusterReader`.
         clock_ns: The wall clock.
 
     Raises:
@@ -77,7 +76,12 @@ class JobReader:
     """
 
     def __init__(
-        self, question: Question, report: Callable[[str], None], *, clock_ns: Callable[[], int] = time.time_ns
+        self,
+        question: Question,
+        report: Callable[[str], None],
+        *,
+        records_cluster: bool = False,
+        clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._question, self._report, self._clock_ns = question, report, clock_ns
         self._notes: dict[str, None] = {}
@@ -85,6 +89,7 @@ class JobReader:
         self._history, self._records, self._lives = RunHistory(), RunRecords(), Lives()
         self._of_run: LogSource | None = None
         self._of_companions: LogSource | None = None
+        self._cluster = ClusterReader(question.kubernetes, records=records_cluster, clock_ns=clock_ns)
         self._cluster_entries: list[LogEntry] = []
         self._companion_count = 0
 
@@ -149,7 +154,7 @@ class JobReader:
         self._read_companions(0, {name})
         attempts = attempts_of_jobs(self._lives.labelled([name]))
         cluster = self._read_cluster(_hosts(attempts), "", is_in_cluster=not attempts)
-        if not attempts and (isinstance(cluster, Unknown) or not cluster.value.pods):
+        if not attempts and isinstance(cluster, Unknown):
             raise error
         now_ns = self._clock_ns()
         last_ns = max(_last_events(attempts), default=now_ns)
@@ -202,15 +207,13 @@ class JobReader:
             run_id: Its run; empty if it has none.
             is_in_cluster: True if it runs in a cluster, or may: without an option, no other job asks one.
         """
-        context = self._question.kubernetes
-        if context == _OFF:
-            live: Fact[KubernetesFacts] | Unknown = Unknown("no cluster was asked, because of --kubernetes off")
-        elif not context and not is_in_cluster:
-            live = Unknown("no cluster was asked, since the job runs in none: give --kubernetes CONTEXT")
-        else:
-            live = read_kubernetes(self._question.name, context=context or None, hosts=hosts, run_id=run_id)
-        before = recorded_kubernetes(self._cluster_entries)
-        return live if before is None else merged(live, before)
+        return self._cluster.read(
+            self._question.name,
+            hosts=hosts,
+            run_id=run_id,
+            is_in_cluster=is_in_cluster,
+            entries=self._cluster_entries,
+        )
 
     def _read_events(self, view: RunView) -> Fact[tuple[MonitoredEvent, ...]] | Unknown:
         question = self._question
