@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ml_diagnostics_common.texts import format_count, format_duration
 
-from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts
+from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, ProcessFacts
 from ml_diagnostics_console.verdict import Cost, CostBasis, Ref
 
 if TYPE_CHECKING:
@@ -118,5 +118,11 @@ def _waited_seconds(facts: Facts, attempt: AttemptFacts, began_ns: int | None) -
     index = facts.judged if facts.judged is not None else len(facts.attempts) - 1
     following = facts.attempts[index + 1 :]
     next_ns = next((each.started_ns for each in following if each.started_ns and each.started_ns > began_ns), None)
-    end_ns = next_ns or (facts.now_ns if facts.is_live else attempt.ended_ns or facts.now_ns)
+    # Ends are the moments of failures: JAX may keep a process for minutes more.
+    last_ns = max((_last_ns(attempt, process) for process in attempt.processes), default=0)
+    end_ns = next_ns or (facts.now_ns if facts.is_live else max(attempt.ended_ns or facts.now_ns, last_ns))
     return max(0.0, (end_ns - began_ns) / 1e9)
+
+
+def _last_ns(attempt: AttemptFacts, process: ProcessFacts) -> int:
+    return process.last_event_ns - attempt.clock_offsets_ns.get(process.host, 0)

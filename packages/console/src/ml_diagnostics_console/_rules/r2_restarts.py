@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ml_diagnostics_common.story import Confidence
 from ml_diagnostics_common.texts import format_count, format_duration
@@ -12,9 +12,10 @@ from ml_diagnostics_common.texts import format_count, format_duration
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts, Unknown
 from ml_diagnostics_console._rules.causes import Cause, Lead, lead_of_attempt
 from ml_diagnostics_console._rules.costs import GOODPUT, report_of
-from ml_diagnostics_console._rules.crashes import error_of
+from ml_diagnostics_console._rules.crashes import command, error_of
 from ml_diagnostics_console._rules.pod_reasons import kubernetes_reason
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
+from ml_diagnostics_console._rules.wording import clock
 from ml_diagnostics_console.verdict import (
     Blame,
     Cost,
@@ -36,6 +37,7 @@ _LEAST_PERCENT: Final = 5.0
 _LEAST_DISRUPTIONS: Final = 2
 _LEAST_SAVES: Final = 3
 _LEAST_FACTOR: Final = 2.0
+_STALE_INTERVALS: Final = 2
 _BLAMES: Final = {
     Cause.MEMORY: Blame.USER,
     Cause.DEVICE_MEMORY: Blame.USER,
@@ -63,11 +65,72 @@ def _judge(facts: Facts) -> Judgement:
         why = facts.ledger.why if isinstance(facts.ledger, Unknown) else "the job records no goodput"
         return NotChecked("R2", why)
     disruptions = report.disruptions
+    stale = max((found for each in disruptions if (found := _stale(report, each))), default=None)
+    if stale is not None:
+        return _stale_restore(facts, report, stale)
     total_ns = sum(disruption.cost_ns for disruption in disruptions)
     if len(disruptions) < _LEAST_DISRUPTIONS or report.counted_ns <= 0:
         return None
     percent = 100 * total_ns / report.counted_ns
     return _verdict(facts, report, percent, total_ns) if percent >= _LEAST_PERCENT else None
+
+
+class _Stale(NamedTuple):
+    """A restart from an older checkpoint than the last."""
+
+    steps: int
+    """Saved steps that were repeated."""
+    number: int
+    """The number of the disruption."""
+    checkpoint: int
+
+
+def _stale(report: JobReport, disruption: Disruption) -> _Stale | None:
+    """Return the restart if it ignored at least one checkpoint that was complete; None if it did not.
+
+    The last checkpoint may only have started when the attempt ended: the one before it is as good.
+    """
+    from ml_goodput_measurement.partition import Bucket
+
+    summary = next((each for each in report.attempts if each.number == disruption.attempt), None)
+    if summary is None or summary.last_checkpoint_step is None or disruption.resumed_step is None:
+        return None
+    saves = sum(piece.attempt == summary.number and piece.bucket is Bucket.CHECKPOINT_SAVE for piece in report.timeline)
+    steps = summary.last_checkpoint_step - disruption.resumed_step
+    if saves < 2 or summary.first_step is None:
+        return None
+    interval = (summary.last_checkpoint_step - summary.first_step) / saves
+    if steps < _STALE_INTERVALS * interval or steps < _STALE_INTERVALS:
+        return None
+    return _Stale(steps, disruption.number, summary.last_checkpoint_step)
+
+
+def _stale_restore(facts: Facts, report: JobReport, stale: _Stale) -> Verdict:
+    disruption = next(each for each in report.disruptions if each.number == stale.number)
+    following = next((each for each in report.attempts if each.start_ns >= disruption.resumed_ns), None)
+    attempt = f"attempt {following.number}" if following is not None else "the next attempt"
+    lost = max(1, disruption.steps_lost)
+    seconds = disruption.recompute_ns / 1e9 * min(1.0, stale.steps / lost)
+    repeated = format_count(stale.steps, "saved step")
+    says = f"resumed at step {disruption.resumed_step:,}; the last checkpoint before is of step {stale.checkpoint:,}"
+    ref = Ref(f"goodput/{report.job_name}/disruption/{stale.number}", GOODPUT, disruption.resumed_ns, "", says)
+    return Verdict(
+        rule="R2",
+        verdict_class=VerdictClass.RESTARTS,
+        sentence=f"{attempt} resumed at step {disruption.resumed_step:,} ({clock(disruption.resumed_ns)}), though step "
+        f"{stale.checkpoint:,} was saved before: {repeated} had to be repeated, in {format_duration(seconds)}",
+        blame=Blame.USER,
+        confidence=Confidence.LIKELY,
+        part=Part.CONTRIBUTING,
+        step=disruption.resumed_step,
+        began_ns=disruption.resumed_ns,
+        cost=Cost(seconds, CostBasis.LEDGER, says="to repeat saved steps"),
+        evidence=(ref,),
+        next=(
+            NextCommand(f"goodput report {report.job_name}", "see the checkpoints of each attempt"),
+            command(facts, "mldiagnostics logs RUN", "see which checkpoint it restored, and why"),
+        ),
+    )
 
 
 def _verdict(facts: Facts, report: JobReport, percent: float, total_ns: int) -> Verdict:
@@ -154,6 +217,11 @@ RULE = Rule(
     thresholds=(
         Threshold("time lost to restarts, at least", f"{_LEAST_PERCENT:.0f} %", "below, other waste is mostly larger"),
         Threshold("restarts, at least", _LEAST_DISRUPTIONS, "one restart has a verdict of its own"),
+        Threshold(
+            "intervals of saves between the last checkpoint and the step of a restart, at least",
+            _STALE_INTERVALS,
+            "the last one may not be complete when an attempt ends, the one before it is",
+        ),
         Threshold("factor between the advised and the present interval", _LEAST_FACTOR, "the optimum is flat"),
     ),
     example="6 restarts cost 12.4 % of the time: 9.1 % to preemptions, 3.3 % to failures of the program; 4,210 steps "
