@@ -41,6 +41,12 @@ SURVIVORS = [
     ProcessEnd("signal", exception=GLOO, signal="SIGABRT"),
     ProcessEnd("signal", signal="SIGABRT"),
     ProcessEnd("exit", exit_code=134),
+    ProcessEnd("signal", exception=GLOO, signal="SIGKILL"),  # Its cluster ended it after that.
+]
+OF_FAST_FAIL = [
+    ProcessEnd("exit", exit_code=76, was_ended=True),
+    ProcessEnd("signal", signal="SIGKILL", was_ended=True),
+    ProcessEnd("exit", exit_code=76, was_ended=True, was_asked=True),
 ]
 
 
@@ -60,6 +66,15 @@ def test_the_culprit_is_first_with_clocks_up_to_a_minute_apart(fault: str, seed:
     assert story.first == (culprit,)
     assert story.confidence is Confidence.PROVEN
     assert {role for index, role in enumerate(story.roles) if index != culprit} == {Role.CASCADE}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("ended", OF_FAST_FAIL)
+def test_a_process_that_fast_fail_ended_is_never_the_first_cause(fault: str, ended: ProcessEnd) -> None:
+    culprit = FAULTS[fault]._replace(ended_ns=60 * SECOND_NS)  # By a clock that is ahead.
+    story = story_of([ended._replace(ended_ns=SECOND_NS), culprit, ended._replace(ended_ns=2 * SECOND_NS)])
+    assert (story.first, story.confidence) == ((1,), Confidence.PROVEN)
+    assert story.roles[0] is story.roles[2] is Role.TEARDOWN
 
 
 OF_SURVIVORS = [

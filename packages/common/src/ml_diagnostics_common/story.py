@@ -97,6 +97,8 @@ class ProcessEnd(NamedTuple):
     """True if it was taken for stuck when it ended."""
     host: str = ""
     """Processes of one host share its clock."""
+    was_ended: bool = False
+    """True if fast-fail ended it, since another process had failed."""
 
 
 class Story(NamedTuple):
@@ -142,6 +144,8 @@ def _role_of(end: ProcessEnd, *, is_alone: bool) -> Role:
     """Return the role of an end by itself."""
     if not end.how:
         return Role.NONE
+    if end.was_ended:
+        return Role.TEARDOWN
     if end.how == "out_of_memory":
         return Role.OWN
     if end.was_asked or end.signal == "SIGTERM" or end.exit_code == _SIGTERM_CODE:
@@ -158,7 +162,12 @@ def _role_of(end: ProcessEnd, *, is_alone: bool) -> Role:
 
 def _mark_teardown(ends: Sequence[ProcessEnd], roles: list[Role], clocks_ns: int) -> None:
     """Mark the ends from outside that another end explains, or that came to all at once."""
-    outside = [index for index, end in enumerate(ends) if end.signal in _FROM_OUTSIDE and end.how == "signal"]
+    # One with an exception failed before: a cluster kills the others of a job that has failed.
+    outside = [
+        index
+        for index, end in enumerate(ends)
+        if end.signal in _FROM_OUTSIDE and end.how == "signal" and not end.exception
+    ]
     times = [end.ended_ns for end in ends if end.ended_ns is not None]
     is_all = len(outside) == len(ends) > 1 and len(times) == len(ends)
     if is_all and (max(times) - min(times) <= _TOGETHER_NS + clocks_ns or all(end.was_stuck for end in ends)):
