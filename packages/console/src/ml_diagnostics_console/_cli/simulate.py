@@ -125,7 +125,6 @@ class _Rehearsal:
         self._options, self._console = options, console
         self._workload, self._source, self._volumes, self._found = workload, source, volumes, found
         self._exit_code = 0
-        self._has_reported = False
 
     def run(self) -> int:
         """Run it, print the report, and return the exit code."""
@@ -144,7 +143,9 @@ class _Rehearsal:
                 f"{self._source} starts {len(self._pods):,} pods, and at most {MOST_PODS} are simulated; give --hosts N"
             )
         self._check_faults(options.fault)
+        self._is_shared = bool(os.environ.get("ML_DIAGNOSTICS_DIR"))
         directory = _directory(self._workload.name)
+        self._directory = str(directory)
         os.environ["ML_DIAGNOSTICS_DIR"] = str(directory)  # The doctor reads it as well.
         self._started_ns = time.time_ns()
         with _private_folder(directory) as folder:
@@ -202,7 +203,7 @@ class _Rehearsal:
 
     def _report_live(self) -> None:
         """Judge a job that still runs: its end by the time limit would hide what is wrong with it."""
-        self._print_report(is_live=True)
+        self._print_report()
 
     def _end(self, outcome: Outcome) -> int:
         console = self._console
@@ -224,8 +225,10 @@ class _Rehearsal:
 
         return EXIT_CODES[self._found[0].verdict_class] if self._found else DONE
 
-    def _print_report(self, *, is_live: bool = False) -> None:
+    def _print_report(self) -> None:
         """Print what the rehearsal has found, then what the doctor finds."""
+        import shlex
+
         from ml_diagnostics_console._output import STYLES, format_report, format_verdict
         from ml_diagnostics_console._simulate.report import examined
 
@@ -243,6 +246,10 @@ class _Rehearsal:
             self._exit_code = self._exit_code or report.exit_code
             lines += [format_report(report, console.width)]
         console.data("\n".join(lines), styles=STYLES)
+        if not self._is_shared:
+            console.notify(
+                f"simulate: for commands on this job: export ML_DIAGNOSTICS_DIR={shlex.quote(self._directory)}"
+            )
 
 
 class _Output:

@@ -22,6 +22,7 @@ _ID: Final = "B6"
 _NOT_EXECUTABLE: Final = 126
 _NOT_FOUND: Final = 127
 _MOST_TEXT: Final = 8_192
+_MOST_PROOFS: Final = 3
 _NO_FILE: Final = 2
 """The exit code of Python for a script that it cannot open."""
 _NAME: Final = r"[\w.+@/~:-]{1,200}"
@@ -100,13 +101,19 @@ def _verdict(facts: Facts, attempt: AttemptFacts, processes: tuple[ProcessFacts,
 
 
 def _evidence(processes: tuple[ProcessFacts, ...], missing: _Missing) -> Iterator[Ref]:
-    """Yield the console texts that name it; an exception is in the entry on the end."""
-    for process in processes[:2]:
-        for text in process.console:
-            line = next((line for line in text.text.splitlines()[::-1] if missing.name in line), "")
-            if line:
-                yield text.ref._replace(says=f"printed {quoted(line.strip())!r}")
-                break
+    """Yield the console texts that name it, equal lines once; an exception is in the entry on the end."""
+    seen = set[str]()
+    for process in processes:
+        lines = (
+            (text, line.strip())
+            for text in process.console
+            for line in text.text[-_MOST_TEXT:].splitlines()[::-1]
+            if missing.name in line
+        )
+        text, line = next(lines, (None, ""))
+        if text is not None and line not in seen and len(seen) < _MOST_PROOFS:
+            seen.add(line)
+            yield text.ref._replace(says=f"printed {quoted(line)!r}")
 
 
 def _not_checked(own: list[ProcessFacts]) -> NotChecked | None:

@@ -103,7 +103,6 @@ class PodProcess:
 
     def kill(self) -> None:
         """End all processes of the pod by SIGKILL; its parent does it, and then exits."""
-        self.is_asked = True
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1

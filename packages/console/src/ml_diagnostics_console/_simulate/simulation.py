@@ -13,7 +13,7 @@ from typing import Final
 
 from ml_diagnostics_console._simulate.faults import Fault, Injector
 from ml_diagnostics_console._simulate.findings import Call, call_of, count_verdict
-from ml_diagnostics_console._simulate.launch import Settings, launch_of
+from ml_diagnostics_console._simulate.launch import Launch, Settings, launch_of
 from ml_diagnostics_console._simulate.manifest import Job, Workload
 from ml_diagnostics_console._simulate.policies import Action, Decision, Progress
 from ml_diagnostics_console._simulate.processes import Line, PodProcess, Processes
@@ -26,7 +26,7 @@ MOST_PODS: Final = 64
 _TICK_SECONDS: Final = 0.1
 _FAULT_TICK_SECONDS: Final = 0.01
 _CALLS_SECONDS: Final = 0.5
-_SETTLED_SECONDS: Final = 8.0
+_SETTLED_SECONDS: Final = 5.0
 """After the last call of `jax.distributed.initialize`, no further process is expected."""
 _BACKOFF_SECONDS: Final = 1.0
 """In place of Kubernetes' 10 s, which double each time."""
@@ -68,6 +68,9 @@ class Simulation:
         show: Prints a line of a pod.
         notify: Prints a sentence on the rehearsal.
         at_limit: Called once while the job still runs, when the time is over.
+
+    Raises:
+        ManifestError: The pods cannot be made from the manifest.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class Simulation:
         self._noted: set[str] = set()
         self._job_started: dict[str, float] = {}
         self.outcome = Outcome()
+        for pod in self.pods:
+            self._launch(pod, 0)  # A mistake in the manifest is reported before anything is started.
 
     def run(self) -> Outcome:
         """Run the job to its end, its time limit, or the first finding that lets it wait for ever."""
@@ -135,17 +140,20 @@ class Simulation:
         for pod in due:
             attempt = self._attempts.get(pod.name, 0)
             self._attempts[pod.name] = attempt + 1
-            sources = Sources(self._workload, pod, attempt, self._progress.restarts, self._settings.given)
-            launch = launch_of(sources, self.pods, self._address(attempt), self._settings)
+            launch = self._launch(pod, attempt)
             for note in launch.notes:
                 self._note(f"ignored: {note}")
             if not Path(launch.directory).is_dir():
                 self._note(
-                    f"ignored: workingDir {launch.directory}: it is not on this machine; the current folder is used"
+                    f"ignored: workingDir {launch.directory}: it is not on this machine; the current one is used"
                 )
                 launch = replace(launch, directory=self._settings.here)
             self._job_started.setdefault(pod.job.name, now)
             processes.start(pod, launch, attempt)
+
+    def _launch(self, pod: Pod, attempt: int) -> Launch:
+        sources = Sources(self._workload, pod, attempt, self._progress.restarts, self._settings.given)
+        return launch_of(sources, self.pods, self._address(attempt), self._settings)
 
     def _address(self, attempt: int) -> str:
         """Return the coordinator's address; a new one for each life of the job, since the port may still be in use."""
