@@ -46,7 +46,7 @@ def test_the_values_are_those_of_the_system(tmp_path: Path) -> None:
     readings: list[Reading] = []
     wait_until(lambda: readings.extend(meter.collect()) or readings)
     status = os.statvfs(tmp_path)
-    assert readings[0].name == "disk_free"
+    assert readings[0].name == "host_disk_free"
     assert readings[0].unit == "bytes"
     assert 0 < readings[0].values[0] <= status.f_blocks * status.f_frsize
     assert readings[0].beside["paths"] == [str(tmp_path / "checkpoints")]
@@ -150,9 +150,9 @@ def test_a_run_records_the_space_for_its_checkpoints(tmp_path: Path) -> None:
         sys.stdin.readline()
         """
     job = programs.start(program)
-    wait_until(lambda: kept_payloads("disk_free"))
+    wait_until(lambda: kept_payloads("host_disk_free"))
     assert programs.end(job, input_text="go on\n").code == 0
-    [first, *_] = kept_payloads("disk_free")
+    [first, *_] = kept_payloads("host_disk_free")
     assert first["paths"][0] == str(tmp_path / "ckpt")
     assert first["unit"] == "bytes"
     assert len(first["values"]) == len(first["paths"]) == len(first["total_bytes"]) == len(first["free_inodes"])

@@ -69,10 +69,12 @@ class DiskMeter:
         }
         if waiting:
             beside["not_answering"] = waiting
-        if not self._changes.take("disk_free", [waiting, *(_state(each) for each in found)]):
+        if not self._changes.take("host_disk_free", [waiting, *(_state(each) for each in found)]):
             return []
         return [
-            Reading("disk_free", "bytes", [float(each.free_bytes) for each in found], beside=beside, is_detail=True)
+            Reading(
+                "host_disk_free", "bytes", [float(each.free_bytes) for each in found], beside=beside, is_detail=True
+            )
         ]
 
 
