@@ -483,11 +483,25 @@ def test_c5_names_the_library_and_the_frame() -> None:
     assert found.next[0].command == "tpu-stacks show --job job"
 
 
+STARTED = "[Gloo] Rank 0 is connected to 2 peer ranks. Expected number of connected peer ranks is : 2"
+JAX_ABORTS = (
+    "F1127 19:17:35.1 client.h:77] Terminating process because the JAX distributed service detected fatal errors.\n"
+    "*** Check failure stack trace: ***"
+)
+
+
 def test_c5_an_abort_among_survivors_is_possibly_the_cause_if_it_alone_reports_no_loss() -> None:
     aborted = process(0, step=30, end="signal: SIGABRT")
     found = only(facts([aborted, survivor(1), survivor(2)]))
     assert (found.rule, found.hosts, found.confidence) == ("C5", ("host-0",), Confidence.POSSIBLE)
     assert "possibly" in found.sentence
+
+
+def test_c5_an_abort_is_likely_the_cause_if_its_console_shows_no_loss() -> None:
+    aborted = process(0, step=30, end="signal: SIGABRT", console=(console(STARTED),))
+    of_jax = process(1, step=30, end="signal: SIGABRT", console=(console(f"{STARTED}\n{JAX_ABORTS}"),))
+    found = only(facts([aborted, of_jax, survivor(2), survivor(3)]))
+    assert (found.rule, found.hosts, found.confidence) == ("C5", ("host-0",), Confidence.LIKELY)
     wrote = process(0, step=30, end="signal: SIGABRT", console=(console("ok\nF1127 hlo.cc:9] Check failed: a == b"),))
     found = only(facts([wrote, survivor(1), survivor(2)]))
     assert found.confidence is Confidence.LIKELY
@@ -763,7 +777,7 @@ def test_h0_says_the_goodput_and_what_would_save_most() -> None:
     known = facts([process(index, step=400) for index in range(4)], is_live=True, ledger=ledger)
     found = verdict("H0", known)
     assert found.sentence.startswith(
-        "Nothing is wrong: the job runs at step 400; goodput 92.0 %; waiting for data takes 6.0 %"
+        "Nothing is wrong: the job runs at step 400; goodput 92.0 %; most of the rest is waiting for data: 6.0 %"
     )
     assert "prefetch" in found.next[0].why
     assert found.verdict_class is VerdictClass.HEALTHY

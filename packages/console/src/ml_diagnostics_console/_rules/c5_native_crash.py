@@ -19,7 +19,7 @@ __all__ = ["RULE"]
 _LIBRARY: Final = re.compile(r"(?:site|dist)-packages/([A-Za-z0-9_.]+?)(?:/|\.py|\.so|:)")
 _REPORTS: Final = re.compile(
     r"Check failed:|terminate called|double free|corrupted|free\(\): |malloc\(\): |munmap_chunk|stack smashing"
-    r"|Assertion .* failed|pure virtual method|panicked at|AddressSanitizer|\bF\d{4} "
+    r"|Assertion .* failed|pure virtual method|panicked at|AddressSanitizer|^F\d{4} (?!.*JAX distributed)"
 )
 """Lines that C and C++ libraries write before an abort: glibc, absl and glog, libstdc++, Rust."""
 _NAMES: Final = {
@@ -51,10 +51,6 @@ def _judge(facts: Facts) -> Judgement:
     after += f"; it wrote: {quoted(report[0])}" if report is not None else ""
     refs = [*process.end_refs[:1], *([stack.ref] if stack is not None else [])]
     refs += [report[1]] if report is not None else []
-    is_own = lead.confidence is not Confidence.POSSIBLE
-    confidence = Confidence.PROVEN if is_own else Confidence.POSSIBLE
-    if not is_own and report is not None:  # The abort, and the line of the library that called it.
-        lead, confidence = lead._replace(confidence=Confidence.LIKELY), Confidence.LIKELY
     return crash(
         facts,
         lead,
@@ -62,7 +58,7 @@ def _judge(facts: Facts) -> Judgement:
         what,
         after=after,
         blame=Blame.UNKNOWN,
-        confidence=confidence,
+        confidence=Confidence.PROVEN,
         refs=refs,
         commands=[
             _stacks(facts),

@@ -99,6 +99,13 @@ _DISK_TEXTS: Final = (
 _ERRNO_TEXT: Final = re.compile(r"\[Errno (\d{1,3})\]")
 _FILE_TEXT: Final = re.compile(r"\[Errno \d{1,3}\] [^:']+: '([^']+)'")
 _CASCADE: Final = re.compile("|".join(f"(?:{text.pattern})" for text in CASCADE_TEXTS), re.IGNORECASE)
+_JAX_ABORTS: Final = re.compile(
+    r"Terminating process because the JAX|CoordinationServiceAgent::SetError|Polled an error from coordination"
+    r"|stopped sending heartbeats|detected fatal errors|Gloo \S+ failed|(?:closed|reset) by peer",
+    re.IGNORECASE,
+)
+"""What a survivor prints before JAX aborts it (jaxlib 0.10: client.h, coordination_service_agent.cc, gloo's pair.cc).
+The start of a healthy job also names Gloo and the coordination service."""
 _LONGEST_TAIL: Final = 8_192
 _ITS_OWN: Final = frozenset({"", "caused by", "in the group"})
 """Relations of exceptions that are a reason for the first one. One that was being handled may be unrelated."""
@@ -150,7 +157,10 @@ def lead_of_attempt(facts: Facts, attempt: AttemptFacts) -> Lead | None:
     causes = [cause_of(facts, process) for process in first]
     if all(cause is Cause.CASCADE for cause in causes):
         aborted = _aborted_alone(attempt)
-        return Lead(Cause.NATIVE if aborted else Cause.CASCADE, aborted or first, (), Confidence.POSSIBLE)
+        if not aborted:
+            return Lead(Cause.CASCADE, first, (), Confidence.POSSIBLE)
+        is_printed = all(_end_of_console(process) for process in aborted)
+        return Lead(Cause.NATIVE, aborted, (), Confidence.LIKELY if is_printed else Confidence.POSSIBLE)
     asked = causes.count(Cause.ASKED)
     leading = Cause.ASKED if asked * 2 > len(causes) else min(causes, key=_ORDER.__getitem__)
     pairs = list(zip(first, causes, strict=True))
@@ -335,6 +345,9 @@ def _aborted_alone(attempt: AttemptFacts) -> tuple[ProcessFacts, ...]:
     silent = [process for process in cascade if signal_of(process) == "SIGABRT" and not titles(process)]
     if len(silent) * 2 > len(cascade):
         return ()
-    # JAX writes the reason of its own abort last.
-    ends = {id(process): [text.text[-_LONGEST_TAIL:] for text in process.console] for process in silent}
-    return tuple(process for process in silent if not any(_CASCADE.search(text) for text in ends[id(process)]))
+    return tuple(process for process in silent if not _JAX_ABORTS.search(_end_of_console(process)))
+
+
+def _end_of_console(process: ProcessFacts) -> str:
+    """Return the last lines of a process before its end; empty if they were not recorded."""
+    return "\n".join(text.text[-_LONGEST_TAIL:] for text in process.console if text.occasion == "end")

@@ -91,11 +91,7 @@ def _goodput(report: JobReport) -> tuple[str, tuple[NextCommand, ...], tuple[Ref
     if percent < _LEAST_PERCENT:
         return text, (see_report,), (ref,)
     shown, advice = _ADVICE[name]
-    text += (
-        f"; {shown} takes {percent:.1f} %, the most of the rest"
-        if shown[-1] != "s" or " " in shown
-        else (f"; {shown} take {percent:.1f} %, the most of the rest")
-    )
+    text += f"; most of the rest is {shown}: {percent:.1f} %"
     return text, (see_report._replace(why=f"to save most: {advice}"),), (ref,)
 
 
@@ -107,6 +103,5 @@ RULE = Rule(
     thresholds=(
         Threshold("share of the time worth saving, at least", f"{_LEAST_PERCENT:.0f} %", "below, noise decides"),
     ),
-    example="Nothing is wrong: the job runs at step 4,210; goodput 97.3 %; waiting for data takes 1.4 %, the most of "
-    "the rest",
+    example="Nothing is wrong: the job runs at step 4,210; goodput 97.3 %; most of the rest is waiting for data: 1.4 %",
 )
