@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +102,9 @@ def ask_doctor(diagnostics: Path, name: str, *, now_ns: int | None = None) -> Ve
 
     with diagnostics_dir(diagnostics):
         question = Question(name, kubernetes="off")
-        clock = {} if now_ns is None else {"clock_ns": lambda: now_ns}
+        clock_ns = time.time_ns if now_ns is None else lambda: now_ns
         try:
-            return judge(JobReader(question, lambda _: None, **clock).read()).headline
+            return judge(JobReader(question, lambda _: None, clock_ns=clock_ns).read()).headline
         except RunNotFoundError:
             return Verdict("U", VerdictClass.UNKNOWN, "nothing was recorded", None)
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from ml_diagnostics_console.faultbench._asking import Answer, Tool, ask_doctor, doctor
 from ml_diagnostics_console.faultbench._baselines import BASELINES
 from ml_diagnostics_console.faultbench._histories import History, hosts_of, read, shift_clocks, store
+from ml_diagnostics_console.faultbench._kinds import At
 from ml_diagnostics_console.faultbench._machine import missing
 from ml_diagnostics_console.faultbench._plans import KINDS, Plan
 from ml_diagnostics_console.faultbench._running import RunResult, run
@@ -123,16 +124,23 @@ def score_all(
                     cases[name].append(Case(history.name, history.kind, history.label, tool(history), seconds))
             if number == 0:
                 ends += _end_seconds(history)
-    scores = [score(name, cases[name]) for name in asked]
-    notes = list(_notes(cases[DOCTOR], voids, ends, offset_seconds, draws))
+    injected = {name: [case for case in known if not _is_replayed(case)] for name, known in cases.items()}
+    scores = [score(name, injected[name]) for name in asked]
+    replayed = score(DOCTOR, filter(_is_replayed, cases[DOCTOR]))
+    notes = list(_notes(injected[DOCTOR], voids, ends, offset_seconds, draws))
     results = {
         "title": title,
         "scores": [each.to_json() for each in scores],
+        "replayed": replayed.to_json(),
         "void": voids,
         "seconds_to_end": sorted(ends),
         "runs": cases_json(cases[DOCTOR]),
     }
-    return markdown(title, scores, cases[DOCTOR], notes), results
+    return markdown(title, scores, cases[DOCTOR], notes, replayed), results
+
+
+def _is_replayed(case: Case) -> bool:
+    return KINDS[case.kind].at is At.REPLAYED
 
 
 def first_cause_under_offsets(

@@ -325,19 +325,51 @@ _NETWORK: Final = (
         Expected((_STUCK, _CRASH), (_SYSTEM, _UNKNOWN)),
         has_event("signalled"),
         At.OUTSIDE,
+        least_processes=3,
         observe_seconds=16.0,
         settings={"network": "down", "short_timeouts": True, "not_process_0": True, "hosts": "own"},
         needs="network",
     ),
     Kind(
         "packet_loss",
-        "a network namespace a process; the culprit's link loses nearly all packets",
+        "a network namespace a process; the culprit's link drops most packets",
         Expected((_STUCK, _SLOW), (_SYSTEM, _UNKNOWN), Culprit.NONE),
         has_event("signalled"),
         At.OUTSIDE,
         observe_seconds=16.0,
         settings={"network": "loss", "not_process_0": True, "hosts": "own"},
         needs="network",
+    ),
+)
+
+_HARDWARE: Final = (
+    Kind(
+        "replayed_ici",
+        "a link between chips is reported to be unusable",
+        Expected((_SLOW, _STUCK, _CRASH), (_SYSTEM,)),
+        completed,
+        At.REPLAYED,
+        observe_seconds=_LONG_SECONDS,
+        settings={"hosts": "own"},
+    ),
+    Kind(
+        "replayed_hbm",
+        "a GPU is reported to have an uncorrectable error of its memory",
+        Expected((_SLOW, _STUCK, _CRASH), (_SYSTEM,)),
+        completed,
+        At.REPLAYED,
+        observe_seconds=_LONG_SECONDS,
+        settings={"hosts": "own"},
+    ),
+    Kind(
+        "replayed_thermal",
+        "a chip is reported to be throttled by 40 %, for over a minute",
+        Expected((_SLOW,), (_SYSTEM,)),
+        completed,
+        At.REPLAYED,
+        steps_after=2300,
+        observe_seconds=150.0,
+        settings={"hosts": "own"},
     ),
 )
 
@@ -351,4 +383,5 @@ FAULTS: Final = (
     *_LAUNCHES,
     *_CLOCKS,
     *_NETWORK,
+    *_HARDWARE,
 )

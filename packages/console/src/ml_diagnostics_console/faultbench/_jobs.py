@@ -22,7 +22,7 @@ from ml_diagnostics_console.faultbench._evidence import ProcessEvidence, Sample
 from ml_diagnostics_console.faultbench._labels import twin_of
 from ml_diagnostics_console.faultbench._plans import Plan
 
-__all__ = ["DIAGNOSTICS", "Job"]
+__all__ = ["DIAGNOSTICS", "Job", "host_name"]
 
 DIAGNOSTICS: Final = "diagnostics"
 """The name of ML_DIAGNOSTICS_DIR in a job's folder."""
@@ -109,7 +109,7 @@ class Job:
             "ML_DIAGNOSTICS_ATTEMPT": str(self._attempt - 1),
             "JAX_PLATFORMS": "cpu",
             "TF_CPP_MIN_LOG_LEVEL": "0",
-            "FAULTBENCH_HOST": self.host(slot),
+            "FAULTBENCH_HOST": host_name(self.plan, slot),
             "FAULTBENCH_CLOCK": json.dumps(self._clock(slot)),
             "FAULTBENCH_PYTHON": sys.executable,
             "FAULTBENCH_SCRIPTS": str(self.folder / "scripts"),
@@ -118,11 +118,6 @@ class Job:
         if self.plan.kind == "version_skew" and slot == self.plan.culprit:
             environment["PYTHONPATH"] = os.pathsep.join([str(self._other_version()), environment.get("PYTHONPATH", "")])
         return environment
-
-    def host(self, slot: int) -> str:
-        """Return the host name of a process."""
-        own, shared = _HOST_NAMES
-        return own.format(slot) if self.plan.hosts == "own" else shared
 
     def _clock(self, slot: int) -> dict[str, Any]:
         plan, clock = self.plan, dict[str, Any]()
@@ -282,6 +277,12 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.end()
+
+
+def host_name(plan: Plan, slot: int) -> str:
+    """Return the host name of a process."""
+    own, shared = _HOST_NAMES
+    return own.format(slot) if plan.hosts == "own" else shared
 
 
 def _sample_of(pid: int, step: int, phase: str) -> Sample:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ml_diagnostics_console.faultbench._network import why_no_network
+
 __all__ = ["control_group", "missing", "small_disk"]
 
 _MOUNT_SECONDS: Final = 10.0
@@ -25,7 +27,7 @@ def missing(need: str) -> str:
     if need == "control_group" and _parent_group() is None:
         return "no control group with a limit of memory can be made here"
     if need == "network":
-        return "the collectives of JAX on CPUs bind to one address of the machine: not between network namespaces"
+        return why_no_network()
     return ""
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ml_diagnostics_console.faultbench._evidence import Evidence
-from ml_diagnostics_console.faultbench._jobs import DIAGNOSTICS, Job
+from ml_diagnostics_console.faultbench._jobs import DIAGNOSTICS, Job, host_name
 from ml_diagnostics_console.faultbench._kinds import At, Kind
 from ml_diagnostics_console.faultbench._labels import Label, label_of
 from ml_diagnostics_console.faultbench._machine import control_group, small_disk
+from ml_diagnostics_console.faultbench._network import Network, network
 from ml_diagnostics_console.faultbench._plans import KINDS, Plan
+from ml_diagnostics_console.faultbench._replayed_metrics import METRIC_KINDS, add_metrics
 
 __all__ = ["Live", "RunResult", "run"]
 
@@ -102,13 +104,15 @@ class _Running:
         self._result = RunResult(plan, label_of(plan), name=plan.name)
         self._seen_events = 0
         self._injected_at = 0.0
+        self._around = _Surroundings()
 
     def run(self) -> RunResult:
         plan, result = self._plan, self._result
         attempts = plan.settings.get("attempts", 1)
-        with _surroundings(plan, self._folder, self._kind) as (extra, prefix):
+        with _surroundings(plan, self._folder, self._kind) as around:
+            self._around = around
             for attempt in range(1, attempts + 1):
-                job = self._job(attempt, attempts, extra, prefix)
+                job = self._job(attempt, attempts)
                 self._seen_events = len(job.events())
                 with job:
                     job.start()
@@ -117,6 +121,8 @@ class _Running:
                         continue
                     result.void = self._last_attempt(job, is_injected=attempt == 1 or plan.kind == "restart_loop")
                     result.exit_statuses = [process.exit_status for process in job.evidence]
+        if plan.kind in METRIC_KINDS:
+            add_metrics(plan, self._folder / DIAGNOSTICS)
         result.ended_ns = time.time_ns()
         result.outputs = [process.output for process in job.evidence]
         evidence = Evidence(plan.culprit, self._step_of_injection(job), job.evidence, job.events(), attempts)
@@ -124,7 +130,7 @@ class _Running:
         result.label = label_of(plan, step=evidence.step)
         return result
 
-    def _job(self, attempt: int, attempts: int, extra: dict[str, Any], prefix: dict[int, list[str]]) -> Job:
+    def _job(self, attempt: int, attempts: int) -> Job:
         plan = self._plan
         count = plan.processes - 1 if plan.settings.get("shrinks") and attempt == attempts else plan.processes
         first_step = plan.settings.get("first_steps", (0,) * attempts)[attempt - 1]
@@ -136,8 +142,8 @@ class _Running:
             attempt=attempt,
             processes=count,
             first_step=first_step,
-            extra=extra,
-            prefix=prefix,
+            extra=self._around.extra,
+            prefix=self._around.prefix,
         )
 
     def _end_attempt(self, job: Job) -> None:
@@ -163,7 +169,7 @@ class _Running:
         if kind.at is At.LAUNCHER and kind.check.__name__ == "never_started_steps":
             is_waiting = job.wait_until(lambda: all(job.mark(slot)[2] for slot in _started(plan)), _START_SECONDS)
             return "" if is_waiting else "the processes have not started"
-        if plan.is_outside or kind.at in (At.NOWHERE, At.LAUNCHER):
+        if plan.is_outside or kind.at in (At.NOWHERE, At.LAUNCHER, At.REPLAYED):
             slots = range(job.count)
             if not job.wait_until(lambda: all(job.mark(slot)[1] >= plan.step for slot in slots), _START_SECONDS, 0.01):
                 return "the job has not reached its step"
@@ -184,6 +190,10 @@ class _Running:
         job.note("injected", plan.culprit)
         if number is not None:
             job.send(plan.culprits, number)
+            job.note("signalled", plan.culprit)
+        if self._around.network is not None:
+            cut = self._around.network.cut if plan.settings["network"] == "down" else self._around.network.narrow
+            cut(plan.culprit)
             job.note("signalled", plan.culprit)
 
     def _observe(self, job: Job, act: Callable[[float], None]) -> None:
@@ -222,18 +232,32 @@ def _started(plan: Plan) -> list[int]:
     return [slot for slot in range(plan.processes) if not (is_missing and slot == plan.culprit)]
 
 
+@dataclass
+class _Surroundings:
+    """What a job runs in: settings for its trainers, commands before its processes, and its network."""
+
+    extra: dict[str, Any] = field(default_factory=dict)
+    prefix: dict[int, list[str]] = field(default_factory=dict)
+    network: Network | None = None
+
+
 @contextlib.contextmanager
-def _surroundings(plan: Plan, folder: Path, kind: Kind) -> Iterator[tuple[dict[str, Any], dict[int, list[str]]]]:
-    """Prepare the machine: yield settings for trainers, and commands before a process."""
+def _surroundings(plan: Plan, folder: Path, kind: Kind) -> Iterator[_Surroundings]:
+    """Prepare the machine for a job."""
     if kind.needs == "mount":
         with small_disk(folder / "small-disk") as disk:
-            yield {"small_disk": str(disk)}, {}
+            yield _Surroundings({"small_disk": str(disk)})
     elif kind.needs == "control_group":
         with control_group(f"faultbench-{os.getpid()}-{plan.name}", _GROUP_BYTES) as group:
             entering = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
-            yield {}, {plan.culprit: entering}
+            yield _Surroundings(prefix={plan.culprit: entering})
+    elif kind.needs == "network":
+        slots = range(plan.processes)
+        with network([host_name(plan, slot) for slot in slots]) as made:
+            prefix = {slot: made.prefix(slot) for slot in slots}
+            yield _Surroundings({"coordinator": made.coordinator}, prefix, made)
     else:
-        yield {}, {}
+        yield _Surroundings()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,9 @@ __all__ = ["BARS", "cases_json", "markdown"]
 BARS: Final = "precision >= 0.95, recall >= 0.90, culprit >= 0.95, false alarms on negatives <= 1 %"
 
 
-def markdown(title: str, scores: Sequence[Score], cases: Sequence[Case], notes: Iterable[str] = ()) -> str:
+def markdown(
+    title: str, scores: Sequence[Score], cases: Sequence[Case], notes: Iterable[str] = (), replayed: Score | None = None
+) -> str:
     """Return a page: all tools side by side, the classes of the first, and its runs by kind.
 
     Args:
@@ -22,10 +24,14 @@ def markdown(title: str, scores: Sequence[Score], cases: Sequence[Case], notes: 
         scores: The score of each tool; the first is the doctor.
         cases: The runs with the first tool's answers.
         notes: Sentences below the heading, such as the seeds and the runs that are void.
+        replayed: The score of the first tool on replayed faults, which count apart.
     """
     parts = [f"# {title}", *notes, f"Bars of the doctor: {BARS}.", _tools(scores)]
     if scores:
-        parts += ["## Classes", _classes(scores[0]), "## Kinds", _kinds(cases)]
+        parts += ["## Classes", _classes(scores[0])]
+        if replayed is not None and replayed.runs:
+            parts += ["## Replayed faults, counted apart", _tools([replayed])]
+        parts += ["## Kinds", _kinds(cases)]
         if wrong := _wrong(cases):
             parts += ["## Wrong answers", wrong]
     return "\n\n".join(parts) + "\n"
