@@ -43,6 +43,7 @@ TABLES = [
     "operator",
     "operator_chaos",
     "front_door",
+    "first_cause",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

@@ -144,7 +144,7 @@ def _is_replayed(case: Case) -> bool:
 
 
 def first_cause_under_offsets(
-    archives: Sequence[Path], *, most_seconds: float = 60.0, draws: int = 20
+    archives: Sequence[Path], *, most_seconds: float = 60.0, draws: int = 20, tool: Tool = doctor
 ) -> dict[str, tuple[int, int]]:
     """Return how often the culprit alone is the first cause when clocks are off, by kind: right, and of how many.
 
@@ -152,25 +152,26 @@ def first_cause_under_offsets(
         archives: Stored runs; of each of eight kinds the first one whose processes have clocks of their own is taken.
         most_seconds: Each host's clock is changed by up to so much, either way.
         draws: The number of draws of offsets for each kind.
+        tool: The tool to ask.
     """
     found: dict[str, tuple[int, int]] = {}
     for kind in _FIRST_CAUSE_KINDS:
         for archive in archives:
             if kind not in found and archive.name.startswith(f"{kind.replace('_', '-')}-"):
-                outcome = _draw(archive, kind, most_seconds, draws)
+                outcome = _draw(archive, kind, tool, most_seconds, draws)
                 if outcome is not None:
                     found[kind] = outcome
     return found
 
 
-def _draw(archive: Path, kind: str, most_seconds: float, draws: int) -> tuple[int, int] | None:
+def _draw(archive: Path, kind: str, tool: Tool, most_seconds: float, draws: int) -> tuple[int, int] | None:
     right = 0
     for number in range(draws):
         with tempfile.TemporaryDirectory(prefix="faultbench-") as folder, read(archive, Path(folder)) as history:
             if history.kind != kind or history.void or len(hosts_of(history.diagnostics)) < 2:
                 return None
             shift_clocks(history.diagnostics, _offsets(history, most_seconds, number))
-            answer = doctor(history)
+            answer = tool(history)
             right += is_right_class(history.label, answer) and is_right_culprit(history.label, answer)
     return right, draws
 
