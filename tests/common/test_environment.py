@@ -271,6 +271,9 @@ def test_a_run_that_has_started_names_the_entries_of_its_process(monkeypatch: py
         ({"TPU_WORKER_HOSTNAMES": "t-0,t-1", "MEGASCALE_NUM_SLICES": "3"}, (6, "TPU_WORKER_HOSTNAMES")),
         ({"TPU_WORKER_HOSTNAMES": "t-0,t-1", "TPU_PROCESS_BOUNDS": "2,2,1"}, None),
         ({"TPU_WORKER_HOSTNAMES": "WARNING: could not determine TPU worker hostnames, please set it"}, None),
+        ({"PROCESSES_IN_JOB": "4"}, (4, "PROCESSES_IN_JOB")),
+        ({"PROCESSES_IN_JOB": "4", "MEGASCALE_NUM_SLICES": "2", "JOB_INDEX": "1"}, (8, "PROCESSES_IN_JOB")),
+        ({"PROCESSES_IN_JOB": "4", "JOB_INDEX": "1"}, None),  # The number of jobs is not known.
         ({"JAX_NUM_PROCESSES": "0"}, None),
     ],
 )

@@ -337,10 +337,14 @@ def _launcher_counts(environ: Mapping[str, str]) -> list[tuple[str, int | None]]
     numbers = {name: _natural_number(environ.get(name, "")) for name in _LAUNCHER_COUNTS}
     if "SLURM_STEP_ID" not in environ and "SLURM_STEPID" not in environ:
         numbers["SLURM_NTASKS"] = None  # The batch script itself has it too, and is one process.
+    slices = _natural_number(environ.get("MEGASCALE_NUM_SLICES", ""))
+    in_job = _natural_number(environ.get("PROCESSES_IN_JOB", ""))
+    if in_job and (slices or not any(environ.get(name) for name in _SLICE_VARIABLES)):
+        numbers["PROCESSES_IN_JOB"] = in_job * (slices or 1)
     hosts = environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
     # libtpu sets it to a warning where it does not find the hosts. With bounds of processes, there are several a host.
     if all(_HOST_NAME.fullmatch(host.strip()) for host in hosts) and not environ.get("TPU_PROCESS_BOUNDS"):
-        numbers["TPU_WORKER_HOSTNAMES"] = len(hosts) * (_natural_number(environ.get("MEGASCALE_NUM_SLICES", "")) or 1)
+        numbers["TPU_WORKER_HOSTNAMES"] = len(hosts) * (slices or 1)
     return list(numbers.items())
 
 
