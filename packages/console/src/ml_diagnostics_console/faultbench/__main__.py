@@ -14,6 +14,7 @@ from ml_diagnostics_console.faultbench._bench import first_cause_under_offsets, 
 from ml_diagnostics_console.faultbench._histories import histories_in
 from ml_diagnostics_console.faultbench._plans import KINDS, Plan, plan_of, plans_of, seeds_of
 
+_FAST_FAIL = {"ML_DIAGNOSTICS_FAST_FAIL": "1"}
 _SMOKE = ("sigkill", "exception_late", "healthy")
 
 
@@ -37,7 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plans = _smoke_plans() if options.smoke else list(plans_of(seeds, options.only))
         target = options.store or Path(tempfile.mkdtemp(prefix="faultbench-histories-"))
         _report(f"{len(plans)} runs; histories in {target}")
-        archives = run_all(plans, target, _report, is_resumed=options.resume, is_live=not options.no_live)
+        archives = run_all(
+            plans,
+            target,
+            _report,
+            is_resumed=options.resume,
+            is_live=not options.no_live,
+            environment=_FAST_FAIL if options.fast_fail else {},
+        )
     if options.first_cause:
         return _show_first_cause(archives)
     if options.no_score:
@@ -60,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--offsets", type=float, default=0.0, metavar="SECONDS", help="change clocks by up to so much")
     parser.add_argument("--draws", type=int, default=1, help="how often, with other offsets (default: %(default)s)")
     parser.add_argument("--first-cause", action="store_true", help="only: the culprit under 20 draws of 60 s")
+    parser.add_argument("--fast-fail", action="store_true", help="have jobs end all processes once one has failed")
     parser.add_argument("--tool", action="append", default=[], metavar="COMMAND", help="another tool to score")
     parser.add_argument("--no-live", action="store_true", help="do not ask the doctor while jobs run")
     parser.add_argument("--no-score", action="store_true", help="only run and store")

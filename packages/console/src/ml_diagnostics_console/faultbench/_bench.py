@@ -25,6 +25,8 @@ from ml_diagnostics_console.verdict import VerdictClass
 __all__ = ["DOCTOR", "first_cause_under_offsets", "run_all", "score_all", "write"]
 
 DOCTOR: Final = "doctor"
+_ENDED_BY_FAST_FAIL: Final = 76
+"""The exit code of a process that fast-fail has ended: of a negative, a mistake."""
 _FIRST_CAUSE_KINDS: Final = (
     "sigkill",
     "sigsegv",
@@ -45,6 +47,7 @@ def run_all(
     *,
     is_resumed: bool = False,
     is_live: bool = True,
+    environment: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Run plans, and return the archives of all that were not skipped.
 
@@ -54,6 +57,7 @@ def run_all(
         report: Prints a line for each.
         is_resumed: True to leave out those that have an archive already.
         is_live: True to ask the doctor while jobs run, for the time to a verdict.
+        environment: Further variables for the processes of all jobs.
     """
     archives = []
     for plan in plans:
@@ -68,7 +72,7 @@ def run_all(
         with tempfile.TemporaryDirectory(prefix="faultbench-") as folder:
             job = Path(folder) / plan.name
             job.mkdir()
-            result = run(plan, job, _ask_live if is_live else None)
+            result = run(plan, job, _ask_live if is_live else None, environment=environment)
             archives.append(store(result, job, target))
         report(_line(result, time.monotonic() - started))
     return archives
@@ -110,10 +114,13 @@ def score_all(
     asked: dict[str, Tool] = {DOCTOR: doctor, **BASELINES, **(tools or {})}
     cases: dict[str, list[Case]] = {name: [] for name in asked}
     voids: list[str] = []
+    false_ends: list[str] = []
     ends: list[float] = []
     for archive in archives:
         for number in range(draws):
             with tempfile.TemporaryDirectory(prefix="faultbench-") as folder, read(archive, Path(folder)) as history:
+                if not history.label.is_fault and _ENDED_BY_FAST_FAIL in history.exit_statuses and number == 0:
+                    false_ends.append(history.name)
                 if history.void:
                     voids.append(f"{history.name} ({history.void})")
                     break
@@ -128,11 +135,14 @@ def score_all(
     scores = [score(name, injected[name]) for name in asked]
     replayed = score(DOCTOR, filter(_is_replayed, cases[DOCTOR]))
     notes = list(_notes(injected[DOCTOR], voids, ends, offset_seconds, draws))
+    if false_ends:
+        notes.append(f"**Healthy jobs that fast-fail has ended**: {', '.join(false_ends)}.")
     results = {
         "title": title,
         "scores": [each.to_json() for each in scores],
         "replayed": replayed.to_json(),
         "void": voids,
+        "healthy_jobs_ended": false_ends,
         "seconds_to_end": sorted(ends),
         "runs": cases_json(cases[DOCTOR]),
     }

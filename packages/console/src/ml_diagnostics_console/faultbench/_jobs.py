@@ -47,6 +47,7 @@ class Job:
         first_step: The first step of this attempt.
         extra: Further settings for the trainer.
         prefix: Commands before the one of a process, by slot, such as those that enter a control group.
+        environment: Further variables of the environment.
     """
 
     def __init__(
@@ -59,13 +60,14 @@ class Job:
         first_step: int = 0,
         extra: Mapping[str, Any] | None = None,
         prefix: Mapping[int, list[str]] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.plan = plan
         self.folder = folder
         self.count = processes or plan.processes
         self.evidence = [ProcessEvidence(slot) for slot in range(self.count)]
         self._attempt, self._first_step = attempt, first_step
-        self._extra, self._prefix = extra or {}, prefix or {}
+        self._extra, self._prefix, self._variables = extra or {}, prefix or {}, environment or {}
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._port, self._other_port = _free_port(), _free_port()
         for name in ("marks", "traces", "checkpoints", "scripts", DIAGNOSTICS):
@@ -114,6 +116,7 @@ class Job:
             "FAULTBENCH_PYTHON": sys.executable,
             "FAULTBENCH_SCRIPTS": str(self.folder / "scripts"),
             "FAULTBENCH_PLAN": json.dumps(self._trainer_plan(slot)),
+            **self._variables,
         }
         if self.plan.kind == "version_skew" and slot == self.plan.culprit:
             environment["PYTHONPATH"] = os.pathsep.join([str(self._other_version()), environment.get("PYTHONPATH", "")])

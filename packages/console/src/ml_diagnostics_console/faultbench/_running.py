@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from ml_diagnostics_console.faultbench._network import Network, network
 from ml_diagnostics_console.faultbench._plans import KINDS, Plan
 from ml_diagnostics_console.faultbench._replayed_metrics import METRIC_KINDS, add_metrics
 
-__all__ = ["Live", "RunResult", "run"]
+__all__ = ["Ask", "Live", "RunResult", "run"]
 
 _START_SECONDS: Final = 150.0
 """From the start of the processes to the injection, on a machine with other work."""
@@ -85,21 +85,25 @@ class RunResult:
         }
 
 
-def run(plan: Plan, folder: Path, ask: Callable[[Path, str], dict[str, Any]] | None = None) -> RunResult:
+Ask = Callable[[Path, str], dict[str, Any]]
+"""Returns a doctor's headline as JSON, given ML_DIAGNOSTICS_DIR and the run's name."""
+
+
+def run(plan: Plan, folder: Path, ask: Ask | None = None, *, environment: Mapping[str, str] | None = None) -> RunResult:
     """Run one plan.
 
     Args:
         plan: The plan.
         folder: An empty folder for the job; its journal is in `diagnostics`, its output in `output-*.txt`.
-        ask: Returns a doctor's headline as JSON, given ML_DIAGNOSTICS_DIR and the run's name; None asks nothing while
-            the job runs.
+        ask: Asked while the job runs; None asks nothing.
+        environment: Further variables for its processes.
     """
-    return _Running(plan, folder, ask).run()
+    return _Running(plan, folder, ask, environment or {}).run()
 
 
 class _Running:
-    def __init__(self, plan: Plan, folder: Path, ask: Callable[[Path, str], dict[str, Any]] | None) -> None:
-        self._plan, self._folder, self._ask = plan, folder, ask
+    def __init__(self, plan: Plan, folder: Path, ask: Ask | None, environment: Mapping[str, str]) -> None:
+        self._plan, self._folder, self._ask, self._environment = plan, folder, ask, environment
         self._kind: Kind = KINDS[plan.kind]
         self._result = RunResult(plan, label_of(plan), name=plan.name)
         self._seen_events = 0
@@ -144,6 +148,7 @@ class _Running:
             first_step=first_step,
             extra=self._around.extra,
             prefix=self._around.prefix,
+            environment=self._environment,
         )
 
     def _end_attempt(self, job: Job) -> None:
