@@ -184,6 +184,7 @@ def test_two_failures_that_clocks_cannot_order_are_both_named_and_not_proven() -
             process(3, step=30, end="exception: ValueError: x", ended=60.0),
             process(9, step=30, end="exception: ValueError: x", ended=60.04),
             survivor(1),
+            survivor(2),
         ]
     )
     found = only(known)
@@ -528,6 +529,34 @@ def test_c6_a_process_that_leaves_while_others_wait_in_a_step() -> None:
     assert found.rule == "C6"
     assert found.confidence is Confidence.LIKELY
     assert "though 2 others went on" in found.sentence
+
+
+def test_c6_a_process_that_left_well_has_left_though_jax_aborts_it_later() -> None:
+    end = ProcessEnd("signal", after(71), signal="SIGABRT", host="host-0")
+    left = process(0, step=29, end=end, left_block_ns=after(60), end_fields={"exit_code": 0, "how": "signal"})
+    others = [process(index, step=30, end="signal: SIGABRT", ended=71.1, hangs=(hang(),)) for index in (1, 2)]
+    found = only(facts([left, *others]))
+    assert (found.rule, found.hosts) == ("C6", ("host-0",))
+    assert found.began_ns == after(60)
+
+
+def test_c1_an_exit_code_counts_though_jax_aborts_the_process_later() -> None:
+    end = ProcessEnd("signal", after(71), signal="SIGABRT", exception="_NotedExit: 3", host="host-0")
+    fields = {"exit_code": 3, "how": "signal"}
+    noted = (raised("_NotedExit", "3"),)
+    left = process(0, step=29, end=end, left_block_ns=after(60), end_fields=fields, exception=noted)
+    found = only(facts([left, process(1, step=30, end="signal: SIGABRT", ended=71.1)]))
+    assert (found.rule, found.hosts, found.confidence) == ("C1", ("host-0",), Confidence.PROVEN)
+    assert ": it exited with code 3; the other process failed" in found.sentence
+    assert "_NotedExit" not in found.sentence
+
+
+def test_c1_the_same_error_on_all_is_of_none_of_them() -> None:
+    everyone = [process(index, step=7, end="exception: ValueError: x", ended=60 + 5 * index) for index in range(3)]
+    found = only(facts(everyone))
+    assert found.sentence.startswith("all 3 processes failed by the same error at step 7 (")
+    assert found.hosts == ("host-0", "host-1", "host-2")
+    assert found.confidence is Confidence.PROVEN
 
 
 def test_c6_with_one_signal_says_possibly_and_with_planned_steps_is_likely() -> None:

@@ -5,32 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ml_diagnostics_common.story import Confidence, Role
-
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts
-from ml_diagnostics_console._rules.causes import Cause, Lead, fingerprint, lead_of
+from ml_diagnostics_console._rules.causes import Cause, Lead, lead_of
 from ml_diagnostics_console._rules.crashes import command, crash, error_of, logs_around
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
-from ml_diagnostics_console._rules.wording import at, hosts_of, indices_of
+from ml_diagnostics_console._rules.wording import at
 from ml_diagnostics_console.verdict import Blame, VerdictClass
 
 __all__ = ["RULE", "is_program_error"]
 
-_SHARE: Final = 0.5
 _LONGEST_START_SECONDS: Final = 1_800.0
-_OF_START: Final = frozenset({"init", "compile"})
-"""Phases in which no step has ended, also if its number is known."""
-_BEFORE_STEPS: Final = _OF_START | {"", "data", "other", "checkpoint"}
+_BEFORE_STEPS: Final = frozenset({"", "init", "compile", "data", "other", "checkpoint"})
+_IN_FIRST_STEP: Final = _BEFORE_STEPS | {"step", "sync"}
 
 
 def is_program_error(facts: Facts, lead: Lead) -> bool:
-    """Return True if a failure is the same exception on all processes before any step."""
+    """Return True if a failure is the same exception on all processes before the first step has ended."""
     attempt = facts.attempt
     if attempt is None or lead.cause is not Cause.ERROR or not _is_before_steps(attempt):
         return False
-    first = {(process.host, process.pid) for process in lead.processes}
-    own = [process for process in attempt.processes if process.role is Role.OWN or (process.host, process.pid) in first]
-    return len(own) > _SHARE * len(attempt.processes) and len({fingerprint(facts, process) for process in own}) == 1
+    return lead.is_common or len(attempt.processes) == 1
 
 
 def _judge(facts: Facts) -> Judgement:
@@ -38,36 +32,23 @@ def _judge(facts: Facts) -> Judgement:
     lead, attempt = lead_of(facts), facts.attempt
     if lead is None or attempt is None or not is_program_error(facts, lead):
         return None
-    own = tuple(process for process in attempt.processes if process.role is Role.OWN) or lead.processes
-    count, total = len(own), len(attempt.processes)
-    where = (
-        ""
-        if total == 1
-        else f", the same on all {total} processes"
-        if count == total
-        else (f", the same on {count} of {total} processes")
-    )
+    count, total = len(lead.processes), len(attempt.processes)
+    which = f"all {total} processes" if count == total else f"{count} of {total} processes"
+    where = "" if total == 1 else f", the same on {which}"
     when = at(None, lead.process.end.ended_ns)
-    lead = lead._replace(confidence=Confidence.PROVEN)
     commands = [
         logs_around(facts, lead.process, "read the first traceback"),
         command(facts, f"mldiagnostics simulate --hosts {min(2, total)} -- COMMAND", "find it on your own machine"),
     ]
     verdict = crash(facts, lead, "B2", "", blame=Blame.USER, verdict_class=VerdictClass.BEFORE_START, commands=commands)
-    return replace(
-        verdict,
-        sentence=f"program error before the first recorded step{f' {when}' if when else ''}{where}: "
-        f"{error_of(lead.process)}",
-        hosts=hosts_of(own),
-        process_indices=indices_of(own),
-        step=None,
-    )
+    sentence = f"program error before the first step ended{f' {when}' if when else ''}{where}: {error_of(lead.process)}"
+    return replace(verdict, sentence=sentence, step=None)
 
 
 def _is_before_steps(attempt: AttemptFacts) -> bool:
     phases = {process.last_phase for process in attempt.processes}
     if attempt.best_step is not None:
-        return attempt.best_step <= 1 and phases <= _OF_START
+        return attempt.best_step == 0 and phases <= _IN_FIRST_STEP
     if phases != {""}:
         return phases <= _BEFORE_STEPS
     # A program that reports neither steps nor phases may have trained for hours.
@@ -81,14 +62,13 @@ RULE = Rule(
     needs=("exceptions of all processes: `with diagnose(...)` or machinelearning_run",),
     judge=_judge,
     thresholds=(
-        Threshold("share of the processes with this exception, above", _SHARE, "with half or less it is of some hosts"),
         Threshold(
             "longest start of a program that reports no steps and phases",
             f"{_LONGEST_START_SECONDS:.0f} s",
             "a start with a restore and a compilation; later, the program may just report no steps",
         ),
     ),
-    example="program error before the first recorded step at 16:02:11 UTC, the same on all 4 processes: "
+    example="program error before the first step ended at 16:02:11 UTC, the same on all 4 processes: "
     "ImportError: No module named 'flax'",
     replaces=("C1", "U0"),
 )

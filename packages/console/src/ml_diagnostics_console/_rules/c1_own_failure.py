@@ -34,6 +34,8 @@ def _judge(facts: Facts) -> Judgement:
     process = lead.process
     is_one_of_several = facts.attempt is not None and len(facts.attempt.processes) > len(lead.processes)
     what = "failed first" if is_one_of_several else "failed"
+    if lead.is_common:
+        what = "failed by the same error"
     frame = _frame(process)
     if lead.cause is Cause.EXIT:
         after = f": it exited with code {process.end.exit_code}" if process.end.exit_code else ""
@@ -53,7 +55,7 @@ def _judge(facts: Facts) -> Judgement:
 
 def _frame(process: ProcessFacts) -> str:
     """Return the innermost frame of the exception; empty if it is not recorded."""
-    frames = process.exception[0].frames if process.exception else ()
+    frames = process.exception[0].frames if process.exception and titles(process) else ()
     return quoted(str(frames[0])) if frames and frames[0].file else ""
 
 

@@ -66,13 +66,15 @@ def _left(attempt: AttemptFacts, lead: Lead | None) -> _Left | None:
 
     Those that end well while one ends badly are mostly the healthy ones: only a minority can have left.
     """
-    clean = [process for process in attempt.processes if process.role is Role.CLEAN]
-    others = [process for process in attempt.processes if process.role is not Role.CLEAN]
+    clean = lead.processes if lead is not None else _of_role(attempt, Role.CLEAN)
+    left = {(process.host, process.pid) for process in clean}
+    others = [process for process in attempt.processes if (process.host, process.pid) not in left]
     if not clean or len(clean) > len(others):
         return None
     if lead is not None:
-        failed = [process for process in others if process.role is Role.CASCADE]
-        return _Left(lead.processes, tuple(failed), tuple(ref for each in failed for ref in each.end_refs[:1])[:2])
+        failed = [process for process in others if process.role is not Role.CLEAN]
+        refs = [ref for process in failed for ref in (process.end_refs or tuple(h.ref for h in process.hangs))[:1]]
+        return _Left(clean, tuple(failed), tuple(refs[:2]))
     left_ns = min((process.end.ended_ns or process.last_event_ns for process in clean), default=0)
     stuck = [(process, hang) for process in others for hang in process.hangs[-1:] if hang.phase in _IN_STEPS]
     waiting = [(process, hang) for process, hang in stuck if hang.time_ns >= left_ns - _CLOCKS_NS]
@@ -80,6 +82,10 @@ def _left(attempt: AttemptFacts, lead: Lead | None) -> _Left | None:
         return None
     in_order = sorted(clean, key=lambda process: process.end.ended_ns or process.last_event_ns)
     return _Left(tuple(in_order), tuple(process for process, _ in waiting), tuple(hang.ref for _, hang in waiting)[:2])
+
+
+def _of_role(attempt: AttemptFacts, role: Role) -> tuple[ProcessFacts, ...]:
+    return tuple(process for process in attempt.processes if process.role is role)
 
 
 def _others(count: int) -> str:

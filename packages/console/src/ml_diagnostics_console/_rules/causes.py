@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -52,6 +52,8 @@ class Cause(str, enum.Enum):
     CASCADE = "cascade"
 
 
+_OF_PROGRAMS: Final = frozenset({Cause.MEMORY, Cause.DEVICE_MEMORY, Cause.DISK, Cause.ERROR, Cause.EXIT})
+"""Kinds that a program may have on all hosts alike."""
 _ORDER: Final = {cause: number for number, cause in enumerate(Cause)}
 NATIVE_SIGNALS: Final = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 _SIGNALS_OF_CODES: Final = {
@@ -120,6 +122,7 @@ class Lead(NamedTuple):
         others: Those that ended at about the same time by another kind.
         confidence: The certainty that they were the first.
         is_whole_job: True if all processes were ended from outside at once.
+        is_common: True if most processes failed by the same error: it is one cause without a host.
     """
 
     cause: Cause
@@ -127,6 +130,7 @@ class Lead(NamedTuple):
     others: tuple[ProcessFacts, ...] = ()
     confidence: Confidence = Confidence.PROVEN
     is_whole_job: bool = False
+    is_common: bool = False
 
     @property
     def process(self) -> ProcessFacts:
@@ -151,7 +155,7 @@ def lead_of(facts: Facts) -> Lead | None:
 
 def lead_of_attempt(facts: Facts, attempt: AttemptFacts) -> Lead | None:
     """Return the processes of one attempt that failed first; None if none has failed."""
-    first, confidence = _first_of(attempt)
+    processes, first, confidence = _first_of(attempt)
     if not first or confidence is None:
         return _ended_as_a_whole(attempt)
     causes = [cause_of(facts, process) for process in first]
@@ -164,11 +168,12 @@ def lead_of_attempt(facts: Facts, attempt: AttemptFacts) -> Lead | None:
     asked = causes.count(Cause.ASKED)
     leading = Cause.ASKED if asked * 2 > len(causes) else min(causes, key=_ORDER.__getitem__)
     pairs = list(zip(first, causes, strict=True))
-    processes = sorted(
-        (process for process, cause in pairs if cause is leading), key=lambda process: process.end.ended_ns or 0
-    )
+    found = sorted((process for process, cause in pairs if cause is leading), key=_time_ns)
     others = tuple(process for process, cause in pairs if cause is not leading)
-    return Lead(leading, tuple(processes), others, confidence)
+    common = _with_the_same_error(facts, processes, found[0]) if leading in _OF_PROGRAMS else ()
+    if common:
+        return Lead(leading, common, is_common=True)
+    return Lead(leading, tuple(found), others, confidence)
 
 
 def cause_of(facts: Facts, process: ProcessFacts) -> Cause:
@@ -224,9 +229,9 @@ def own_clock_ns(facts: Facts, process: ProcessFacts, time_ns: int) -> int:
 
 
 def titles(process: ProcessFacts) -> tuple[str, ...]:
-    """Return the exception of a process and those that caused it, as `ValueError: batch 12 is empty`."""
+    """Return the exception of a process and its causes, as `ValueError: batch 12 is empty`; none for `sys.exit`."""
     own = tuple(raised.title for raised in _raised(process))
-    return own or ((process.end.exception,) if process.end.exception else ())
+    return own or ((process.end.exception,) if process.end.exception and not _is_exit(process.end.exception) else ())
 
 
 def disk_failure(process: ProcessFacts) -> DiskFailure | None:
@@ -249,7 +254,12 @@ def fingerprint(facts: Facts, process: ProcessFacts) -> tuple[str, str]:
 
 
 def _raised(process: ProcessFacts) -> Iterator[RaisedException]:
-    return (raised for raised in process.exception if raised.relation in _ITS_OWN)
+    return (raised for raised in process.exception if raised.relation in _ITS_OWN and not _is_exit(raised.kind))
+
+
+def _is_exit(text: str) -> bool:
+    """Return True for `sys.exit`, which Python and our own hooks report as an exception."""
+    return text.startswith(("SystemExit", "_NotedExit", "sys.exit"))
 
 
 def _of_exception(process: ProcessFacts) -> Cause | None:
@@ -294,36 +304,76 @@ def _failed_by_itself(facts: Facts, process: ProcessFacts) -> bool:
 
 
 def _left_by_failure(process: ProcessFacts) -> bool:
-    """Return True if a process has left its block by a failure, and its end is not recorded."""
-    return process.left_block_ns is not None and bool(
-        process.end.exception or process.exception or process.end.exit_code
-    )
+    """Return True if a process has left its block by a failure."""
+    return process.left_block_ns is not None and bool(titles(process) or _left_with_code(process))
 
 
-def _first_of(attempt: AttemptFacts) -> tuple[tuple[ProcessFacts, ...], Confidence | None]:
-    """Return the first cause of an attempt, and its certainty.
+def _left_with_code(process: ProcessFacts) -> int | None:
+    """Return the exit code with which a process left its block; None if it did not, or by an exception."""
+    if process.left_block_ns is None or titles(process):
+        return None
+    code = process.end_fields.get("exit_code")
+    if isinstance(code, int):
+        return code
+    return process.end.exit_code if process.end.exit_code not in (128 + 6, 128 + 9, 128 + 15) else None
+
+
+_First = tuple["tuple[ProcessFacts, ...]", "tuple[ProcessFacts, ...]", "Confidence | None"]
+
+
+def _first_of(attempt: AttemptFacts) -> _First:
+    """Return the processes of an attempt with their roles, those that are the first cause, and its certainty.
 
     The story of the attempt knows ends alone. A process that has left its block by a failure has failed, though it
-    waits for the others; and one that fast-fail has ended did not fail by itself, whatever its exit code.
+    waits for the others, and though JAX aborts it later; one that left well has left, whatever JAX does to it later;
+    and one that fast-fail has ended did not fail by itself, whatever its exit code.
     """
-    ends = [_end_for_story(process) for process in attempt.processes]
+    left_well = sum(_left_with_code(process) == 0 for process in attempt.processes)
+    may_have_left = 2 * left_well <= len(attempt.processes)  # Where most have left, they just were earlier.
+    ends = [_end_for_story(attempt, process, may_have_left=may_have_left) for process in attempt.processes]
     if all(end is process.end for end, process in zip(ends, attempt.processes, strict=True)):
-        return attempt.first, attempt.story.confidence
+        return attempt.processes, attempt.first, attempt.story.confidence
     story = story_of(ends, clocks_ns=attempt.clock_uncertainty_ns)
-    first = [
-        replace(attempt.processes[index], role=story.roles[index], is_first_cause=True)
-        for index in story.first
-        if not is_fallout(attempt.processes[index])
-    ]
-    return tuple(first), story.confidence
+    processes = tuple(
+        replace(process, end=end, role=role, is_first_cause=index in story.first)
+        for index, (process, end, role) in enumerate(zip(attempt.processes, ends, story.roles, strict=True))
+    )
+    first = (processes[index] for index in story.first)
+    return processes, tuple(process for process in first if not is_fallout(process)), story.confidence
 
 
-def _end_for_story(process: ProcessFacts) -> ProcessEnd:
+def _end_for_story(attempt: AttemptFacts, process: ProcessFacts, *, may_have_left: bool) -> ProcessEnd:
+    end = process.end
     if is_fallout(process):
-        return ProcessEnd("signal", process.end.ended_ns, signal="SIGABRT", host=process.host)
-    if not process.has_ended and _left_by_failure(process):
-        return process.end._replace(how="exception" if titles(process) else "exit")
-    return process.end
+        return ProcessEnd("signal", end.ended_ns, signal="SIGABRT", host=process.host)
+    if process.left_block_ns is None:
+        return end
+    left_ns = process.left_block_ns - attempt.clock_offsets_ns.get(process.host, 0)
+    failed_ns = left_ns if end.ended_ns is None else min(left_ns, end.ended_ns)
+    if titles(process):
+        return end if process.has_ended else end._replace(how="exception", ended_ns=failed_ns)
+    code = _left_with_code(process)
+    is_later = not process.has_ended or signal_of(process) in ("SIGABRT", "SIGKILL", "SIGTERM")
+    if code and (is_later or end.how == "exception"):
+        return end._replace(how="exit", exit_code=code, signal="", exception="", ended_ns=failed_ns)
+    if code == 0 and process.has_ended and is_later and may_have_left:
+        return end._replace(how="clean", exit_code=0, signal="", exception="", ended_ns=failed_ns)
+    return end
+
+
+def _with_the_same_error(
+    facts: Facts, processes: Sequence[ProcessFacts], first: ProcessFacts
+) -> tuple[ProcessFacts, ...]:
+    """Return all processes that failed by themselves, if they are the most of several, and all by the same error."""
+    own = [process for process in processes if process.role is Role.OWN]
+    if len(own) < 2 or 2 * len(own) <= len(processes):
+        return ()
+    expected = fingerprint(facts, first)
+    return tuple(sorted(own, key=_time_ns)) if all(fingerprint(facts, each) == expected for each in own) else ()
+
+
+def _time_ns(process: ProcessFacts) -> int:
+    return process.end.ended_ns or 0
 
 
 def _ended_as_a_whole(attempt: AttemptFacts) -> Lead | None:
@@ -335,7 +385,7 @@ def _ended_as_a_whole(attempt: AttemptFacts) -> Lead | None:
     if not is_whole:
         return None
     asked = any(process.end.was_asked or signal_of(process) == "SIGTERM" for process in processes)
-    in_order = sorted(processes, key=lambda process: process.end.ended_ns or 0)
+    in_order = sorted(processes, key=_time_ns)
     return Lead(Cause.ASKED if asked else Cause.KILLED, tuple(in_order), is_whole_job=True)
 
 

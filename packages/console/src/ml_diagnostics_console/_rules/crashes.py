@@ -58,7 +58,8 @@ def crash(
     possibly = "possibly " if certainty is Confidence.POSSIBLE and "possibly" not in what else ""
     when = at(shown_step, process.end.ended_ns)
     followed = _consequences(attempt, lead) if attempt is not None else ""
-    sentence = f"{subject(lead)} {possibly}{what}{' ' if when else ''}{when}{after}{_together(lead)}{followed}"
+    total = len(attempt.processes) if attempt is not None else 0
+    sentence = f"{subject(lead, total)} {possibly}{what}{' ' if when else ''}{when}{after}{_together(lead)}{followed}"
     loss = cost_of_failure(facts, process.end.ended_ns)
     return Verdict(
         rule=rule,
@@ -78,11 +79,13 @@ def crash(
     )
 
 
-def subject(lead: Lead) -> str:
+def subject(lead: Lead, total: int = 0) -> str:
     """Return the processes as the subject of a sentence: `host tpu-17`, `hosts a and b`, `all 4 processes`."""
     processes = lead.processes
-    if lead.is_whole_job and len(processes) > 1:
-        return f"all {len(processes)} processes"
+    if (lead.is_whole_job or lead.is_common) and len(processes) > 1:
+        return (
+            f"all {len(processes)} processes" if len(processes) >= total else f"{len(processes)} of {total} processes"
+        )
     return f"{'host' if len(processes) == 1 else 'hosts'} {named(processes)}"
 
 
@@ -129,7 +132,7 @@ def _unique(refs: Iterable[Ref]) -> tuple[Ref, ...]:
 
 def _together(lead: Lead) -> str:
     """Return the other processes that ended at about the same time: clocks do not show the first one."""
-    if lead.is_whole_job:
+    if lead.is_whole_job or lead.is_common:
         return ""
     times = [process.end.ended_ns for process in (*lead.processes, *lead.others) if process.end.ended_ns is not None]
     within = f" within {format_duration((max(times) - min(times)) / 1e9)}" if len(times) > 1 else ""
