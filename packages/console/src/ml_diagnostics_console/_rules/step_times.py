@@ -107,15 +107,10 @@ def late_processes(processes: Sequence[ProcessFacts], *, least_share: float, lea
     open_runs: dict[int, _Run] = {}
     best: dict[int, _Run] = {}
     for number, row in enumerate(rows):
-        for index in row:
-            excess = _excess(row, index)
-            if excess is None:
-                continue
-            seconds, data, other = excess
-            wall = median(summary.wall.sum / summary.steps for summary in row.values())
-            if seconds < least_share * wall:
-                open_runs.pop(index, None)
-                continue
+        late = _late(row, least_share)
+        for index in open_runs.keys() & row.keys() - late.keys():
+            del open_runs[index]
+        for index, (seconds, data, other) in late.items():
             run = open_runs.setdefault(index, _Run())
             run.rows.append((row[index], other, seconds, data))
             run.last_row = number
@@ -151,15 +146,29 @@ def _rows(processes: Sequence[ProcessFacts]) -> list[dict[int, StepSummary]]:
     return [row for row in rows if len(row) > 1]
 
 
-def _excess(row: dict[int, StepSummary], index: int) -> tuple[float, float, StepSummary] | None:
-    """Return by how much the own time of a step exceeds the median of the others', the part of data, and another."""
-    others = sorted((summary for other, summary in row.items() if other != index), key=_own)
-    if not others:
-        return None
-    middle = others[(len(others) - 1) // 2]
-    own = _own(row[index]) - median(map(_own, others))
-    data = _data(row[index]) - median(map(_data, others))
-    return own, max(0.0, data), middle
+def _late(row: dict[int, StepSummary], least_share: float) -> dict[int, tuple[float, float, StepSummary]]:
+    """Return the processes that are late in these steps: the excess of a step, the part of data, and another's summary.
+
+    The excess is the own time less the median of the others'.
+    """
+    ordered = sorted(row, key=lambda index: _own(row[index]))
+    least = least_share * median(summary.wall.sum / summary.steps for summary in row.values())
+    found: dict[int, tuple[float, float, StepSummary]] = {}
+    if least <= 0:
+        return found
+    for position, index in enumerate(ordered):
+        # The median of the others, without sorting them again: the two in the middle of the rest.
+        middle = [_without(ordered, position, rank) for rank in ((len(ordered) - 2) // 2, (len(ordered) - 1) // 2)]
+        excess = _own(row[index]) - sum(_own(row[other]) for other in middle) / 2
+        if excess >= least:
+            data = _data(row[index]) - median(_data(row[other]) for other in row if other != index)
+            found[index] = excess, max(0.0, data), row[middle[0]]
+    return found
+
+
+def _without(ordered: Sequence[int], left_out: int, rank: int) -> int:
+    """Return the item at a rank, one being left out."""
+    return ordered[rank if rank < left_out else rank + 1]
 
 
 def _own(summary: StepSummary) -> float:
