@@ -27,6 +27,7 @@ from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemo
 from cloud_tpu_diagnostics._companion.log import EntryLog, console_entry
 from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
 from cloud_tpu_diagnostics._console.capture import Capture
+from cloud_tpu_diagnostics._fast_fail.status import end_fields, read_status, wait_for_status
 from cloud_tpu_diagnostics._hold import FailedJob, HoldPlan, add_hold_options, hold, plan_of
 from cloud_tpu_diagnostics._signals import signal_name
 from cloud_tpu_diagnostics._version import __version__
@@ -43,6 +44,8 @@ _CAPTURE_CHECK_SECONDS = 1.0
 _FROM_THE_KERNEL = 128
 """SI_KERNEL: for instance a terminal's Ctrl-C, which the job receives as well."""
 _FIRST_PROCESS = 1
+_DECISION_SECONDS = 4.0
+"""The wait for the first cause after a failure, if fast-fail is on."""
 _ASKS_TO_END = (signal.SIGTERM, signal.SIGINT)
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM")
 
@@ -109,12 +112,16 @@ def _run(command: Sequence[str], console: Console, capture: Capture, plan: HoldP
     labels = {**identity().labels(), "pid": str(pid)}
     log = EntryLog(labels, is_shipped=is_shipped)
     capture.start(f"{labels['host']}-{pid}")
-    status, was_asked = _wait(pid, signals, kills, capture, log)
+    status, was_asked = _wait(pid, start, signals, kills, capture, log)
     circumstances = _circumstances(pid, start)
     kills.check(time.monotonic())
     ending = ending_of(status, Note("clean"), fault=None, is_out_of_memory=kills.is_recent(time.monotonic()))
     capture.end(LONGEST_END_SECONDS)
     try:
+        fast_fail = wait_for_status(pid, start, _DECISION_SECONDS if status else 0.0)
+        circumstances |= end_fields(fast_fail, ending.exit_code, ending.signal)
+        if circumstances.get("ended_by") is not None:
+            ending = ending._replace(sentence=f"Fast-fail ended the job: {circumstances['first_cause']['message']}")
         payload = ending.payload(JOB_ENDED, **circumstances)
         log.write(payload, severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
         _record_console(capture, EntryLog(labels, is_shipped=False))
@@ -162,7 +169,7 @@ def _warn_after_job(console: Console, text: str) -> None:
 
 
 def _wait(
-    pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills, capture: Capture, log: EntryLog
+    pid: int, start: str, signals: set[signal.Signals], kills: OutOfMemoryKills, capture: Capture, log: EntryLog
 ) -> tuple[int, bool]:
     """Pass signals on until the job has ended; return its wait status, and if one of them asked it to end."""
     was_asked = False
@@ -178,8 +185,20 @@ def _wait(
                 os.kill(pid, number)
         if info is not None and number in _ASKS_TO_END:
             was_asked = True
+            _notify_companions(pid, start)
             _record_signal(info, log)
     return status, was_asked
+
+
+def _notify_companions(pid: int, start: str) -> None:
+    """Let the companions of a job with fast-fail know that it was asked to end: no process is ended while it saves.
+
+    JAX handles SIGTERM in C, so they cannot learn it from the job. Without fast-fail they ignore the signal.
+    """
+    if read_status(pid, start) is not None:
+        for companion in _companions(f"{RUN_BY}={os.getpid()}"):
+            with contextlib.suppress(OSError):
+                os.kill(companion, signal.SIGTERM)
 
 
 def _circumstances(pid: int, start: str) -> dict[str, Any]:
@@ -226,12 +245,15 @@ def _wait_for_companions() -> None:
         _reap(0)
 
 
-def _companions() -> Iterator[int]:
+def _companions(setting: str = "") -> Iterator[int]:
+    """Yield the companions on this machine; those alone that have an environment variable, if one is given."""
     variable = f"\0{IN_SIDECAR}={__package__}._companion.".encode()
+    wanted = f"\0{setting}\0".encode() if setting else b""
     for name in os.listdir("/proc"):  # noqa: PTH208 (numbers among them)
         if name.isdigit():
             with contextlib.suppress(OSError):
-                if variable in b"\0" + read_system_file(f"/proc/{name}/environ"):
+                variables = b"\0" + read_system_file(f"/proc/{name}/environ")
+                if variable in variables and wanted in variables:
                     yield int(name)
 
 

@@ -26,9 +26,9 @@ sigterm_handler a handler of SIGTERM that the job has installed: `handler` (defa
                 `library`, `replaces`, `time_ns`; without such an entry, it is the default
 
 Dumps and snapshots also have `interval_seconds`; these, `left_block` and `job_ended` also have `phase` and `step` if
-the job reports them, and the last two `progress_age_seconds`: how long before. With fast-fail, `job_ended` has
-`first_cause`, `is_first_cause`, and `ended_by`: fast_fail if the process was ended since another one had failed. Earlier versions wrote `job_ended` with
-`goes_on` instead of `left_block`.
+the job reports them, and the last two `progress_age_seconds`: how long before. With fast-fail, `job_ended` also has
+`first_cause`, `is_first_cause`, and `ended_by`: fast_fail if the process was ended since another one had failed.
+Earlier versions wrote `job_ended` with `goes_on` instead of `left_block`.
 """
 
 from __future__ import annotations

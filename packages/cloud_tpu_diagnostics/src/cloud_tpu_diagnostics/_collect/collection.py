@@ -171,7 +171,7 @@ class Collection:
     # --- The companion --------------------------------------------------------------------------------
 
     def _start_companion(self, watchdog: Watchdog) -> None:
-        """Start one if it is needed: to ship, for hangs or fast-fail, or if only another process can wait for stderr."""
+        """Start one if it is needed: to ship, for hangs, for fast-fail, or as this process may not wait for stderr."""
         output, plan = self._output, self.plan
         is_needed = plan.to_cloud or plan.hangs is not None or plan.fast_fail is not None
         if not (is_needed or (output is not None and output.nonblocking is None)):

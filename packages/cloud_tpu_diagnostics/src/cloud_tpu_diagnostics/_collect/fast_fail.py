@@ -29,6 +29,9 @@ _SEARCH_SECONDS: Final = 0.5
 _ASK_SECONDS: Final = 1.0
 """The interval of questions to the coordinator, while the hub has not published its address."""
 _SEARCH_AFTER_FAILURE_SECONDS: Final = 30.0
+_PLAN_SECONDS: Final = 5.0
+"""The interval of checks if the program has said how many steps the job takes, in its first minutes."""
+_MOST_PLAN_CHECKS: Final = 60
 _FLUSH_SECONDS: Final = 0.2
 _KEY: Final = "fast_fail"
 _FIRST_PROCESS: Final = 1
@@ -53,6 +56,7 @@ class JobFastFail:
         self._published: str | None = None
         self._is_joined = False
         self._searches_until: float | None = None
+        self._plan_checks = 0
 
     def start(self) -> None:
         """Search for the other processes from now on."""
@@ -92,8 +96,10 @@ class JobFastFail:
 
     def _search(self) -> float | None:
         """Find this process's position among all, and then the hub; return when to go on."""
-        if self._is_joined or (self._searches_until is not None and time.monotonic() >= self._searches_until):
+        if self._searches_until is not None and time.monotonic() >= self._searches_until:
             return None
+        if self._is_joined:
+            return self._report_plan()
         if self._position is None:
             position = _position()
             if position is None or position[1] < 2:
@@ -105,9 +111,19 @@ class JobFastFail:
                 return None
             self._report_position(position)
         if self._position is not None and self._position[0] == 0:
-            return None
+            return self._report_plan()
         self._ask_for_hub()
         return _ASK_SECONDS
+
+    def _report_plan(self) -> float | None:
+        """Send how many steps the job takes: an end before the last one is too early."""
+        from ml_diagnostics_common.environment import planned_steps
+
+        steps = planned_steps()
+        self._plan_checks += 1
+        if steps is not None:
+            self._send({"kind": "fast_fail_plan", "planned_steps": steps})
+        return None if steps is not None or self._plan_checks >= _MOST_PLAN_CHECKS else _PLAN_SECONDS
 
     def _report_position(self, position: tuple[int, int]) -> None:
         from ml_diagnostics_common.environment import identity

@@ -42,7 +42,7 @@ _KILL_SECONDS: Final = 0.5
 _STACK_SECONDS: Final = 0.3
 """The same to send its stacks, before faulthandler is asked."""
 _LEFT_SECONDS: Final = 1.0
-"""The time of a process that has failed by itself to print its exception, and what its other handlers do."""
+"""The time of a process that has left its block by an exception to print it; half of that if others caused it."""
 _DECISION_SECONDS: Final = 4.0
 """The wait of a companion for the decision, after the failure of its job."""
 _CLEAN_SECONDS: Final = 1.0
@@ -97,6 +97,7 @@ class FastFail:
         self._next_state = self._next_stack = 0.0
         self._was_joined = False
         self._was_asked = False
+        self._planned_steps: int | None = None
         self._note: Note | None = None
         self._left_at: float | None = None
         self._is_over = False
@@ -127,6 +128,8 @@ class FastFail:
             self._star.handle(message)
         elif message["kind"] == "fast_fail_asked":
             self.add_request()
+        elif message["kind"] == "fast_fail_plan":
+            self._planned_steps = message["planned_steps"]
 
     def add_request(self) -> None:
         """Report that the job was asked to end."""
@@ -154,7 +157,7 @@ class FastFail:
             exit_code=note.exit_code,
             was_asked=is_asked,
         )
-        self._star.add(Event(LEFT, end, step))
+        self._star.add(Event(LEFT, end, step, self._is_early(step)))
 
     def add_end(self, ending: Ending, ended_ns: int | None, step: int | None) -> None:
         """Report that the process has ended."""
@@ -167,7 +170,7 @@ class FastFail:
             exit_code=ending.exit_code,
             was_asked=self._was_asked,
         )
-        self._star.add(Event(ENDED, end, step))
+        self._star.add(Event(ENDED, end, step, self._is_early(step)))
         self._star.step(time.monotonic())
 
     def add_stack(self, frames: tuple[Frame, ...]) -> None:
@@ -236,6 +239,9 @@ class FastFail:
             self._log.write(entry(FAST_FAIL, text, state="closed", role=self._star.role, refused=refused))
         self._star.close()
 
+    def _is_early(self, step: int | None) -> bool:
+        return step is not None and self._planned_steps is not None and step < self._planned_steps - 1
+
     # --- The decision ---------------------------------------------------------------------------------
 
     def _awaits_decision(self, *, has_failed: bool) -> bool:
@@ -282,7 +288,8 @@ class FastFail:
             code = _HUNG if cause.how == "hang" else _FAILED
             code = (self._note.exit_code if self._note is not None else None) or code
         grace = 0.0 if is_first else self._config.grace_seconds
-        wait = 0.0 if self._left_at is None else max(0.0, self._left_at + _LEFT_SECONDS - now)
+        needed = _LEFT_SECONDS if is_first else _LEFT_SECONDS / 2
+        wait = 0.0 if self._left_at is None else max(0.0, self._left_at + needed - now)
         self._parent.send(
             {
                 "kind": "fast_fail_end",

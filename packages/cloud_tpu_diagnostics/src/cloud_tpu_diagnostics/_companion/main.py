@@ -460,7 +460,7 @@ class Companion:
         if self._fast_fail is not None and kind == JOB_ENDED:
             fields |= self._fast_fail.fields(ending)
             if fields.get("ended_by") is not None:
-                ending = ending._replace(sentence=f"The job was ended by fast-fail: {fields['first_cause']['message']}")
+                ending = ending._replace(sentence=f"Fast-fail ended the job: {fields['first_cause']['message']}")
         payload = ending.payload(kind, **fields, **self._failure, ended_ns=self._ended_ns)
         self._log.write(payload, severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
 

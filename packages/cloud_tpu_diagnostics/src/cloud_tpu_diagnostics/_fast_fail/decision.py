@@ -4,7 +4,8 @@ A process that fails by itself decides it, after a moment in which the others ma
 needs more than one report, as the same may be seen in a healthy job:
 
 - failures that another process can cause, since that one may be reported late, or not at all;
-- a process that ends well while others are in a later step, and make no progress for longer than ever before;
+- a process that ends well before its last step, or while others are in a later one, if all others make no progress
+  for longer than ever before;
 - with `hang`, all processes without progress, none of which saves, evaluates, waits, compiles or is debugged.
 
 A lost connection is never a reason: it only names a suspect once other processes have failed. While a process was asked
@@ -119,7 +120,7 @@ class Decision:
             return
         if peer.end is None:  # How it left its block counts more than how the process ended after that.
             peer.end, peer.ended_at, peer.last_step = end, now, event.step
-            peer.has_left = event.event != ENDED
+            peer.is_early = event.is_early
         peer.is_over = peer.is_over or event.event == ENDED
 
     # --- The decision ---------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ class Decision:
         if not is_whole or not all(peer.is_connected and now - peer.state_at <= _FRESH_SECONDS for peer in running):
             self._unanswered = {}
             return
-        first = self._missing_in_a_step(running, now) or (self._stuck(running) if self._hang else [])
+        first = self._missing_in_a_step(running, now) or (self._stuck(running, now) if self._hang else [])
         if first and self._none_compiles(running, now):
             self._conclude(first, Confidence.POSSIBLE)
         elif not first:
@@ -198,26 +199,25 @@ class Decision:
 
     def _missing_in_a_step(self, running: list[_Peer], now: float) -> list[_Peer]:
         """Return the processes that ended well, or were asked to, and that all others have waited for since."""
-        if not all(peer.is_silent_in_a_step(now) for peer in running):
+        if not all(peer.is_silent(now) and peer.phase in _IN_A_STEP for peer in running):
             return []
         steps = [peer.state.step for peer in running if peer.state is not None and peer.state.step is not None]
         missing = [
             peer
             for peer in self._peers.values()
-            if peer.end is not None and now - peer.ended_at >= CLEAN_SECONDS and peer.is_before(steps, len(running))
+            if peer.end is not None and now - peer.ended_at >= CLEAN_SECONDS and peer.is_missing(steps, len(running))
         ]
         return sorted(missing, key=lambda peer: peer.ended_at)[:1]
 
-    def _stuck(self, running: list[_Peer]) -> list[_Peer]:
+    def _stuck(self, running: list[_Peer], now: float) -> list[_Peer]:
         """Return the processes of which the stack differs from that of most, if the whole job is stuck."""
         suspected = [peer.suspected_at for peer in running if peer.suspected_at is not None]
         if len(running) < self._processes or not suspected:
             return []
         since = min(suspected)
         for peer in running:
-            state = peer.state or JobState()
-            has_progressed = peer.progress_at is None or peer.progress_at > since
-            if state.is_traced or state.phase in _NEVER_STUCK or (peer.suspected_at is None and has_progressed):
+            is_silent = peer.suspected_at is not None or (peer.state_at > since and peer.is_silent(now))
+            if not is_silent or peer.phase in _NEVER_STUCK:
                 return []
         frames = Counter((peer.state or JobState()).frame for peer in running)
         frame, count = frames.most_common(1)[0]
@@ -268,8 +268,8 @@ class _Peer:
         self.end: ProcessEnd | None = None
         self.ended_at = 0.0
         self.last_step: int | None = None
-        self.has_left = False
-        """True if it left its block before its end."""
+        self.is_early = False
+        """True if it had steps to do."""
         self.is_over = False
         """True once the process has ended."""
         self.role = Role.NONE
@@ -294,23 +294,24 @@ class _Peer:
         was_asked = end.was_asked or (self.end is not None and self.asked_at is not None)
         return end._replace(ended_ns=ended_ns, was_asked=was_asked, host=self.hello.host)
 
-    def is_silent_in_a_step(self, now: float) -> bool:
-        """Return True if it is in a step, for longer than any step or pause before took."""
-        state = self.state
-        if state is None or state.phase not in _IN_A_STEP or self.progress_at is None or state.is_traced:
+    @property
+    def phase(self) -> str | None:
+        """The phase that it published last."""
+        return None if self.state is None else self.state.phase
+
+    def is_silent(self, now: float) -> bool:
+        """Return True if it makes no progress, for longer than any step or pause in a step before took."""
+        if self.state is None or self.progress_at is None or self.state.is_traced:
             return False
-        return now - self.progress_at >= max(CLEAN_SECONDS, _SILENCE_FACTOR * state.longest_silence)
+        return now - self.progress_at >= max(CLEAN_SECONDS, _SILENCE_FACTOR * self.state.longest_silence)
 
-    def is_before(self, steps: Iterable[int], count: int) -> bool:
-        """Return True if all others are in a later step than its last one.
+    def is_missing(self, steps: Iterable[int], count: int) -> bool:
+        """Return True if it ended too early: it had steps to do, or all others are in a later one.
 
-        For a process that did not leave its block the same step is enough: it may have ended amid that step. One that
-        has left it may have done all steps, as all others that save or evaluate now.
+        Others that are in the same step may save or evaluate after the last one, without a report of it.
         """
         found = list(steps)
-        if self.step is None or len(found) < count:
-            return False
-        return all(step > self.step or (step == self.step and not self.has_left) for step in found)
+        return self.is_early or (self.step is not None and len(found) == count and min(found) > self.step)
 
 
 def _sentence(named: list[_Peer], end: ProcessEnd, confidence: Confidence) -> str:

@@ -104,11 +104,13 @@ class Event(NamedTuple):
         event: LEFT, ENDED or ASKED.
         end: How it ended or left, for the first two; its host is left out.
         step: Its last step.
+        is_early: True if it has more steps to do, as far as the number of all steps is known.
     """
 
     event: str
     end: ProcessEnd = ProcessEnd()
     step: int | None = None
+    is_early: bool = False
 
     def to_message(self) -> dict[str, Any]:
         """Return it as fields of a message."""
@@ -122,6 +124,7 @@ class Event(NamedTuple):
             "exit_code": end.exit_code,
             "was_asked": end.was_asked,
             "step": self.step,
+            "is_early": self.is_early,
         }
 
     @classmethod
@@ -137,7 +140,7 @@ class Event(NamedTuple):
             exit_code=_integer(message, "exit_code"),
             was_asked=_flag(message, "was_asked") or False,
         )
-        return cls(message["event"], end, _integer(message, "step"))
+        return cls(message["event"], end, _integer(message, "step"), _flag(message, "is_early") or False)
 
 
 def _text(message: Mapping[str, Any], name: str) -> str | None:

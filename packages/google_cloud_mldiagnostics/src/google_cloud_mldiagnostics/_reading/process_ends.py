@@ -49,6 +49,7 @@ def end_of(process: ProcessView, by_companion: LogEntry | None) -> ProcessEnd:
         exit_code=None if is_failed and not exit_code else exit_code,
         host=process.host,
         was_asked="SIGTERM" in process.reason,
+        was_ended=payload.get("ended_by") == "fast_fail",
         is_silent=not how and (process.is_gone or process.state is State.STALE or is_end_missing(process.reason)),
     )
 
