@@ -128,7 +128,7 @@ def score_all(
                     shift_clocks(history.diagnostics, _offsets(history, offset_seconds, number))
                 for name, tool in asked.items():
                     seconds = _seconds_to_verdict(history) if name == DOCTOR else None
-                    cases[name].append(Case(history.name, history.kind, history.label, tool(history), seconds))
+                    cases[name].append(Case(history.name, history.kind, history.label, _answer(tool, history), seconds))
             if number == 0:
                 ends += _end_seconds(history)
     injected = {name: [case for case in known if not _is_replayed(case)] for name, known in cases.items()}
@@ -147,6 +147,14 @@ def score_all(
         "runs": cases_json(cases[DOCTOR]),
     }
     return markdown(title, scores, cases[DOCTOR], notes, replayed), results
+
+
+def _answer(tool: Tool, history: History) -> Answer:
+    """Return a tool's answer; one that fails knows nothing, and that is in the list of wrong answers."""
+    try:
+        return tool(history)
+    except Exception as error:
+        return Answer(VerdictClass.UNKNOWN, sentence=f"{type(error).__name__}: {error}")
 
 
 def _is_replayed(case: Case) -> bool:
@@ -181,7 +189,7 @@ def _draw(archive: Path, kind: str, tool: Tool, most_seconds: float, draws: int)
             if history.kind != kind or history.void or len(hosts_of(history.diagnostics)) < 2:
                 return None
             shift_clocks(history.diagnostics, _offsets(history, most_seconds, number))
-            answer = tool(history)
+            answer = _answer(tool, history)
             right += is_right_class(history.label, answer) and is_right_culprit(history.label, answer)
     return right, draws
 
