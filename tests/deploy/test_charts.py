@@ -13,6 +13,7 @@ import pytest
 import yaml
 from google_cloud_mldiagnostics._cli.kubernetes import KubernetesCommand
 from google_cloud_mldiagnostics._kubernetes.names import LOOKED_UP, WEBHOOK_CERTIFICATE, WEBHOOK_CONFIGURATION
+from google_cloud_mldiagnostics._kubernetes.rights import FACT_RIGHTS, Right
 from google_cloud_mldiagnostics._kubernetes.webhook.configuration import webhook_configuration
 from google_cloud_mldiagnostics._version import get_version
 
@@ -40,6 +41,8 @@ SOME_VALUES: list[tuple[str, dict[str, Any]]] = [
     (WEBHOOK, {"exemptNamespaces": [], "tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}}),
     (WEBHOOK, {"image": {"repository": "r", "tag": "t", "pullSecrets": ["s"]}, "ports": {"webhook": 9443}}),
     (OPERATOR, {"namespaces": ["one", "two"], "localStorage": True, "hostNetwork": True, "ports": {"allowed": [80]}}),
+    (OPERATOR, {"recordFacts": True}),
+    (OPERATOR, {"recordFacts": True, "namespaces": ["one"]}),
     (OPERATOR, {"ttlSeconds": 31_536_000, "concurrency": 2, "networkPolicy": {"enabled": False}, "replicas": 2}),
     (OPERATOR, {"serviceAccount": {"annotations": {"iam.gke.io/gcp-service-account": "a@p.iam"}}}),
     (OPERATOR, {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}, "image": {"pullSecrets": ["s"]}}),
@@ -250,3 +253,23 @@ def test_the_notes_name_the_next_commands(name: str) -> None:
     notes = text_of(name, namespace="elsewhere", has_notes=True)
     assert "mldiagnostics kubernetes check" in notes
     assert f"helm uninstall {name} --namespace elsewhere" in notes
+
+
+@pytest.mark.parametrize("namespaces", [[], ["one"]])
+def test_only_an_operator_that_records_facts_may_list_pods_and_events(namespaces: list[str]) -> None:
+    def rights(*, records: bool) -> set[Right]:
+        found = rendered(OPERATOR, {"recordFacts": records, "namespaces": namespaces})
+        roles = [one(found, "Role" if namespaces else "ClusterRole", OPERATOR)]
+        return {
+            Right(group, resource, verb)
+            for role in roles
+            for rule in role["rules"]
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+
+    assert rights(records=True) - rights(records=False) == {*FACT_RIGHTS}
+    assert not rights(records=False) & {*FACT_RIGHTS}
+    assert "--record-facts" in arguments(rendered(OPERATOR, {"recordFacts": True}))
+    assert "--record-facts" not in arguments(rendered(OPERATOR))

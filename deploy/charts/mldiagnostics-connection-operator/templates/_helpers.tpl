@@ -16,4 +16,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - {apiGroups: [diagon.gke.io], resources: [mldiagnosticsconnections/status], verbs: [patch]}
 # A pod's address is read from the pod itself, and a namespace says which others may capture its pods.
 - {apiGroups: [""], resources: [namespaces, pods], verbs: [get]}
+{{- if .Values.recordFacts }}
+- {apiGroups: [""], resources: [pods, events], verbs: [list, watch]}
+{{- end }}
 {{- end }}

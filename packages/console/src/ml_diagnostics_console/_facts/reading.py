@@ -8,11 +8,12 @@ is new.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from google_cloud_mldiagnostics.exceptions import RunNotFoundError
+from google_cloud_mldiagnostics.kubernetes_facts import FACT
 from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunHistory, RunSource, RunView, State
 from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.entry import LogEntry
@@ -39,7 +40,6 @@ _SILENT_NS: Final = 180_000_000_000
 """Three heartbeats of a run, which are 60 s apart."""
 _CLUSTER: Final = "GKE"
 """The orchestrator of runs that have pods."""
-_KUBERNETES_FACT: Final = "kubernetes_fact"
 _ENDS: Final = ("job_ended", "left_block")
 
 
@@ -124,7 +124,8 @@ class JobReader:
         for batch in self._source.entries.read(self._of_run):
             self._history.add(self._records.add(batch))
         first_ns = min((record.first_ns for record in self._history.processes.values()), default=0)
-        self._read_companions(first_ns, {str(run.get("displayName", "")), str(run["name"]).rpartition("/")[2]})
+        names = {str(run.get("displayName", "")), str(run["name"]).rpartition("/")[2], _workload_of(run)}
+        self._read_companions(first_ns, names)
         view = self._source.view(run, self._history, has_endings=True)
         attempts = attempts_of_runs(view, self._lives, self._records)
         judged = self._judged(attempts)
@@ -175,18 +176,18 @@ class JobReader:
 
     def _read_companions(self, first_ns: int, names: Collection[str]) -> None:
         """Read what is new of companions, from some time before the first event of the run."""
+        wanted = sorted(filter(None, names))
+        since_ns = max(0, first_ns - _BEFORE_RUN_NS)
         if self._of_companions is None:
             from ml_diagnostics_common.cloud_logging import any_of
 
-            wanted = sorted(filter(None, names))
             condition = f"{any_of('labels.run', wanted)} OR {any_of('labels.job', wanted)}"
-            since_ns = max(0, first_ns - _BEFORE_RUN_NS)
             self._of_companions = self._source.entries.source_of_companions(since_ns, condition)
         for batch in self._source.entries.read(self._of_companions):
             self._companion_count += len(batch)
             self._lives.add(batch)
             self._history.add([entry for entry in batch if entry.payload.get("kind") in _ENDS])
-            self._cluster_entries += [entry for entry in batch if entry.payload.get("kind") == _KUBERNETES_FACT]
+            self._cluster_entries += [entry for entry in batch if _is_fact_of(entry, wanted, since_ns)]
 
     def _judged(self, attempts: Sequence[AttemptFacts]) -> int | None:
         """Return the index of the attempt that is asked for."""
@@ -240,6 +241,20 @@ def _last_events(attempts: Sequence[AttemptFacts]) -> list[int]:
 
 def _hosts(attempts: Sequence[AttemptFacts]) -> set[str]:
     return {process.host for attempt in attempts for process in attempt.processes}
+
+
+def _workload_of(run: Mapping[str, Any]) -> str:
+    """Return the name of the workload in Kubernetes that a run is of; empty if there is none."""
+    details = run.get("workloadDetails")
+    gke = details.get("gke") if isinstance(details, Mapping) else None
+    return str(gke.get("id") or "") if isinstance(gke, Mapping) else ""
+
+
+def _is_fact_of(entry: LogEntry, names: Collection[str], since_ns: int) -> bool:
+    """Return True if an entry has a recorded fact of Kubernetes on one of some jobs or runs."""
+    labels = entry.context.labels
+    is_of_job = labels.get("run") in names or labels.get("job") in names
+    return entry.payload.get("kind") == FACT and is_of_job and entry.timestamp_ns >= since_ns
 
 
 def _is_in_cluster(view: RunView) -> bool:

@@ -170,6 +170,9 @@ def _add_operator(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local-storage", action="store_true", help="allow folders of the pods beside gs://")
     parser.add_argument("--host-network", action="store_true", help="profile pods that use the network of their node")
     parser.add_argument(
+        "--record-facts", action="store_true", help="record phases, reasons and events of pods, for `doctor`"
+    )
+    parser.add_argument(
         "--allow-port",
         metavar="N",
         action="append",
@@ -208,6 +211,7 @@ def _operator(options: argparse.Namespace, console: Console) -> int:
         lease_namespace=options.lease_namespace,
         policy=policy,
         allows_host_network=options.host_network,
+        records_facts=options.record_facts,
         host=options.host,
         probe_port=options.probe_port,
         metrics_port=options.metrics_port,

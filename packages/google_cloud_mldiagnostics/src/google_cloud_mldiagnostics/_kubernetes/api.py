@@ -209,24 +209,47 @@ class KubernetesApi:
             KubernetesUnreachableError: The server did not answer in time, or not with objects.
         """
         found: list[dict[str, Any]] = []
-        query = {"limit": str(_PAGE_OBJECTS)}
+        version = ""
+        async for page in self.pages(path, timeout_seconds=timeout_seconds):
+            found += page.objects
+            version = page.resource_version
+        return Listing(found, version)
+
+    async def pages(
+        self, path: str, *, selector: str = "", timeout_seconds: float = _CALL_SECONDS
+    ) -> AsyncIterator[Listing]:
+        """Yield the objects of a collection, 500 at a time, so that not all are held at once.
+
+        Args:
+            path: The path of the collection: that of an object without its name.
+            selector: A selector of labels; empty for all objects.
+            timeout_seconds: The most time that each call may take.
+
+        Raises:
+            KubernetesApiError: The server refused.
+            KubernetesUnreachableError: The server did not answer in time, or not with objects.
+        """
+        query = {"limit": str(_PAGE_OBJECTS), **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self._request("GET", path, timeout_seconds, query=query)
             items, metadata = page.get("items"), page.get("metadata")
             if not isinstance(items, list) or not isinstance(metadata, dict):
                 raise KubernetesUnreachableError(f"{path}: expected a list of objects, got {page!s:.100}")
-            found += items
+            yield Listing(items, str(metadata.get("resourceVersion", "")))
             if not metadata.get("continue"):
-                return Listing(found, str(metadata.get("resourceVersion", "")))
+                return
             query["continue"] = str(metadata["continue"])
 
-    async def watch(self, path: str, resource_version: str, *, seconds: float) -> AsyncIterator[dict[str, Any]]:
+    async def watch(
+        self, path: str, resource_version: str, *, seconds: float, selector: str = ""
+    ) -> AsyncIterator[dict[str, Any]]:
         """Yield the changes of a collection, as `{"type": "ADDED", "object": {...}}`, for some time.
 
         Args:
             path: The path of the collection.
             resource_version: The version of its listing, after which changes are yielded.
             seconds: The time; a server that is silent for a little longer is taken for dead.
+            selector: A selector of labels; empty for all objects.
 
         Raises:
             KubernetesApiError: The server refused, as with 410 for a version that it has forgotten.
@@ -234,6 +257,8 @@ class KubernetesApi:
         """
         assert self._session is not None, "use it in an `async with` block"
         query = {"watch": "true", "resourceVersion": resource_version, "timeoutSeconds": str(math.ceil(seconds))}
+        if selector:
+            query["labelSelector"] = selector
         try:
             async with self._session.get(
                 self._connection.server + path,

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from google_cloud_mldiagnostics._kubernetes.names import CONNECTION_GROUP, CONNECTIONS, LOOKED_UP, NAMESPACE
 
-__all__ = ["OPERATOR_RIGHTS", "STAND_DOWN_RIGHTS", "WEBHOOK_RIGHTS", "Right"]
+__all__ = ["FACT_RIGHTS", "OPERATOR_RIGHTS", "STAND_DOWN_RIGHTS", "WEBHOOK_RIGHTS", "Right"]
 
 
 class Right(NamedTuple):
@@ -52,3 +52,5 @@ OPERATOR_RIGHTS: Final = (
     Right("", "pods", "get"),
     *(Right("coordination.k8s.io", "leases", verb, NAMESPACE) for verb in ("get", "create", "update")),
 )
+FACT_RIGHTS: Final = tuple(Right("", resource, verb) for resource in ("pods", "events") for verb in ("list", "watch"))
+"""To record what changes of pods; only with `--record-facts`."""

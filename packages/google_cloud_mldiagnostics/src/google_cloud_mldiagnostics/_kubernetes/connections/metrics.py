@@ -20,6 +20,7 @@ class OperatorMetrics:
         queue: The number of objects that wait.
         running: The number of captures that run.
         leader: 1 while this operator acts.
+        facts: Recorded facts of pods, by `result`: recorded or dropped.
         last_list: When objects were last listed, in seconds since 1970.
     """
 
@@ -34,6 +35,7 @@ class OperatorMetrics:
         self.queue = Gauge("mldiagnostics_operator_queue", "Waiting objects", registry=registry)
         self.running = Gauge("mldiagnostics_operator_running", "Running captures", registry=registry)
         self.leader = Gauge("mldiagnostics_operator_leader", "This one acts", registry=registry)
+        self.facts = Counter("mldiagnostics_operator_facts", "Facts of pods", ["result"], registry=registry)
         self.last_list = Gauge(
             "mldiagnostics_operator_last_list_or_watch_seconds", "Last list of objects", registry=registry
         )

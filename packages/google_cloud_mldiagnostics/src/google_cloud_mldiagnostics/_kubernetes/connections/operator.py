@@ -22,6 +22,7 @@ from google_cloud_mldiagnostics._kubernetes.connections.capturing import Capture
 from google_cloud_mldiagnostics._kubernetes.connections.controller import Controller
 from google_cloud_mldiagnostics._kubernetes.connections.election import Election, LeaseLostError
 from google_cloud_mldiagnostics._kubernetes.connections.metrics import OperatorMetrics
+from google_cloud_mldiagnostics._kubernetes.connections.recording import FactRecorder
 from google_cloud_mldiagnostics._kubernetes.connections.step import Policy
 from google_cloud_mldiagnostics._kubernetes.names import CONNECTION_GROUP, CONNECTION_VERSION, CONNECTIONS
 from google_cloud_mldiagnostics.exceptions import KubernetesApiError, KubernetesError
@@ -52,6 +53,7 @@ class OperatorSettings:
         probe_port: The port of `/healthz` and `/readyz`; None for none.
         metrics_port: The port for Prometheus; None for none.
         watch_seconds: After so long all objects are listed again.
+        records_facts: True to record what changes of pods and their events: see `recording`.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -62,6 +64,7 @@ class OperatorSettings:
     probe_port: int | None = 8081
     metrics_port: int | None = 8080
     watch_seconds: float = _WATCH_SECONDS
+    records_facts: bool = False
 
 
 def serve(settings: OperatorSettings, connection: Connection) -> None:
@@ -88,17 +91,27 @@ async def _serve(settings: OperatorSettings, connection: Connection) -> None:
         watches = [_Watch(api, name, controller, settings.watch_seconds) for name in settings.namespaces or ("",)]
         async with _probes(settings, election, watches):
             with _metrics_server(settings, metrics):
-                await _run(election, controller, watches)
+                recorder = FactRecorder(api, settings.namespaces, metrics) if settings.records_facts else None
+                await _run(election, controller, watches, recorder)
 
 
-async def _run(election: Election, controller: Controller, watches: list[_Watch]) -> None:
+async def _run(
+    election: Election, controller: Controller, watches: list[_Watch], recorder: FactRecorder | None
+) -> None:
     """Act until a signal; then claim nothing more, finish what runs, and give the lease back."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     stopped = asyncio.create_task(stop.wait())
-    elected = asyncio.create_task(election.run(controller.lead))
+    recording: list[asyncio.Task[None]] = []
+
+    def lead() -> None:
+        controller.lead()
+        if recorder is not None:
+            recording.append(asyncio.create_task(recorder.run()))
+
+    elected = asyncio.create_task(election.run(lead))
     tasks: list[asyncio.Task[Any]] = [elected, *(asyncio.create_task(watch.run()) for watch in watches)]
     try:
         await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -110,8 +123,9 @@ async def _run(election: Election, controller: Controller, watches: list[_Watch]
             await asyncio.wait([ending, elected], return_when=asyncio.FIRST_COMPLETED)
     finally:
         controller.abandon()
-        for task in (stopped, *tasks):
+        for task in (stopped, *recording, *tasks):
             task.cancel()
+    await asyncio.gather(*recording, return_exceptions=True)
     await election.release()
     for task in tasks:  # What ended by itself has failed.
         with contextlib.suppress(asyncio.CancelledError):
