@@ -712,6 +712,21 @@ def test_fast_fail_knows_a_first_cause_that_recorded_nothing() -> None:
     assert judge(known).headline.rule == "FF"
 
 
+# --- Stuck before ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGINT"])
+def test_what_ends_a_stuck_job_did_not_cause_it(how: str) -> None:
+    def known(age: float) -> Facts:
+        ended = process(0, step=30, end=f"signal: {how}", ended=140, end_fields={"progress_age_seconds": age})
+        return facts([ended, process(1, step=30, end="exit: 134", ended=139, hangs=(hang(),))])
+
+    assert [rule for rule in CRASHES if isinstance(judged(rule, known(40.0)), Verdict)] == []
+    assert judged("H0", known(40.0)) is None
+    # The timeout of that hang is 25 s: a step had ended since.
+    assert only(known(24.9)).hosts == ("host-0",)
+
+
 # --- Costs --------------------------------------------------------------------------------------------------
 
 

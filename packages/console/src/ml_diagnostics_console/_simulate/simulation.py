@@ -30,6 +30,11 @@ _SETTLED_SECONDS: Final = 5.0
 """After the last call of `jax.distributed.initialize`, no further process is expected."""
 _BACKOFF_SECONDS: Final = 1.0
 """In place of Kubernetes' 10 s, which double each time."""
+_FOLLOWED: Final[Mapping[Action, str]] = {
+    Action.RESTART_POD: "; it is started again, here after 1 s",
+    Action.RESTART_JOB: "; its pods are started again",
+    Action.RESTART_ALL: "; all pods are started again",
+}
 _LONGEST_GRACE_SECONDS: Final = 5.0
 _DEFAULT_GRACE_SECONDS: Final = 30
 
@@ -42,7 +47,6 @@ class Outcome:
         exit_code: The job's exit code: 0, or that of the pod which failed it; None if it did not end by itself.
         reason: Why the job has failed, or was ended, for people; empty if it has succeeded.
         verdicts: What the rehearsal itself has found.
-        attempts: How often pods were started again.
         is_time_limit: True if the job still ran when the time was over.
         not_injected: Faults that never were due.
     """
@@ -50,7 +54,6 @@ class Outcome:
     exit_code: int | None = None
     reason: str = ""
     verdicts: list[Verdict] = field(default_factory=list)
-    attempts: int = 0
     is_time_limit: bool = False
     not_injected: list[Fault] = field(default_factory=list)
 
@@ -120,7 +123,6 @@ class Simulation:
             finally:
                 self._end_all(processes, time.monotonic() + self._grace())
                 self._injector.close()
-        outcome.attempts = sum(self._attempts.values()) - len(self._attempts)
         outcome.not_injected = self._injector.pending
         return outcome
 
@@ -180,7 +182,8 @@ class Simulation:
         pod = process.pod
         decision = self._progress.after(pod.job, pod.index, code)
         if code:
-            self._notify(f"{pod.name} ended with exit code {code}{f': {decision.reason}' if decision.reason else ''}")
+            followed = _FOLLOWED.get(decision.action, "")
+            self._notify(f"{pod.name} ended with exit code {code}: {decision.reason}{followed}")
         self._act(decision, pod, code, processes)
 
     def _act(self, decision: Decision, pod: Pod, code: int, processes: Processes) -> None:
