@@ -841,6 +841,14 @@ def test_h0_is_silent_where_a_process_is() -> None:
     assert "host-1 has recorded nothing since" in verdict("U0", known).sentence
 
 
+def test_u0_is_not_shown_where_another_rule_explains_it() -> None:
+    silent = process(0, step=30, end=ProcessEnd(is_silent=True), state=State.STALE, last_event_ns=after(50))
+    report = judge(facts([silent, survivor(1), survivor(2)], now_ns=after(170)))
+    assert report.headline.rule == "K1s"
+    assert "U0" in {each.rule for each in report.verdicts}
+    assert "U0" not in {each.rule for each in report.shown}
+
+
 # --- Any history --------------------------------------------------------------------------------------------
 
 ENDS = st.builds(

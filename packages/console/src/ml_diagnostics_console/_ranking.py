@@ -71,11 +71,16 @@ def shown(verdicts: Sequence[Verdict], rules: Sequence[Rule]) -> tuple[Verdict, 
 def _replaced(verdicts: Iterable[Verdict], rules: Sequence[Rule]) -> set[str]:
     """Return the ids of rules whose verdicts repeat what that of a more specific rule says.
 
-    A mere possibility replaces nothing that is known better.
+    A mere possibility replaces nothing that is known better. That something unknown is wrong is reported only where no
+    verdict on the state of the job explains it.
     """
     by_id = {rule.id: rule for rule in rules}
     found = {verdict.rule: verdict for verdict in verdicts}
-    return {
+    is_explained = any(
+        verdict.part is Part.INITIATING and _CLASSES[verdict.verdict_class] == 0 for verdict in found.values()
+    )
+    unknown = {verdict.rule for verdict in found.values() if verdict.verdict_class is VerdictClass.UNKNOWN}
+    return (unknown if is_explained else set()) | {
         general
         for verdict in found.values()
         if verdict.part in _PARTS[:2] and verdict.rule in by_id

@@ -54,6 +54,7 @@ class Cause(str, enum.Enum):
 
 _OF_PROGRAMS: Final = frozenset({Cause.MEMORY, Cause.DEVICE_MEMORY, Cause.DISK, Cause.ERROR, Cause.EXIT})
 """Kinds that a program may have on all hosts alike."""
+_FROM_OUTSIDE: Final = frozenset({Cause.KILLED, Cause.ASKED, Cause.INTERRUPTED})
 _ORDER: Final = {cause: number for number, cause in enumerate(Cause)}
 NATIVE_SIGNALS: Final = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 _SIGNALS_OF_CODES: Final = {
@@ -173,6 +174,8 @@ def lead_of_attempt(facts: Facts, attempt: AttemptFacts) -> Lead | None:
     common = _with_the_same_error(facts, processes, found[0]) if leading in _OF_PROGRAMS else ()
     if common:
         return Lead(leading, common, is_common=True)
+    if leading in _FROM_OUTSIDE and all(_was_stuck(attempt, process) for process in found):
+        return None
     return Lead(leading, tuple(found), others, confidence)
 
 
@@ -359,6 +362,17 @@ def _end_for_story(attempt: AttemptFacts, process: ProcessFacts, *, may_have_lef
     if code == 0 and process.has_ended and is_later and may_have_left:
         return end._replace(how="clean", exit_code=0, signal="", exception="", ended_ns=failed_ns)
     return end
+
+
+def _was_stuck(attempt: AttemptFacts, process: ProcessFacts) -> bool:
+    """Return True if the job had been stuck when a process was ended from outside: it was ended because of that.
+
+    Its last progress is older than a timeout after which a companion of the job reported a hang. The timeouts are
+    learned from the steps of the job, so no healthy step lasts that long. Only durations are compared, no clocks.
+    """
+    timeouts = [hang.timeout_seconds for each in attempt.processes for hang in each.hangs if hang.timeout_seconds > 0]
+    age = process.end_fields.get("progress_age_seconds")
+    return bool(timeouts) and isinstance(age, (int, float)) and age >= min(timeouts)
 
 
 def _with_the_same_error(
