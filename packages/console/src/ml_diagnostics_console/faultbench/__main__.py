@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not archives:
             parser.error(f"{options.score} has no histories")
     else:
-        plans = _smoke_plans() if options.smoke else list(plans_of(seeds, options.only))
+        plans = (
+            _smoke_plans() if options.smoke else list(plans_of(seeds, options.only, most_negatives=options.negatives))
+        )
         target = options.store or Path(tempfile.mkdtemp(prefix="faultbench-histories-"))
         _report(f"{len(plans)} runs; histories in {target}")
         archives = run_all(
@@ -61,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ml_diagnostics_console.faultbench", description=__doc__)
     parser.add_argument("--seeds", default="0-7", help="such as 0-3 or 4,6 (default: %(default)s)")
     parser.add_argument("--only", action="append", default=[], choices=sorted(KINDS), metavar="KIND", help="one kind")
+    parser.add_argument(
+        "--negatives", type=int, metavar="N", help="at most so many a seed (default: as many as faults)"
+    )
     parser.add_argument("--smoke", action="store_true", help="three jobs of two processes")
     parser.add_argument("--store", type=Path, metavar="FOLDER", help="keep the histories of all runs there")
     parser.add_argument("--resume", action="store_true", help="leave out runs that are stored already")

@@ -14,6 +14,8 @@ from ml_diagnostics_console.faultbench._negatives import NEGATIVES
 __all__ = ["KINDS", "Plan", "plan_of", "plans_of", "seeds_of"]
 
 KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in (*FAULTS, *NEGATIVES)}
+_STEPS: Final = (70, 110)
+"""Of injections: after some seconds of steps, which hang detection has to have seen."""
 _FLOOR_SECONDS: Final = 5.0
 _STARTUP_FLOOR_SECONDS: Final = 30.0
 
@@ -81,7 +83,7 @@ def plan_of(name: str, seed: str, *, most_processes: int = 4) -> Plan:
     processes = max(kind.least_processes, chosen.choices((2, 3, 4), weights=(5, 4, 1))[0])
     processes = max(kind.least_processes, min(processes, most_processes))
     culprit = chosen.randrange(1 if settings.pop("not_process_0", False) else 0, processes)
-    step = settings.pop("step", chosen.randrange(15, 45))
+    step = settings.pop("step", chosen.randrange(*_STEPS))
     is_outside = kind.at is At.OUTSIDE or (kind.at is At.EITHER and chosen.random() < 0.5)
     hosts = settings.pop("hosts", chosen.choice(("own", "own", "shared")))
     if "size_range" in settings:
@@ -111,12 +113,13 @@ def _spread(chosen: random.Random, most: float, count: int) -> tuple[float, ...]
     return tuple(round(chosen.uniform(-most, most), 3) for _ in range(count)) if most else ()
 
 
-def plans_of(seeds: Iterable[int], names: Iterable[str] = ()) -> Iterator[Plan]:
+def plans_of(seeds: Iterable[int], names: Iterable[str] = (), *, most_negatives: int | None = None) -> Iterator[Plan]:
     """Yield the plans of some seeds: each fault once a seed, and as many negatives, which repeat.
 
     Args:
         seeds: The seeds.
         names: Only these kinds; empty for all.
+        most_negatives: Of each seed; None for as many as there are faults.
     """
     wanted = set(names)
     faults = [kind.name for kind in FAULTS if not wanted or kind.name in wanted]
@@ -124,7 +127,7 @@ def plans_of(seeds: Iterable[int], names: Iterable[str] = ()) -> Iterator[Plan]:
     for seed in seeds:
         for number, name in enumerate(faults):
             yield plan_of(name, str(seed))
-            if negatives and not wanted:
+            if negatives and not wanted and (most_negatives is None or number < most_negatives):
                 round_, which = divmod(number, len(negatives))
                 yield plan_of(negatives[which], f"{seed}{'abcdefgh'[round_]}")
         if wanted:
