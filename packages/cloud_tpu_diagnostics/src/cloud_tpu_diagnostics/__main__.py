@@ -118,7 +118,7 @@ def _run(command: Sequence[str], console: Console, capture: Capture, plan: HoldP
     ending = ending_of(status, Note("clean"), fault=None, is_out_of_memory=kills.is_recent(time.monotonic()))
     capture.end(LONGEST_END_SECONDS)
     try:
-        fast_fail = wait_for_status(pid, start, _DECISION_SECONDS if status else 0.0)
+        fast_fail = wait_for_status(pid, start, _DECISION_SECONDS if status and not was_asked else 0.0)
         circumstances |= end_fields(fast_fail, ending.exit_code, ending.signal)
         if circumstances.get("ended_by") is not None:
             ending = ending._replace(sentence=f"Fast-fail ended the job: {circumstances['first_cause']['message']}")

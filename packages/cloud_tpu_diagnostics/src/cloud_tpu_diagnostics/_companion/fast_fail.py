@@ -227,7 +227,7 @@ class FastFail:
 
     def wait_for_decision(self, *, has_failed: bool) -> None:
         """Stay in the star until it has decided on the end of the job, or knows it."""
-        seconds = _DECISION_SECONDS if has_failed else _CLEAN_SECONDS
+        seconds = _DECISION_SECONDS if has_failed and not self._was_asked else _CLEAN_SECONDS
         self._serve(seconds, lambda: self._awaits_decision(has_failed=has_failed))
 
     def close(self) -> None:
@@ -247,7 +247,8 @@ class FastFail:
     def _awaits_decision(self, *, has_failed: bool) -> bool:
         if not self._star.role or self._star.is_off or self._is_decided:
             return False
-        return has_failed or not self._star.has_sent_all()
+        # A process that was asked to end may be followed by others for half a minute.
+        return (has_failed and not self._was_asked) or not self._star.has_sent_all()
 
     def _serve(self, seconds: float, is_wanted: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
