@@ -21,6 +21,8 @@ from ml_diagnostics_console._facts.facts import (
     ProcessFacts,
     Signal,
     SigtermHandler,
+    StepSummary,
+    Times,
 )
 from ml_diagnostics_console._rules import all_rules
 from ml_diagnostics_console.doctor import judge
@@ -725,6 +727,32 @@ def test_what_ends_a_stuck_job_did_not_cause_it(how: str) -> None:
     assert judged("H0", known(40.0)) is None
     # The timeout of that hang is 25 s: a step had ended since.
     assert only(known(24.9)).hosts == ("host-0",)
+
+
+def test_a_stuck_job_that_was_ended_as_a_whole_is_recognised_without_clocks_and_hang_verdicts() -> None:
+    wall = Times(10.0, 0.1, 0.2, 0.5)
+    steps = StepSummary(after(50), 0, 30, 30, wall, None, None, None, None, None, ref("steps"))
+
+    def known(age: float, phase: str = "step") -> Facts:
+        return facts(
+            [
+                process(
+                    index,
+                    step=30,
+                    end="signal: SIGKILL",
+                    ended=100 + 60 * index,
+                    summaries=(steps,),
+                    last_phase=phase,
+                    end_fields={"progress_age_seconds": age},
+                )
+                for index in range(3)
+            ]
+        )
+
+    assert judged("C7", known(10.0)) is None
+    assert "ended from outside while the job made no progress" in verdict("U0", known(10.0)).sentence
+    assert verdict("C7", known(9.9)).hosts == ("host-0",)
+    assert verdict("C7", known(10.0, "checkpoint")).hosts == ("host-0",)
 
 
 # --- Costs --------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 from ml_diagnostics_common.story import Role
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
-from ml_diagnostics_console._rules.causes import Cause, Lead, signal_of
+from ml_diagnostics_console._rules.causes import Cause, signal_of
 from ml_diagnostics_console._rules.costs import attempt_of_ledger, report_of
+from ml_diagnostics_console._rules.leads import Lead
 from ml_diagnostics_console.verdict import Ref
 
 __all__ = ["GRACE_SECONDS", "Asked", "Saved", "asked_of", "is_asked", "is_graceful", "saved_state"]

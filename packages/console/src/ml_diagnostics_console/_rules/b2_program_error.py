@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts
-from ml_diagnostics_console._rules.causes import Cause, Lead, lead_of
+from ml_diagnostics_console._rules.causes import Cause
 from ml_diagnostics_console._rules.crashes import command, crash, error_of, logs_around
+from ml_diagnostics_console._rules.leads import Lead, lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.wording import at
 from ml_diagnostics_console.verdict import Blame, VerdictClass

@@ -9,8 +9,9 @@ from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
 from ml_diagnostics_console._rules.b2_program_error import is_program_error
-from ml_diagnostics_console._rules.causes import Cause, lead_of, titles
+from ml_diagnostics_console._rules.causes import Cause, titles
 from ml_diagnostics_console._rules.crashes import crash, error_of, logs_around
+from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
 from ml_diagnostics_console._rules.wording import quoted
 from ml_diagnostics_console.verdict import Blame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
-from ml_diagnostics_console._rules.causes import Cause, lead_of, signal_of
+from ml_diagnostics_console._rules.causes import Cause, signal_of
 from ml_diagnostics_console._rules.crashes import command, crash, error_of, logs_around
 from ml_diagnostics_console._rules.host_memory import (
     AT_LIMIT_PERCENT,
@@ -15,6 +15,7 @@ from ml_diagnostics_console._rules.host_memory import (
     memory_use,
     shown_memory,
 )
+from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.pod_reasons import pod_commands, was_container_out_of_memory
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console.verdict import Blame, NotChecked

@@ -7,8 +7,9 @@ from typing import Final
 from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
-from ml_diagnostics_console._rules.causes import Cause, lead_of, own_clock_ns, titles
+from ml_diagnostics_console._rules.causes import Cause, own_clock_ns, titles
 from ml_diagnostics_console._rules.crashes import command, crash, error_of
+from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
 from ml_diagnostics_console.verdict import Blame, Ref
 

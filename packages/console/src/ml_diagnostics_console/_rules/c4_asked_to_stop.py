@@ -9,8 +9,9 @@ from ml_diagnostics_common.texts import format_duration
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
 from ml_diagnostics_console._rules.asked import GRACE_SECONDS, Asked, asked_of, is_graceful, saved_state
-from ml_diagnostics_console._rules.causes import Cause, Lead, lead_of, own_clock_ns, signal_of, titles
+from ml_diagnostics_console._rules.causes import Cause, own_clock_ns, signal_of, titles
 from ml_diagnostics_console._rules.crashes import command, crash, error_of, logs_around
+from ml_diagnostics_console._rules.leads import Lead, lead_of
 from ml_diagnostics_console._rules.pod_reasons import kubernetes_reason, pod_commands
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.wording import at, clock, hosts_of, indices_of, named

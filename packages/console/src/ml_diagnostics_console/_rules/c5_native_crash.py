@@ -8,8 +8,9 @@ from typing import Final
 from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import Facts, MainStack, ProcessFacts
-from ml_diagnostics_console._rules.causes import Cause, lead_of, signal_of
+from ml_diagnostics_console._rules.causes import Cause, signal_of
 from ml_diagnostics_console._rules.crashes import command, crash, logs_around
+from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
 from ml_diagnostics_console._rules.wording import quoted
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Ref

@@ -8,8 +8,9 @@ from ml_diagnostics_common.story import Confidence, Role
 from ml_diagnostics_common.texts import format_count
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts, ProcessFacts
-from ml_diagnostics_console._rules.causes import Cause, Lead, lead_of
+from ml_diagnostics_console._rules.causes import Cause
 from ml_diagnostics_console._rules.crashes import crash, logs_around
+from ml_diagnostics_console._rules.leads import Lead, lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
 from ml_diagnostics_console.verdict import Blame, Ref
 

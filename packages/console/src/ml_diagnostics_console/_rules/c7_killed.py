@@ -7,10 +7,11 @@ from typing import Final
 from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts, Unknown
-from ml_diagnostics_console._rules.causes import Cause, lead_of, signal_of
+from ml_diagnostics_console._rules.causes import Cause, signal_of
 from ml_diagnostics_console._rules.crashes import command, crash, logs_around
+from ml_diagnostics_console._rules.leads import LEAST_STUCK_SECONDS, STUCK_STEPS, lead_of
 from ml_diagnostics_console._rules.pod_reasons import kubernetes_reason, pod_commands
-from ml_diagnostics_console._rules.rule import Judgement, Rule
+from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console.verdict import Blame, NotChecked
 
 __all__ = ["RULE"]
@@ -77,6 +78,13 @@ RULE = Rule(
         "the reason: the states of pods and the conditions of nodes, --kubernetes",
     ),
     judge=_judge,
+    thresholds=(
+        Threshold(
+            "age of the last progress from which the job was stuck before, without a hang verdict",
+            f"{STUCK_STEPS} times the longest step, and {LEAST_STUCK_SECONDS:.0f} s at least",
+            "the floor of a hang's timeout for jobs with short steps",
+        ),
+    ),
     example="host host-3 was killed at step 30 (16:02:11 UTC): the kubelet evicted pod ml/train-1-x at 16:02:10 UTC: "
     "The node was low on resource: memory; the 3 others failed 0.1 s later because of it",
     replaces=("U0",),

@@ -11,8 +11,9 @@ from ml_diagnostics_common.story import Confidence
 from ml_diagnostics_common.texts import format_bytes
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
-from ml_diagnostics_console._rules.causes import Cause, disk_failure, lead_of
+from ml_diagnostics_console._rules.causes import Cause, disk_failure
 from ml_diagnostics_console._rules.crashes import command, crash, error_of, logs_around
+from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console.verdict import Blame, NextCommand, Ref
 

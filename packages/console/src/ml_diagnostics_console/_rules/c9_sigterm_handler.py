@@ -8,7 +8,7 @@ from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts, SigtermHandler
 from ml_diagnostics_console._rules.asked import Saved, asked_of, is_graceful, saved_state
-from ml_diagnostics_console._rules.causes import lead_of
+from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
 from ml_diagnostics_console._rules.wording import at, hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Part, Verdict, VerdictClass

@@ -10,8 +10,9 @@ from ml_diagnostics_common.story import Confidence, Role
 from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, ProcessFacts
-from ml_diagnostics_console._rules.causes import Lead, is_fallout, signal_of, titles
+from ml_diagnostics_console._rules.causes import is_fallout, signal_of, titles
 from ml_diagnostics_console._rules.costs import cost_of_failure
+from ml_diagnostics_console._rules.leads import Lead
 from ml_diagnostics_console._rules.wording import at, consequences, hosts_of, indices_of, named, quoted
 from ml_diagnostics_console.verdict import Blame, NextCommand, Part, Ref, Verdict, VerdictClass
 

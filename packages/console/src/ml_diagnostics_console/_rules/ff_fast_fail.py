@@ -9,9 +9,10 @@ from ml_diagnostics_common.story import Confidence
 from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts, ProcessFacts
-from ml_diagnostics_console._rules.causes import is_fallout, lead_of
+from ml_diagnostics_console._rules.causes import is_fallout
 from ml_diagnostics_console._rules.costs import cost_of_failure
 from ml_diagnostics_console._rules.crashes import command
+from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
 from ml_diagnostics_console._rules.wording import at, hosts_of, indices_of, quoted
 from ml_diagnostics_console.verdict import Blame, Part, Verdict, VerdictClass

@@ -8,8 +8,8 @@ from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, Unknown
 from ml_diagnostics_console._rules.asked import asked_of, is_graceful
-from ml_diagnostics_console._rules.causes import lead_of
 from ml_diagnostics_console._rules.costs import GOODPUT, report_of
+from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.u0_unknown import signs_of
 from ml_diagnostics_console._rules.wording import clock

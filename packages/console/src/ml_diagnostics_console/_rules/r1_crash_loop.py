@@ -7,8 +7,9 @@ from typing import Final, NamedTuple
 from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts
-from ml_diagnostics_console._rules.causes import Cause, Lead, fingerprint, lead_of_attempt
+from ml_diagnostics_console._rules.causes import Cause, fingerprint
 from ml_diagnostics_console._rules.crashes import command, error_of, logs_around, step_of
+from ml_diagnostics_console._rules.leads import Lead, lead_of_attempt
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.wording import at, hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import Blame, Cost, CostBasis, NextCommand, Verdict, VerdictClass

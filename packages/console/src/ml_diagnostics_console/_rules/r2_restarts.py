@@ -10,9 +10,10 @@ from ml_diagnostics_common.story import Confidence
 from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts, Unknown
-from ml_diagnostics_console._rules.causes import Cause, Lead, lead_of_attempt
+from ml_diagnostics_console._rules.causes import Cause
 from ml_diagnostics_console._rules.costs import GOODPUT, report_of
 from ml_diagnostics_console._rules.crashes import command, error_of
+from ml_diagnostics_console._rules.leads import Lead, lead_of_attempt
 from ml_diagnostics_console._rules.pod_reasons import kubernetes_reason
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.wording import clock
