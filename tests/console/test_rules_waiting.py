@@ -15,6 +15,7 @@ from ml_diagnostics_console._facts.monitored_events import AnalyzerReport, Monit
 from ml_diagnostics_console._rules import (
     b1_too_large,
     b4_index_twice,
+    b7_container_ends,
     ge_google_events,
     w1_no_node,
     w2_quota,
@@ -60,10 +61,11 @@ RULES = [
         w5_part_of_gang,
         b1_too_large,
         b4_index_twice,
+        b7_container_ends,
         ge_google_events,
     )
 ]
-W1, W2, W3, W4, W5, B1, B4, GE = RULES
+W1, W2, W3, W4, W5, B1, B4, B7, GE = RULES
 TAINTED = (
     "0/3 nodes are available: 3 node(s) had untolerated taint {dedicated: infra}. preemption: 0/3 nodes are available."
 )
@@ -105,7 +107,7 @@ def test_without_a_cluster_a_rule_reports_what_would_provide_it(rule: Rule) -> N
     assert "--kubernetes" in found.why
 
 
-@pytest.mark.parametrize("rule", RULES[:7], ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", RULES[:8], ids=lambda rule: rule.id)
 def test_a_job_with_all_pods_running_waits_for_nothing(rule: Rule) -> None:
     none_of(rule, HEALTHY)
     none_of(rule, HEALTHY, [process(index, host=f"train-{index}", process_count=4) for index in range(4)])
@@ -537,6 +539,45 @@ def test_hosts_that_train_alone_are_found_by_the_processes_that_should_be() -> N
     assert isinstance(found, Verdict)
     assert "each of the 3 hosts trains alone" in found.sentence
     assert found.confidence is Confidence.LIKELY
+
+
+# --- B7 ---------------------------------------------------------------------------------------------------
+
+
+def crashing(code: int = 1, reason: str = "Error", restarts: int = 7, index: int = 0) -> dict[str, Any]:
+    waits_for = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}}
+    last = ended(reason, code)["state"]
+    status = {**running(), "state": waits_for, "lastState": last, "restartCount": restarts}
+    return pod(index, status={"phase": "Running", "containerStatuses": [status]})
+
+
+def test_a_container_that_ends_before_anything_is_recorded_is_found() -> None:
+    found = verdict_of(B7, cluster(job(pods=2), crashing(127), crashing(127, index=1)))
+    assert found.sentence == (
+        "Container main of pod train-0-x7k0p, as in 1 other pod, ended at 04:41:00 UTC with exit code 127, since its "
+        "command does not exist in the image, and was restarted 7 times; nothing was recorded before."
+    )
+    assert (found.verdict_class, found.blame) == (VerdictClass.BEFORE_START, Blame.USER)
+    assert commands(found)[0] == (
+        "kubectl logs train-0-x7k0p --container main --previous --namespace ml --context test-cluster"
+    )
+
+
+def test_why_a_container_ended_is_said_as_far_as_kubernetes_knows() -> None:
+    assert "since it was out of memory" in verdict_of(B7, cluster(crashing(137, "OOMKilled"))).sentence
+    evicted = pod(0, status={"phase": "Failed", "reason": "Evicted", "containerStatuses": [ended("Error", 137)]})
+    found = verdict_of(B7, cluster(evicted))
+    assert "(Evicted)" in found.sentence
+    assert found.blame is Blame.SYSTEM
+    assert "--previous" not in commands(found)[0]
+
+
+def test_containers_that_have_done_their_work_or_recorded_more_are_no_failure() -> None:
+    none_of(B7, cluster(pod(0, status={"phase": "Succeeded", "containerStatuses": [ended("Completed", 0)]})))
+    none_of(B7, cluster(crashing()), [process(0, host="train-0", end="exit: 1")])
+    again = {**running(), "restartCount": 1, "lastState": ended("Error", 1)["state"]}
+    none_of(B7, cluster(pod(0, status={"phase": "Running", "containerStatuses": [again]})))
+    assert isinstance(B7.judge(facts()), NotChecked)
 
 
 # --- What Kubernetes did to a process ----------------------------------------------------------------------

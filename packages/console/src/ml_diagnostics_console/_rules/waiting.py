@@ -88,6 +88,8 @@ def pods_text(cluster: KubernetesFacts, pods: Sequence[PodFacts]) -> str:
     of_job = f" of {cluster.name}" if cluster.name else ""
     live = sum(not pod.is_gone for pod in cluster.pods)
     total = max(cluster.expected_pods or 0, live)
+    if len(pods) == total > _MOST_PODS_SHOWN:
+        return f"all {total} pods{of_job}"
     if len(pods) <= _MOST_PODS_SHOWN:
         return f"{' and '.join(pod.name for pod in pods)} ({len(pods)} of {total} pods{of_job})"
     return f"{len(pods)} of {total} pods{of_job}"
