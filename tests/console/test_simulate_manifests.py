@@ -383,7 +383,7 @@ def everything(workload: Workload) -> None:
         launch(workload, index)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.text(max_size=200) | st.binary(max_size=200).map(lambda data: data.decode("latin-1")))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
@@ -410,7 +410,7 @@ MANIFEST = list(yaml.safe_load_all(JOBSET))[1]
 PLACES = places(MANIFEST)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.sampled_from(PLACES[1:]), JUNK)
 def test_any_value_in_any_field_is_used_or_refused(path: tuple[Any, ...], junk: Any) -> None:
     document = yaml.safe_load(JOBSET.split("---")[1])

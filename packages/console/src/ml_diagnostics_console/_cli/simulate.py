@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from ml_diagnostics_common.command.errors import DONE, CommandError, UsageError
+from ml_diagnostics_common.command.errors import CommandError, UsageError
 from ml_diagnostics_common.command.options import seconds, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from ml_diagnostics_common.command.console import Console
 
     from ml_diagnostics_console._facts.kubernetes_facts import NodeFacts
     from ml_diagnostics_console._simulate.faults import Fault
-    from ml_diagnostics_console._simulate.launch import Settings
     from ml_diagnostics_console._simulate.manifest import Workload
-    from ml_diagnostics_console._simulate.processes import Line
-    from ml_diagnostics_console._simulate.simulation import Outcome, Simulation
-    from ml_diagnostics_console._simulate.variables import Pod
-    from ml_diagnostics_console.verdict import Verdict
 
 __all__ = ["SimulateCommand"]
 
-_COLORS: Final = ("36", "33", "35", "32", "34", "31", "96", "93", "95", "92", "94", "91")
-"""Of pods, on a terminal."""
 _EXIT_CODES: Final = (
     "exits as the job does: 0, or the code of the pod that failed it, such as 137 after SIGKILL. 11 if it can never "
     "start on a cluster though it ended well here; after the time limit 0 if nothing is wrong, else as `mldiagnostics "
@@ -96,6 +87,7 @@ class SimulateCommand:
             raise CommandError("`simulate` does not work on Windows: run it in WSL")
         from ml_diagnostics_console._simulate.findings import resource_findings
         from ml_diagnostics_console._simulate.ignored import ignored_parts
+        from ml_diagnostics_console._simulate.rehearsal import Plan, Rehearsal
         from ml_diagnostics_console.verdict import Verdict
 
         workload, source = _workload(options)
@@ -107,168 +99,18 @@ class SimulateCommand:
         found = [each for each in findings if isinstance(each, Verdict)]
         for verdict in found:
             console.warn(f"{verdict.rule}: {verdict.sentence}")
-        return _Rehearsal(options, console, workload, source, volumes, found).run()
-
-
-class _Rehearsal:
-    """One rehearsal, and its report."""
-
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        console: Console,
-        workload: Workload,
-        source: str,
-        volumes: dict[str, str],
-        found: list[Verdict],
-    ) -> None:
-        self._options, self._console = options, console
-        self._workload, self._source, self._volumes, self._found = workload, source, volumes, found
-        self._exit_code = 0
-
-    def run(self) -> int:
-        """Run it, print the report, and return the exit code."""
-        import gc
-        import os
-        import time
-
-        from ml_diagnostics_console._simulate.simulation import MOST_PODS, Simulation
-        from ml_diagnostics_console._simulate.variables import pods_of
-
-        gc.enable()  # Short commands do without; a rehearsal may run for hours.
-        options, console = self._options, self._console
-        self._pods = pods_of(self._workload, options.hosts)
-        if len(self._pods) > MOST_PODS:
-            raise UsageError(
-                f"{self._source} starts {len(self._pods):,} pods, and at most {MOST_PODS} are simulated; give --hosts N"
-            )
-        self._check_faults(options.fault)
-        self._is_shared = bool(os.environ.get("ML_DIAGNOSTICS_DIR"))
-        directory = _directory(self._workload.name)
-        self._directory = str(directory)
-        os.environ["ML_DIAGNOSTICS_DIR"] = str(directory)  # The doctor reads it as well.
-        self._started_ns = time.time_ns()
-        with _private_folder(directory) as folder:
-            simulation = Simulation(
-                self._workload,
-                self._settings(directory, folder),
-                hosts=options.hosts,
-                faults=options.fault,
-                time_limit_seconds=options.time_limit,
-                source=self._source,
-                show=_Output(console, self._pods).show,
-                notify=lambda text: console.notify(text if text.startswith("ignored:") else f"simulate: {text}"),
-                at_limit=self._report_live,
-            )
-            self._announce(simulation, directory)
-            outcome = simulation.run()
-        return self._end(outcome)
-
-    def _check_faults(self, faults: Sequence[Fault]) -> None:
-        for each in faults:
-            if each.process >= len(self._pods):
-                raise UsageError(f"--fault {each}: there are only the processes 0 to {len(self._pods) - 1}")
-
-    def _settings(self, directory: Path, folder: Path) -> Settings:
-        import os
-        import time
-        from pathlib import Path
-
-        from ml_diagnostics_console._simulate.launch import Settings
-        from ml_diagnostics_console._simulate.processes import LAUNCHER
-
-        return Settings(
-            shell=dict(os.environ),
-            directory=str(directory),
-            folder=str(folder),
-            launcher=str(LAUNCHER),
-            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            here=str(Path.cwd()),
-            given=dict(self._options.env),
-            volumes=self._volumes,
-            devices=self._options.devices,
-            may_exit=any(each.kind == "exit" for each in self._options.fault),
+        plan = Plan(
+            workload,
+            source,
+            options.time_limit,
+            hosts=options.hosts,
+            devices=options.devices,
+            faults=options.fault,
+            variables=dict(options.env),
+            volumes=volumes,
+            found=found,
         )
-
-    def _announce(self, simulation: Simulation, directory: Path) -> None:
-        from ml_diagnostics_common.texts import format_count, format_duration
-
-        kind = "" if self._workload.kind == "command" else f"{self._workload.kind} "
-        processes = format_count(len(simulation.pods), "process", "processes")
-        limit = format_duration(self._options.time_limit)
-        self._console.notify(
-            f"simulate: {kind}{self._workload.name} as {processes} of this machine, for at most {limit}; it records in "
-            f"{directory}"
-        )
-
-    def _report_live(self) -> None:
-        """Judge a job that still runs: its end by the time limit would hide what is wrong with it."""
-        self._print_report()
-
-    def _end(self, outcome: Outcome) -> int:
-        console = self._console
-        for each in outcome.not_injected:
-            console.warn(f"{each} was not injected: the process reports no such step, or has ended before")
-        if outcome.is_time_limit:
-            console.notify("simulate: the job still ran at the time limit, and was ended", is_progress=False)
-            return self._exit_code
-        if outcome.reason:
-            console.notify(f"simulate: the job has failed: {outcome.reason}")
-        self._found += outcome.verdicts
-        self._print_report()
-        if outcome.exit_code:
-            return outcome.exit_code
-        return self._code_of_found() or (DONE if outcome.exit_code == 0 else self._exit_code or 1)
-
-    def _code_of_found(self) -> int:
-        from ml_diagnostics_console.verdict import EXIT_CODES
-
-        return EXIT_CODES[self._found[0].verdict_class] if self._found else DONE
-
-    def _print_report(self) -> None:
-        """Print what the rehearsal has found, then what the doctor finds."""
-        import shlex
-
-        from ml_diagnostics_console._output import STYLES, format_report, format_verdict
-        from ml_diagnostics_console._simulate.report import examined
-
-        console = self._console
-        width = console.width or 80
-        names = {pod.rank: pod.name for pod in self._pods}
-        report = examined(self._workload.name, self._started_ns, names, console.detail)
-        self._exit_code = self._code_of_found()
-        console.notify()
-        lines = [line for verdict in self._found for line in [*format_verdict(verdict, width), ""]]
-        if report is None:
-            lines += ["Unknown: the job has recorded nothing, not even its end."]
-            self._exit_code = self._exit_code or 19
-        else:
-            self._exit_code = self._exit_code or report.exit_code
-            lines += [format_report(report, console.width)]
-        console.data("\n".join(lines), styles=STYLES)
-        if not self._is_shared:
-            console.notify(
-                f"simulate: for commands on this job: export ML_DIAGNOSTICS_DIR={shlex.quote(self._directory)}"
-            )
-
-
-class _Output:
-    """Lines of pods with their names, in a color for each pod."""
-
-    def __init__(self, console: Console, pods: Sequence[Pod]) -> None:
-        from ml_diagnostics_common.command.console import Console
-
-        self._consoles = {
-            False: console,
-            True: Console(out=console.err, may_use_color=console.may_use_color),
-        }
-        self._width = max((len(pod.name) for pod in pods), default=0)
-
-    def show(self, line: Line) -> None:
-        """Print a line on the stream that it was printed on."""
-        name = line.pod.name.ljust(self._width)
-        color = _COLORS[line.pod.rank % len(_COLORS)]
-        self._consoles[line.is_error].data(f"{name} | {line.text}", styles={r"\A[^|]*\|": color})
+        return Rehearsal(plan, console).run()
 
 
 # --- Arguments ----------------------------------------------------------------------------------------
@@ -335,27 +177,3 @@ def _nodes(context: str) -> list[NodeFacts]:
     except KubectlError as error:
         raise CommandError(f"cannot read the nodes of {context}: {error}") from error
     return [node for node in nodes if node is not None]
-
-
-def _directory(name: str) -> Path:
-    """Return the diagnostics folder of a rehearsal: ML_DIAGNOSTICS_DIR, or one of its own."""
-    import os
-    import time
-
-    from ml_diagnostics_common.environment import diagnostics_directory
-
-    if os.environ.get("ML_DIAGNOSTICS_DIR"):
-        return diagnostics_directory()
-    started = time.strftime("%Y%m%d-%H%M%S")
-    return diagnostics_directory() / "simulated" / f"{name[:60]}-{started}-{os.getpid()}"
-
-
-@contextmanager
-def _private_folder(directory: Path) -> Iterator[Path]:
-    """Make a folder for the reports of launchers, for as long as the block runs."""
-    import tempfile
-    from pathlib import Path
-
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="simulate-", dir=directory) as folder:
-        yield Path(folder)

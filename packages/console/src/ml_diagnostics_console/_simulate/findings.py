@@ -176,9 +176,13 @@ def _wrong_count(
     missing = sorted(set(range(expected)) - {call.index for call in calls if call.index is not None})
     never = f": processes {_listed(missing)} never come, and the others wait for them" if missing else ""
     own = group[0].job
+    is_command = workload.kind == "command"
+    start_more = f"give --hosts {expected}"
+    if not is_command:
+        start_more = f"set parallelism and completions to {expected} in {source}"
     sizes = f"{own.replicas} x " if own.replicas > 1 else ""
     where = f"the {workload.kind} starts {started}" + (
-        f" ({sizes}parallelism {own.parallelism})" if workload.kind != "command" else " (--hosts)"
+        " (--hosts)" if is_command else f" ({sizes}parallelism {own.parallelism})"
     )
     return Verdict(
         rule="B3",
@@ -198,11 +202,7 @@ def _wrong_count(
             for pod in group
             if pod.rank == call.pod
         ),
-        next=(
-            NextCommand(
-                "", f"pass num_processes={len(group)}, or change parallelism and completions in {source} to {expected}"
-            ),
-        ),
+        next=(NextCommand("", f"pass num_processes={len(group)}, or {start_more}"),),
     )
 
 

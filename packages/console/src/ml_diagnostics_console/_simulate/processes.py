@@ -110,7 +110,8 @@ class PodProcess:
     def close(self) -> None:
         """End what is left after all else has failed, and close the streams."""
         self.kill()
-        if self._process.poll() is None:
+        code = self._process.poll()
+        if code is None or code < 0:  # Its parent process did not end by itself, and may have left processes.
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

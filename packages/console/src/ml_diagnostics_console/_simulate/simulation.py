@@ -20,9 +20,8 @@ from ml_diagnostics_console._simulate.processes import Line, PodProcess, Process
 from ml_diagnostics_console._simulate.variables import Pod, Sources, pods_of
 from ml_diagnostics_console.verdict import Verdict
 
-__all__ = ["MOST_PODS", "Outcome", "Simulation"]
+__all__ = ["Outcome", "Simulation"]
 
-MOST_PODS: Final = 64
 _TICK_SECONDS: Final = 0.1
 _FAULT_TICK_SECONDS: Final = 0.01
 _CALLS_SECONDS: Final = 0.5
