@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,29 +84,40 @@ def answer_of(verdict: Verdict) -> Answer:
 
 def doctor(history: History) -> Answer:
     """Answer by the doctor, from the records alone, at the time when the bench had ended the job."""
-    return answer_of(ask_doctor(history.diagnostics, history.run, now_ns=history.ended_ns))
+    cluster = history.cluster
+    return answer_of(ask_doctor(history.diagnostics, history.run, now_ns=history.ended_ns, cluster=cluster))
 
 
-def ask_doctor(diagnostics: Path, name: str, *, now_ns: int | None = None) -> Verdict:
+def ask_doctor(
+    diagnostics: Path, name: str, *, now_ns: int | None = None, cluster: Sequence[dict[str, Any]] = ()
+) -> Verdict:
     """Return the doctor's headline on a run in a folder.
 
     Args:
         diagnostics: ML_DIAGNOSTICS_DIR.
         name: The run, or the job if it began none.
         now_ns: The time of the question; None is now.
+        cluster: Objects of Kubernetes; empty if no cluster is to be known.
     """
     from google_cloud_mldiagnostics.exceptions import RunNotFoundError
 
+    from ml_diagnostics_console._facts.facts import Facts
     from ml_diagnostics_console._facts.reading import JobReader, Question
     from ml_diagnostics_console.doctor import judge
+    from ml_diagnostics_console.faultbench._replayed_clusters import cluster_facts
 
+    asked_ns = time.time_ns() if now_ns is None else now_ns
     with diagnostics_dir(diagnostics):
         question = Question(name, kubernetes="off")
-        clock_ns = time.time_ns if now_ns is None else lambda: now_ns
         try:
-            return judge(JobReader(question, lambda _: None, clock_ns=clock_ns).read()).headline
+            facts = JobReader(question, lambda _: None, clock_ns=lambda: asked_ns).read()
         except RunNotFoundError:
-            return Verdict("U", VerdictClass.UNKNOWN, "nothing was recorded", None)
+            if not cluster:
+                return Verdict("U", VerdictClass.UNKNOWN, "nothing was recorded", None)
+            facts = Facts(name, asked_ns, is_live=True, display_name=name)
+        if cluster:
+            facts = replace(facts, kubernetes=cluster_facts(cluster, asked_ns))
+        return judge(facts).headline
 
 
 def command_tool(command: list[str]) -> Tool:

@@ -36,6 +36,8 @@ _KUBERNETES_SIGNAL: Final = 128
 
 def last_error_line(history: History) -> Answer:
     """The last error line of process 0, as one who opens the first log reads it."""
+    if not history.outputs:
+        return Answer(VerdictClass.UNKNOWN)
     lines = [line for line in history.outputs[0].splitlines() if _ERROR_LINE.match(line.strip())]
     if not lines:
         return Answer(VerdictClass.HEALTHY)
@@ -80,7 +82,13 @@ def fixed_timeout(history: History) -> Answer:
 
 
 def kubernetes_reason(history: History) -> Answer:
-    """The reason that a container's status would have: Error with a code, OOMKilled, or Completed."""
+    """The reason that a container's status would have: Error with a code, OOMKilled, or Completed; or the pod's."""
+    for pod in (each for each in history.cluster if each["kind"] == "Pod"):
+        index = int(pod["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index", 0))
+        phase, reason = pod["status"].get("phase"), str(pod["status"].get("reason", ""))
+        if phase in ("Pending", "Failed"):
+            verdict_class = VerdictClass.WAITING if phase == "Pending" else VerdictClass.CRASH
+            return Answer(verdict_class, (index,), sentence=reason or phase)
     for index, status in enumerate(history.exit_statuses):
         if status is not None and status != 0:
             name = signal.Signals(-status).name if status < 0 else f"code {status}"

@@ -20,6 +20,7 @@ from ml_diagnostics_console.faultbench._verification import (
     is_stopped,
     never_started_steps,
     of_attempts,
+    replayed,
 )
 from ml_diagnostics_console.verdict import Blame, VerdictClass
 
@@ -373,6 +374,36 @@ _HARDWARE: Final = (
     ),
 )
 
+_WAITING: Final = VerdictClass.WAITING
+_CLUSTER: Final = (
+    *(
+        Kind(name, how, Expected(classes, blames, Culprit.NONE), replayed, At.REPLAYED)
+        for name, how, classes, blames in (
+            ("replayed_no_node", "pods Pending: no node has enough chips", (_WAITING,), ()),
+            ("replayed_quota", "pods are not created: the quota is in use", (_WAITING,), (_SYSTEM, _USER)),
+            ("replayed_no_capacity", "pods Pending: the autoscaler gets no machines", (_WAITING,), (_SYSTEM,)),
+            ("replayed_image_pull", "pods Pending: the image does not exist", (_WAITING,), (_USER,)),
+            ("replayed_mount", "pods Pending: a secret to be mounted does not exist", (_WAITING,), (_USER,)),
+            ("replayed_too_large", "pods Pending: larger than any node", (_START, _WAITING), (_USER,)),
+            ("replayed_gang", "one pod Pending, the others run", (_WAITING,), (_SYSTEM, _USER, _UNKNOWN)),
+        )
+    ),
+    *(
+        Kind(
+            name,
+            how,
+            Expected((_CRASH,), (_SYSTEM,)),
+            exited(signals=("SIGKILL",)),
+            At.REPLAYED,
+            settings={"fault": "sigkill", "hosts": "own"},
+        )
+        for name, how in (
+            ("replayed_eviction", "SIGKILL, and a pod that the kubelet has evicted"),
+            ("replayed_node_loss", "SIGKILL, and a pod whose node was lost"),
+        )
+    ),
+)
+
 FAULTS: Final = (
     *_ENDS,
     *_STOPS,
@@ -384,4 +415,5 @@ FAULTS: Final = (
     *_CLOCKS,
     *_NETWORK,
     *_HARDWARE,
+    *_CLUSTER,
 )

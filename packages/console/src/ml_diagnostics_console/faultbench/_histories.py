@@ -1,7 +1,8 @@
 """Stored histories: the records of a real run as one small archive, which every tool can be asked about again.
 
 An archive `NAME.tar.xz` has `diagnostics/` (the journal and the run), the end of what each process printed in
-`output-<index>.txt`, and `history.json`: the plan, the label, exit statuses, and the time of the bench when it ended.
+`output-<index>.txt`, objects of Kubernetes in `cluster.json` if those are replayed, and `history.json`: the plan, the
+label, exit statuses, and the time of the bench when it ended.
 They are written by the bench, never by hand. Folders of the machine are replaced by neutral ones.
 """
 
@@ -23,6 +24,7 @@ from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 
 from ml_diagnostics_console.faultbench._jobs import DIAGNOSTICS
 from ml_diagnostics_console.faultbench._labels import Label
+from ml_diagnostics_console.faultbench._replayed_clusters import CLUSTER
 from ml_diagnostics_console.faultbench._running import RunResult
 
 __all__ = ["History", "diagnostics_dir", "histories_in", "hosts_of", "read", "shift_clocks", "store"]
@@ -73,6 +75,12 @@ class History:
         """The value of ML_DIAGNOSTICS_DIR to read it."""
         return self.folder / DIAGNOSTICS
 
+    @property
+    def cluster(self) -> list[dict[str, Any]]:
+        """The objects of Kubernetes; empty if there is no cluster."""
+        path = self.folder / CLUSTER
+        return list(json.loads(path.read_text())) if path.exists() else []
+
 
 def store(result: RunResult, folder: Path, target: Path) -> Path:
     """Write the archive of a run that has ended, and return its path.
@@ -90,6 +98,8 @@ def store(result: RunResult, folder: Path, target: Path) -> Path:
         _add(archive, _ABOUT, neutral(json.dumps(result.to_json(), indent=1)).encode())
         for index, output in enumerate(result.outputs):
             _add(archive, f"output-{index}.txt", neutral(output).encode()[-_OUTPUT_BYTES:])
+        if (cluster := folder / CLUSTER).exists():
+            _add(archive, CLUSTER, cluster.read_bytes())
         root = folder / DIAGNOSTICS
         for file in sorted(root.rglob("*")):
             relative = file.relative_to(root)

@@ -20,6 +20,7 @@ from ml_diagnostics_console.faultbench._labels import Label, label_of
 from ml_diagnostics_console.faultbench._machine import control_group, small_disk
 from ml_diagnostics_console.faultbench._network import Network, network
 from ml_diagnostics_console.faultbench._plans import KINDS, Plan
+from ml_diagnostics_console.faultbench._replayed_clusters import CLUSTER_KINDS, WITHOUT_JOB, write_cluster
 from ml_diagnostics_console.faultbench._replayed_metrics import METRIC_KINDS, add_metrics
 
 __all__ = ["Ask", "Live", "RunResult", "run"]
@@ -107,11 +108,13 @@ class _Running:
         self._kind: Kind = KINDS[plan.kind]
         self._result = RunResult(plan, label_of(plan), name=plan.name)
         self._seen_events = 0
-        self._injected_at = 0.0
+        self._injected_at, self._injected_ns = 0.0, 0
         self._around = _Surroundings()
 
     def run(self) -> RunResult:
         plan, result = self._plan, self._result
+        if plan.kind in WITHOUT_JOB:
+            return self._without_job()
         attempts = plan.settings.get("attempts", 1)
         with _surroundings(plan, self._folder, self._kind) as around:
             self._around = around
@@ -128,11 +131,20 @@ class _Running:
         if plan.kind in METRIC_KINDS:
             add_metrics(plan, self._folder / DIAGNOSTICS)
         result.ended_ns = time.time_ns()
+        if plan.kind in CLUSTER_KINDS:
+            write_cluster(plan, self._folder, failed_ns=self._injected_ns, now_ns=result.ended_ns)
         result.outputs = [process.output for process in job.evidence]
         evidence = Evidence(plan.culprit, self._step_of_injection(job), job.evidence, job.events(), attempts)
         result.void = result.void or self._kind.check(evidence)
         result.label = label_of(plan, step=evidence.step)
         return result
+
+    def _without_job(self) -> RunResult:
+        """Write what a cluster reports of a job that never starts."""
+        (self._folder / DIAGNOSTICS).mkdir()
+        self._result.ended_ns = now_ns = time.time_ns()
+        write_cluster(self._plan, self._folder, failed_ns=now_ns, now_ns=now_ns)
+        return self._result
 
     def _job(self, attempt: int, attempts: int) -> Job:
         plan = self._plan
@@ -162,7 +174,7 @@ class _Running:
         if is_injected and (why := self._inject(job)):
             job.sample()
             return why
-        self._injected_at = time.monotonic()
+        self._injected_at, self._injected_ns = time.monotonic(), time.time_ns()
         self._note_run(job)
         with _actions(self._plan, job, is_on=is_injected) as act:
             self._observe(job, act)
@@ -174,7 +186,7 @@ class _Running:
         if kind.at is At.LAUNCHER and kind.check.__name__ == "never_started_steps":
             is_waiting = job.wait_until(lambda: all(job.mark(slot)[2] for slot in _started(plan)), _START_SECONDS)
             return "" if is_waiting else "the processes have not started"
-        if plan.is_outside or kind.at in (At.NOWHERE, At.LAUNCHER, At.REPLAYED):
+        if plan.is_outside or kind.at in (At.NOWHERE, At.LAUNCHER) or plan.kind in METRIC_KINDS:
             slots = range(job.count)
             if not job.wait_until(lambda: all(job.mark(slot)[1] >= plan.step for slot in slots), _START_SECONDS, 0.01):
                 return "the job has not reached its step"

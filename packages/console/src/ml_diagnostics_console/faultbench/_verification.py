@@ -20,6 +20,7 @@ __all__ = [
     "is_stopped",
     "never_started_steps",
     "of_attempts",
+    "replayed",
 ]
 
 _LEAST_SAMPLES = 3
@@ -131,3 +132,8 @@ def never_started_steps(evidence: Evidence) -> str:
 def of_attempts(number: int) -> Check:
     """Return a check of the number of attempts."""
     return lambda evidence: "" if evidence.attempts == number else f"{evidence.attempts} attempts"
+
+
+def replayed(_: Evidence) -> str:
+    """Check nothing: there is no job that a fault could have an effect on."""
+    return ""
