@@ -16,7 +16,7 @@ from google_cloud_mldiagnostics.exceptions import RunNotFoundError
 from google_cloud_mldiagnostics.kubernetes_facts import FACT
 from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunHistory, RunSource, RunView, State
 from ml_diagnostics_common.command.errors import NotFoundError
-from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.entry import LogEntry, SeenSequences
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
 from ml_diagnostics_console._facts.building import attempts_of_jobs, attempts_of_runs, chips_of
@@ -92,6 +92,8 @@ class JobReader:
         self._cluster = ClusterReader(question.kubernetes, records=records_cluster, clock_ns=clock_ns)
         self._cluster_entries: list[LogEntry] = []
         self._companion_count = 0
+        self._companions_ns = 0
+        self._seen = SeenSequences()
 
     def read(self) -> Facts:
         """Return what is known of the job now.
@@ -176,18 +178,26 @@ class JobReader:
 
     def _read_companions(self, first_ns: int, names: Collection[str]) -> None:
         """Read what is new of companions, from some time before the first event of the run."""
+        entries = self._source.entries
         wanted = sorted(filter(None, names))
         since_ns = max(0, first_ns - _BEFORE_RUN_NS)
-        if self._of_companions is None:
+        if self._of_companions is None or self._source.has_credentials:  # Cloud Logging answers a query once.
             from ml_diagnostics_common.cloud_logging import any_of
 
             condition = f"{any_of('labels.run', wanted)} OR {any_of('labels.job', wanted)}"
-            self._of_companions = self._source.entries.source_of_companions(since_ns, condition)
-        for batch in self._source.entries.read(self._of_companions):
-            self._companion_count += len(batch)
-            self._lives.add(batch)
-            self._history.add([entry for entry in batch if entry.payload.get("kind") in _ENDS])
-            self._cluster_entries += [entry for entry in batch if _is_fact_of(entry, wanted, since_ns)]
+            self._of_companions = entries.source_of_companions(self._companions_ns or since_ns, condition)
+        for batch in entries.read(self._of_companions):
+            new = [entry for entry in batch if self._is_new(entry)]
+            self._companion_count += len(new)
+            self._lives.add(new)
+            self._history.add([entry for entry in new if entry.payload.get("kind") in _ENDS])
+            self._cluster_entries += [entry for entry in new if _is_fact_of(entry, wanted, since_ns)]
+
+    def _is_new(self, entry: LogEntry) -> bool:
+        """Return True if an entry of a companion was not read before."""
+        self._companions_ns = max(self._companions_ns, entry.timestamp_ns)
+        writer = entry.context.writer
+        return not self._source.has_credentials or writer is None or self._seen.add(writer, entry.sequence)
 
     def _judged(self, attempts: Sequence[AttemptFacts]) -> int | None:
         """Return the index of the attempt that is asked for."""
