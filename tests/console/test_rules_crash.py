@@ -251,6 +251,24 @@ def test_c1_takes_a_process_that_raised_and_now_waits_in_the_barrier_for_the_oth
     assert found.cost.seconds == pytest.approx(60.0)
 
 
+def test_k5_a_process_in_the_barrier_is_not_a_hang_though_only_its_companion_recorded_it() -> None:
+    waiting = process(
+        0,
+        step=30,
+        end=ProcessEnd(exception="ValueError: x", ended_ns=after(60), host="host-0"),
+        left_block_ns=after(60),
+        exception=(raised("ValueError", "x"),),
+        end_fields={"kind": "left_block"},
+        end_refs=(ref("left its block", seconds=60),),
+    )
+    known = facts([waiting, process(1, step=30, hangs=(hang(),))], is_live=True)
+    found = judged("K5", known)
+    assert isinstance(found, Verdict)
+    assert found.sentence.startswith("not a hang: host-0 raised ValueError: x at step 30 (")
+    assert "1 min 0 s ago" in found.sentence
+    assert judge(known).headline.rule == "C1"
+
+
 def test_an_exception_counts_though_the_process_was_killed_minutes_later() -> None:
     end = ProcessEnd("signal", after(60), exception="ValueError: x", signal="SIGKILL", host="host-0")
     found = only(with_survivors(process(0, step=30, end=end, left_block_ns=after(60))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shlex
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from ml_diagnostics_common.story import Confidence
@@ -51,7 +50,7 @@ def _judge(facts: Facts) -> Judgement:
     after += f": {error_of(process)}"
     after += _free(system) if is_full or failure.number == errno.EFBIG else ""
     refs: tuple[Ref, ...] = process.end_refs[:1]
-    folder = shlex.quote(str(PurePosixPath(path).parent) if path else location or ".")
+    folder = shlex.quote((path.rpartition("/")[0] or "/") if path else location or ".")
     host = shlex.quote(process.host)
     commands: list[NextCommand] = []
     if is_full:

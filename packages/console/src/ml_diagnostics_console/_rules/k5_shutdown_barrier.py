@@ -8,6 +8,8 @@ from ml_diagnostics_common.story import Role
 from ml_diagnostics_common.texts import format_duration
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts, ProcessFacts
+from ml_diagnostics_console._rules.causes import titles
+from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stack_groups import frame_text, is_in_shutdown
 from ml_diagnostics_console._rules.wording import at, quoted
@@ -34,8 +36,9 @@ def _judge(facts: Facts) -> Judgement:
     attempt = facts.attempt
     if attempt is None or len(attempt.processes) < 2:
         return None
-    for process in attempt.first:
-        if process.role is Role.OWN and (process.end.exception or process.exception):
+    lead = lead_of(facts)
+    for process in lead.processes if lead is not None else ():
+        if process.role is Role.OWN and titles(process):
             return _judged(facts, attempt, process)
     return None
 
@@ -45,11 +48,12 @@ def _judged(facts: Facts, attempt: AttemptFacts, process: ProcessFacts) -> Verdi
     if failed_ns is None:
         return None
     is_open = facts.is_live and any(not _is_gone(each) for each in attempt.processes)
-    until_ns = facts.now_ns if is_open else attempt.ended_ns or process.last_event_ns
+    # The end of a process is the moment of its failure: JAX may keep it for minutes more.
+    until_ns = facts.now_ns if is_open else max(attempt.ended_ns or 0, process.last_event_ns)
     seconds = (until_ns - failed_ns) / _SECOND_NS
     if seconds < _LEAST_SECONDS:
         return None
-    error = quoted(process.end.exception or _text(process))
+    error = quoted(titles(process)[0])
     moment = at(process.step, failed_ns)
     waited = format_duration(seconds)
     if is_open:
@@ -83,11 +87,6 @@ def _judged(facts: Facts, attempt: AttemptFacts, process: ProcessFacts) -> Verdi
         evidence=(*evidence, *others[:2]),
         next=_next(facts, is_open=is_open),
     )
-
-
-def _text(process: ProcessFacts) -> str:
-    raised = process.exception[0]
-    return f"{raised.kind}: {raised.message}" if raised.message else raised.kind
 
 
 def _is_gone(process: ProcessFacts) -> bool:
