@@ -31,13 +31,14 @@ def _judge(facts: Facts) -> Judgement:
     if job.kind is not Kind.HOLDER:
         return None
     processes = [suspect.process for suspect in job.suspects]
-    is_sure = job.is_decided and job.waiting is not None and all(suspect.stack for suspect in job.suspects)
+    is_sure = job.is_decided and all(suspect.stack for suspect in job.suspects)
+    is_sure = is_sure and (job.waiting is not None or len(facts.processes) == 1)
     return Verdict(
         rule="K1",
         verdict_class=VerdictClass.STUCK,
-        sentence=_sentence(job),
+        sentence=_sentence(job, is_sure=is_sure),
         blame=Blame.USER,
-        confidence=Confidence.LIKELY if is_sure or len(facts.processes) == 1 else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
         step=job.step,
@@ -49,17 +50,17 @@ def _judge(facts: Facts) -> Judgement:
     )
 
 
-def _sentence(job: StuckJob) -> str:
+def _sentence(job: StuckJob, *, is_sure: bool) -> str:
     processes = [suspect.process for suspect in job.suspects]
     frames = frames_of_suspects(job)
     where = f" in {frames}" if frames else ", and its stack is not recorded"
+    possibly = "" if is_sure else "possibly "
     if not job.is_decided:
         each = [f"{suspect.process.name}{_frame(suspect.stack)}" for suspect in job.suspects[:3]]
         return f"possibly one of {' or '.join(each)} holds all up{when(job)}: nothing tells them apart; {duration(job)}"
     if job.waiting is None:
-        return f"{named(processes)} is stuck{where}{when(job)}; {duration(job)}"
+        return f"{possibly}{named(processes)} is stuck{where}{when(job)}; {duration(job)}"
     verb = "holds" if len(processes) == 1 else "hold"
-    possibly = "" if frames else "possibly "
     return f"{possibly}{named(processes)} {verb} all up{where}{when(job)}; {who_waits(job)}; {duration(job)}"
 
 

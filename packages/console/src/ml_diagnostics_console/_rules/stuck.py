@@ -213,7 +213,7 @@ def _is_after(completed: int, step: int | None) -> bool:
 
 def _still(process: ProcessFacts, attempt: AttemptFacts) -> Hang | None:
     """Return a hang by equal stacks over a long time."""
-    stacks = [stack for stack in process.stacks if stack.trigger not in _ENDS_OF_ITS_OWN]
+    stacks = [stack for stack in process.stacks if stack.frames and stack.trigger not in _ENDS_OF_ITS_OWN]
     if not stacks or stacks[-1].phase not in _WATCHED_PHASES:
         return None
     newest = stacks[-1]
@@ -278,7 +278,9 @@ def _step(hangs: Sequence[Hang], waiting: StackGroup | None) -> int | None:
 def _suspect(process: ProcessFacts, attempt: AttemptFacts, hang: Hang | None, began_ns: int) -> Suspect:
     """Return a process with its stack and the kernel's view since the job is stuck."""
     since_ns = (began_ns if hang is None else hang.began_ns) + _offset(attempt, process)
-    stacks = [stack for stack in process.stacks if stack.time_ns >= since_ns and stack.trigger != "exception"]
+    stacks = [
+        stack for stack in process.stacks if stack.frames and stack.time_ns >= since_ns and stack.trigger != "exception"
+    ]
     asked = [stack for stack in stacks if stack.trigger != "fault"]
     stack = (asked or stacks)[-1] if stacks else None
     if stack is None and hang is not None and hang.frame:
@@ -376,7 +378,7 @@ def _without_hang(facts: Facts, attempt: AttemptFacts) -> StuckJob | None:
         for process in attempt.first
     ]
     others = [process for process in attempt.processes if process.role is Role.CASCADE]
-    answers = [Answer(process, process.stacks[-1]) for process in others if process.stacks]
+    answers = [Answer(process, process.stacks[-1]) for process in others if process.stacks[-1:]]
     groups = group_stacks(answers)
     return StuckJob(
         kind=Kind.UNANSWERING,
