@@ -48,8 +48,7 @@ def _judged(facts: Facts, attempt: AttemptFacts, process: ProcessFacts) -> Verdi
     if failed_ns is None:
         return None
     is_open = facts.is_live and any(not _is_gone(each) for each in attempt.processes)
-    # The end of a process is the moment of its failure: JAX may keep it for minutes more.
-    until_ns = facts.now_ns if is_open else max(attempt.ended_ns or 0, process.last_event_ns)
+    until_ns = facts.now_ns if is_open else attempt.ended_ns or process.last_event_ns
     seconds = (until_ns - failed_ns) / _SECOND_NS
     if seconds < _LEAST_SECONDS:
         return None
