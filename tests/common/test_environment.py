@@ -288,6 +288,9 @@ def test_the_program_then_jax_know_the_number_of_processes_best(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "jax._src.distributed", types.SimpleNamespace(global_state=state))
     assert expected_processes({"WORLD_SIZE": "2"}) == (9, "jax")
     assert announced_labels()["expected_processes"] == "9"
+    assert "coordinator" not in announced_labels()
+    state.coordinator_address = "host-0:1234"
+    assert announced_labels()["coordinator"] == "host-0:1234"
     announce_plan(expected_processes=12)
     announce_plan(planned_steps=1000)
     assert expected_processes({"WORLD_SIZE": "2"}) == (12, "argument")

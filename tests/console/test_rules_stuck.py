@@ -524,6 +524,30 @@ def test_b3_of_all_processes_says_that_the_address_is_possibly_wrong() -> None:
     assert verdict.confidence is Confidence.POSSIBLE
 
 
+@pytest.mark.parametrize(("addresses", "lost"), [("aab", 2), ("aba", 1), ("ab", 1), ("aa", None)])
+def test_b3_names_the_process_that_waits_for_another_coordinator(addresses: str, lost: int | None) -> None:
+    waiting = [
+        process(
+            index,
+            expected_processes=len(addresses),
+            coordinator=f"{address}:1234",
+            hangs=(hang(step=None, phase="init"),),
+            stacks=(stack(INIT, step=None, phase="init"),),
+        )
+        for index, address in enumerate(addresses)
+    ]
+    verdict = only(facts(waiting), "B3")
+    if lost is None:
+        assert "possibly the address" in verdict.sentence
+        return
+    assert verdict.sentence.startswith(
+        f"host-{lost} waits for another coordinator than the others, b:1234 instead of a:1234"
+    )
+    assert verdict.hosts == (f"host-{lost}",)
+    assert verdict.process_indices == (lost,)
+    assert verdict.confidence is Confidence.LIKELY
+
+
 def test_b3_reports_processes_that_have_recorded_nothing_for_long() -> None:
     processes = [process(index, expected_processes=4) for index in range(3)]
     assert "B3" in verdicts(facts(processes, now_ns=after(300)))

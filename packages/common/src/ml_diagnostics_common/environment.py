@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import warn_once
@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
+_LONGEST_ADDRESS: Final = 300
+"""A name of a host has 253 characters at most."""
 
 
 class Backend(str, enum.Enum):
@@ -262,12 +264,14 @@ def announce_run(run_id: str, name: str, attempt: int | None = None) -> None:
 
 
 def announced_labels() -> dict[str, str]:
-    """Return `identity().labels()` with the run that has started, its attempt, and how many processes the job has.
+    """Return `identity().labels()` with the run that has started, its attempt, and the plan of the job.
 
     Where the environment names no job, it is the one that was announced.
 
     Returns:
-        The labels; `expected_processes` is one of them only if the number is known.
+        The labels. `expected_processes` is one of them only if the number is known, and `coordinator`, the address that
+        was given to `jax.distributed.initialize`, only once that waits for the others: if one process was given
+        another one, all wait in the same way.
     """
     labels = identity().labels()
     job = labels["job"] or _announced.get("job") or _announced.get("run name") or ""
@@ -277,7 +281,10 @@ def announced_labels() -> dict[str, str]:
         "attempt": _announced.get("attempt") or labels["attempt"],
     }
     expected = expected_processes()
-    return labels if expected is None else {**labels, "expected_processes": str(expected.number)}
+    if expected is not None:
+        labels["expected_processes"] = str(expected.number)
+    coordinator = _jax_coordinator()
+    return labels if coordinator is None else {**labels, "coordinator": coordinator}
 
 
 # --- The plan of the job ------------------------------------------------------------------------------
@@ -363,6 +370,13 @@ def _initialised_jax_position() -> tuple[int, int] | None:
     if not isinstance(index, int) or index < 0:
         return None
     return index, count if isinstance(count, int) else 0
+
+
+def _jax_coordinator() -> str | None:
+    """Return the address that `jax.distributed.initialize` was called with; never import or initialize anything."""
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    address = getattr(state, "coordinator_address", None)
+    return address[:_LONGEST_ADDRESS] if isinstance(address, str) and address.isprintable() and address else None
 
 
 def _initialised_torch_position() -> tuple[int, int] | None:

@@ -248,6 +248,7 @@ def _with_life(process: ProcessFacts, life: Life) -> ProcessFacts:
         last_step=step,
         last_phase=life.phase,
         exception=exception,
+        coordinator=life.labels.get("coordinator", ""),
         file_systems=process.file_systems or tuple(mappings(merged.get("file_systems"))),
         left_block_ns=left.timestamp_ns if left is not None else None,
         hangs=hangs,

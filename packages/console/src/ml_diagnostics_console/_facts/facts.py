@@ -217,6 +217,7 @@ class ProcessFacts:
         file_systems: The file systems that the exception is about: `path`, `free_bytes`, `total_bytes`, `free_inodes`.
         has_left_block: True if it left its block before it ended, with `left_block_ns`.
         left_block_ns: When it left the block; None if it did not.
+        coordinator: The address that `jax.distributed.initialize` was called with; empty if it is not known.
         hangs: The hang verdicts of its companion, the oldest first.
         stacks: Stacks of its main thread, the oldest first: the last ones.
         kernel_states: The kernel's view at hangs, the oldest first.
@@ -263,6 +264,7 @@ class ProcessFacts:
     summaries: tuple[StepSummary, ...] = ()
     compiles: tuple[CompileBatch, ...] = ()
     signals: tuple[Signal, ...] = ()
+    coordinator: str = ""
     sigterm_handlers: tuple[SigtermHandler, ...] = ()
     console: tuple[ConsoleText, ...] = ()
     lost_entries: int = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from ml_diagnostics_common.texts import format_duration
 
-from ml_diagnostics_console._facts.facts import AttemptFacts, Facts
+from ml_diagnostics_console._facts.facts import AttemptFacts, Facts, ProcessFacts
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stack_groups import is_initialising
 from ml_diagnostics_console._rules.stuck import Kind, StuckJob, missing_of, stuck_job
@@ -72,14 +74,20 @@ def _of_hang(facts: Facts, attempt: AttemptFacts, job: StuckJob) -> Verdict:
     moment = at(None, job.began_ns)
     lasted = format_duration(job.seconds)
     absent = max(0, expected - len(attempt.processes))
-    elsewhere = [suspect.process for suspect in job.suspects] or [
-        process for process in attempt.processes if not any(process is each for each in waiting)
-    ]
-    elsewhere = [process for process in elsewhere if not _is_starting(process.stacks)]
+    elsewhere = [process for process in attempt.processes if all(process is not each for each in waiting)]
+    elsewhere = [process for process in elsewhere if not process.stacks or not is_initialising(process.stacks[-1])]
+    lost = _with_another_coordinator(waiting)
     if absent:
         sentence = (
             f"{_missing(indexes, absent)} never came: {len(waiting)} of {expected} processes wait at {where} {moment} "
             f"for {lasted}"
+        )
+    elif lost:
+        usual = next(process.coordinator for process in waiting if all(process is not each for each in lost))
+        verb = "waits" if len(lost) == 1 else "wait"
+        sentence = (
+            f"{named(lost)} {verb} for another coordinator than the others, {lost[0].coordinator} instead of {usual}: "
+            f"all {len(waiting)} processes wait at {where} {moment} for {lasted}"
         )
     elif elsewhere:
         sentence = (
@@ -95,16 +103,36 @@ def _of_hang(facts: Facts, attempt: AttemptFacts, job: StuckJob) -> Verdict:
             f"all {len(waiting)} processes wait at {where} {moment} for {lasted}: possibly the address of the "
             "coordinator is wrong, or its port is blocked"
         )
+    blamed = [] if absent else lost or elsewhere
+    refs = [_coordinator_ref(process) for process in (*lost, *waiting) if lost and process.coordinator]
     return _verdict(
         facts,
         attempt,
         sentence=sentence,
-        confidence=Confidence.LIKELY if absent or elsewhere else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if absent or blamed else Confidence.POSSIBLE,
         cost=cost_of(job),
-        refs=evidence_of(job),
+        refs=(*refs[:2], *evidence_of(job)),
         began_ns=job.began_ns,
         job=job,
+        blamed=blamed,
     )
+
+
+def _with_another_coordinator(waiting: Sequence[ProcessFacts]) -> list[ProcessFacts]:
+    """Return the processes that were given another address than most; of two, the one that is not the coordinator."""
+    addresses = Counter(process.coordinator for process in waiting if process.coordinator)
+    if len(addresses) < 2:
+        return []
+    usual, many = addresses.most_common(1)[0]
+    if many * 2 <= sum(addresses.values()):  # Process 0 is the coordinator: the others have to have its address.
+        usual = next((process.coordinator for process in waiting if process.index == 0), "")
+    return [process for process in waiting if process.coordinator not in ("", usual)] if usual else []
+
+
+def _coordinator_ref(process: ProcessFacts) -> Ref:
+    says = f"{process.name}: jax.distributed.initialize was called with {process.coordinator}"
+    ref = process.hangs[-1].ref if process.hangs else Ref(f"{process.host}/{process.pid}", "run", process.started_ns)
+    return ref._replace(says=says)
 
 
 def _verdict(
@@ -117,6 +145,7 @@ def _verdict(
     refs: tuple[Ref, ...],
     began_ns: int,
     job: StuckJob | None = None,
+    blamed: Sequence[ProcessFacts] = (),
 ) -> Verdict:
     indexes, _ = missing_of(attempt)
     waiting = job.waiting.processes if job is not None and job.waiting is not None else attempt.processes
@@ -126,8 +155,8 @@ def _verdict(
         sentence=sentence,
         blame=Blame.UNKNOWN,
         confidence=confidence,
-        hosts=hosts_of(waiting),
-        process_indices=indexes or indices_of(waiting),
+        hosts=hosts_of(blamed or waiting),
+        process_indices=indexes or indices_of(blamed or waiting),
         began_ns=began_ns,
         ended_ns=job.until_ns if job is not None and job.is_over else None,
         cost=cost,
@@ -149,10 +178,6 @@ def _missing(indexes: tuple[int, ...], absent: int) -> str:
         f" and {len(indexes) - _SHOWN} more" if len(indexes) > _SHOWN else ""
     )
     return f"process {shown}" if len(indexes) == 1 else f"processes {shown}"
-
-
-def _is_starting(stacks: object) -> bool:
-    return bool(isinstance(stacks, tuple) and stacks and is_initialising(stacks[-1]))
 
 
 RULE = Rule(
