@@ -671,6 +671,16 @@ def test_c8_says_how_much_was_free() -> None:
     assert "all inodes are used" in only(with_survivors(culprit)).sentence
 
 
+def test_c8_does_not_name_a_disk_that_has_space() -> None:
+    exception = raised("OSError", "[Errno 28] No space left on device", number=28)
+    system = {"path": "/job", "free_bytes": 79 * 10**9, "total_bytes": 10**12, "free_inodes": 5}
+    culprit = process(0, step=4, end=f"exception: {exception.title}", exception=(exception,), file_systems=(system,))
+    found = only(with_survivors(culprit))
+    assert ", at " not in found.sentence
+    assert "it names no file, and is not about /job (79.0 GB free)" in found.sentence
+    assert found.next[0].command == "mldiagnostics ssh run-1 host-0 -- df -h"
+
+
 @pytest.mark.parametrize(
     "exceptions",
     [

@@ -41,24 +41,30 @@ def _judge(facts: Facts) -> Judgement:
         return None
     path = failure.path
     system = _file_system(process, path)
-    location = path or str((system or {}).get("path") or "")
+    is_elsewhere = not path and _free_bytes(system) > _FULL_BYTES and (system or {}).get("free_inodes") != 0
+    location = path if path or is_elsewhere else str((system or {}).get("path") or "")
     is_full = failure.number in _FULL
     what = "ran out of disk space" if is_full else _WHATS.get(failure.number, "failed at a file")
     if failure.number == getattr(errno, "EDQUOT", 122):
         what = "used up its disk quota"
     after = f", at {location}" if location else ""
     after += f": {error_of(process)}"
-    after += _free(system) if is_full or failure.number == errno.EFBIG else ""
+    if is_full and is_elsewhere:
+        after += _not_there(process)
+    elif is_full:
+        after += _free(system)
     refs: tuple[Ref, ...] = process.end_refs[:1]
-    folder = shlex.quote((path.rpartition("/")[0] or "/") if path else location or ".")
+    folder = shlex.quote(path.rpartition("/")[0] or "/") if path else shlex.quote(location) if location else ""
     host = shlex.quote(process.host)
     commands: list[NextCommand] = []
     if is_full:
-        commands.append(command(facts, f"mldiagnostics ssh RUN {host} -- df -h {folder}", "see what is full"))
+        commands.append(command(facts, f"mldiagnostics ssh RUN {host} -- df -h {folder}".rstrip(), "see what is full"))
     elif failure.number in _OF_MACHINE:
         commands.append(command(facts, f"mldiagnostics ssh RUN {host} -- dmesg", "read what the kernel reports"))
     else:
-        commands.append(command(facts, f"mldiagnostics ssh RUN {host} -- ls -ld {folder}", "see its owner and mode"))
+        commands.append(
+            command(facts, f"mldiagnostics ssh RUN {host} -- ls -ld {folder or '.'}", "see its owner and mode")
+        )
     return crash(
         facts,
         lead,
@@ -81,9 +87,19 @@ def _file_system(process: ProcessFacts, path: str) -> dict[str, Any] | None:
     return min(known, key=_free_bytes, default=None)
 
 
-def _free_bytes(system: dict[str, Any]) -> float:
-    free = system.get("free_bytes")
+def _free_bytes(system: dict[str, Any] | None) -> float:
+    free = system.get("free_bytes") if system is not None else None
     return float(free) if isinstance(free, (int, float)) else float("inf")
+
+
+def _not_there(process: ProcessFacts) -> str:
+    """Return the file systems that have space, where the error names no file: it is another one."""
+    known = [
+        f"{system['path']} ({format_bytes(system['free_bytes'])} free)"
+        for system in process.file_systems
+        if isinstance(system.get("free_bytes"), int) and isinstance(system.get("path"), str)
+    ]
+    return f"; it names no file, and is not about {' or '.join(known[:2])}" if known else ""
 
 
 def _free(system: dict[str, Any] | None) -> str:
