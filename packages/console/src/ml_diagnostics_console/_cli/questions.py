@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ml_diagnostics_console._facts.reading import JobReader
 
-__all__ = ["add_question_options", "attempt_of", "job_reader"]
+__all__ = ["add_host_argument", "add_question_options", "attempt_of", "job_reader"]
 
 
 def add_question_options(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +28,11 @@ def add_question_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--project", metavar="PROJECT", help="read this Google Cloud project (default: this machine)")
     parser.add_argument("--region", metavar="REGION", help="the region of the run (default: us-central1)")
+
+
+def add_host_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the host of the job."""
+    parser.add_argument("host", metavar="HOST", help="the name of the host or pod, or the index of a process")
 
 
 def attempt_of(text: str) -> int | None:

@@ -233,7 +233,9 @@ def _with_life(process: ProcessFacts, life: Life) -> ProcessFacts:
     if end.how:
         is_stuck = any(0 <= (ended_ns or 0) - hang.time_ns <= _STUCK_BEFORE_END_NS for hang in hangs)
         # A cluster asks the others to end once one has failed: one that had failed before was not ended by that.
-        failed_ns = left.timestamp_ns if left is not None and end.exception else ended_ns
+        failed_ns = ended_ns
+        if left is not None and end.exception:
+            failed_ns = min(left.timestamp_ns, ended_ns or left.timestamp_ns)
         was_asked = end.was_asked or _was_asked(life, failed_ns)
         end = end._replace(was_stuck=end.was_stuck or is_stuck, was_asked=was_asked)
     step = process.last_step
@@ -246,9 +248,9 @@ def _with_life(process: ProcessFacts, life: Life) -> ProcessFacts:
         last_event_ns=max(process.last_event_ns, life.last_ns),
         end=end,
         last_step=step,
+        coordinator=life.labels.get("coordinator", ""),
         last_phase=life.phase,
         exception=exception,
-        coordinator=life.labels.get("coordinator", ""),
         file_systems=process.file_systems or tuple(mappings(merged.get("file_systems"))),
         left_block_ns=left.timestamp_ns if left is not None else None,
         hangs=hangs,
@@ -261,6 +263,7 @@ def _with_life(process: ProcessFacts, life: Life) -> ProcessFacts:
         console=console,
         end_fields=merged,
         resource=_resource_of(life),
+        held=life.held,
     )
 
 

@@ -23,6 +23,7 @@ from ml_diagnostics_console._facts.facts import (
     CompileBatch,
     ConsoleText,
     HangVerdict,
+    Held,
     KernelState,
     MainStack,
     Signal,
@@ -91,12 +92,17 @@ class Life:
         self.signals: list[Signal] = []
         self.sigterm_handlers: list[SigtermHandler] = []
         self.console: dict[tuple[str, str], ConsoleText] = {}
+        self.held: Held | None = None
         self._snapshots: deque[LogEntry] = deque(maxlen=_MOST_STACKS)
         self._dumps: deque[list[LogEntry]] = deque(maxlen=_MOST_STACKS)
 
     def add(self, entry: LogEntry) -> None:
         """Take the next entry of the process."""
-        payload, self.last_ns = entry.payload, max(self.last_ns, entry.timestamp_ns)
+        payload = entry.payload
+        if payload.get("kind") == kinds.HELD:  # Of its container: the process has ended.
+            self._add_held(entry, payload)
+            return
+        self.last_ns = max(self.last_ns, entry.timestamp_ns)
         self.labels = entry.context.labels
         self.resource = entry.context.resource or self.resource
         kind = payload.get("kind")
@@ -193,6 +199,11 @@ class Life:
             path=str(payload.get("path") or ""),
             is_of_python=payload.get("is_of_python") is True,
         )
+
+    def _add_held(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        pid, until_ns = natural_number(payload.get("wrapper_pid")), natural_number(payload.get("until_ns"))
+        if pid and until_ns:
+            self.held = Held(entry.timestamp_ns, pid, until_ns, str(payload.get("released_by") or ""), ref_of(entry))
 
     def _add_snapshot(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
         self._snapshots.append(entry)

@@ -30,6 +30,7 @@ __all__ = [
     "Fact",
     "Facts",
     "HangVerdict",
+    "Held",
     "KernelState",
     "MainStack",
     "ProcessFacts",
@@ -191,6 +192,19 @@ class ConsoleText(NamedTuple):
     """True if lines of native code are missing."""
 
 
+class Held(NamedTuple):
+    """The last entry on a process that `run --hold-on-failure` keeps for debugging after its failure."""
+
+    time_ns: int
+    wrapper_pid: int
+    """The process that keeps it, which SIGTERM ends."""
+    until_ns: int
+    """When it ends by itself."""
+    released_by: str
+    """Empty while it is held."""
+    ref: Ref
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
     """One process of one attempt.
@@ -203,6 +217,7 @@ class ProcessFacts:
         process_count: The number of processes that it knew of; 0 if it is not known.
         expected_processes: The number of processes that the launcher or the program announced; None if none was.
         planned_steps: The number of steps that the program announced; None if none was.
+        coordinator: The address that `jax.distributed.initialize` was called with; empty if it is not known.
         started_ns: Its first event, in ns since 1970, by its clock.
         last_event_ns: Its last event.
         state: Its state by the view of the run.
@@ -217,7 +232,6 @@ class ProcessFacts:
         file_systems: The file systems that the exception is about: `path`, `free_bytes`, `total_bytes`, `free_inodes`.
         has_left_block: True if it left its block before it ended, with `left_block_ns`.
         left_block_ns: When it left the block; None if it did not.
-        coordinator: The address that `jax.distributed.initialize` was called with; empty if it is not known.
         hangs: The hang verdicts of its companion, the oldest first.
         stacks: Stacks of its main thread, the oldest first: the last ones.
         kernel_states: The kernel's view at hangs, the oldest first.
@@ -235,6 +249,7 @@ class ProcessFacts:
         shown_name: Its name for people; empty for its host and index.
         fields: All further fields of its entries in the run's log.
         end_fields: All fields of the companion's entry on its end.
+        held: The hold after its failure; None if it is not held.
         resource: The labels of its monitored resource in Cloud Logging, with its `type`; empty outside of a cloud.
     """
 
@@ -249,6 +264,7 @@ class ProcessFacts:
     process_count: int = 0
     expected_processes: int | None = None
     planned_steps: int | None = None
+    coordinator: str = ""
     end_refs: tuple[Ref, ...] = ()
     end_message: str = ""
     role: Role = Role.NONE
@@ -264,7 +280,6 @@ class ProcessFacts:
     summaries: tuple[StepSummary, ...] = ()
     compiles: tuple[CompileBatch, ...] = ()
     signals: tuple[Signal, ...] = ()
-    coordinator: str = ""
     sigterm_handlers: tuple[SigtermHandler, ...] = ()
     console: tuple[ConsoleText, ...] = ()
     lost_entries: int = 0
@@ -277,6 +292,7 @@ class ProcessFacts:
     fields: Mapping[str, Any] = field(default_factory=dict)
     end_fields: Mapping[str, Any] = field(default_factory=dict)
     resource: Mapping[str, str] = field(default_factory=dict)
+    held: Held | None = None
 
     @property
     def name(self) -> str:

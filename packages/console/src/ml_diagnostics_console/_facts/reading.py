@@ -156,7 +156,7 @@ class JobReader:
         name = self._question.name
         self._read_companions(0, {name})
         attempts = attempts_of_jobs(self._lives.labelled([name]))
-        cluster = self._read_cluster(_hosts(attempts), "", is_in_cluster=not attempts)
+        cluster = self._read_cluster(_hosts(attempts), "", is_in_cluster=not attempts or _has_pods(attempts))
         if not attempts and isinstance(cluster, Unknown):
             raise error
         now_ns = self._clock_ns()
@@ -265,6 +265,10 @@ def _is_fact_of(entry: LogEntry, names: Collection[str], since_ns: int) -> bool:
     labels = entry.context.labels
     is_of_job = labels.get("run") in names or labels.get("job") in names
     return entry.payload.get("kind") == FACT and is_of_job and entry.timestamp_ns >= since_ns
+
+
+def _has_pods(attempts: Sequence[AttemptFacts]) -> bool:
+    return any(process.resource.get("type") == "k8s_container" for process in attempts[-1].processes)
 
 
 def _is_in_cluster(view: RunView) -> bool:

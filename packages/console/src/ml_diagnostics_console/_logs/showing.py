@@ -15,14 +15,15 @@ from ml_diagnostics_common.command.errors import DONE, NotFoundError, UsageError
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.texts import format_count
 
-from ml_diagnostics_console._facts.facts import Fact, Facts
+from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console._facts.kubernetes_facts import PodFacts
 from ml_diagnostics_console._facts.programs import ProgramError
+from ml_diagnostics_console._facts.targets import Target, cluster_of, targets_of
 from ml_diagnostics_console._logs.lines import Line, Shown, lines_of, merged, safe, window
-from ml_diagnostics_console._logs.sources import Cluster, Log, Target, Text
+from ml_diagnostics_console._logs.sources import Log, Text
 from ml_diagnostics_console._logs.step_times import known_steps, step_times
 
-__all__ = ["LAST_BYTES", "Choice", "Showing", "targets_of"]
+__all__ = ["LAST_BYTES", "Choice", "Showing"]
 
 LAST_BYTES: Final = 4_096
 _FOLLOW_SECONDS: Final = 10.0
@@ -55,58 +56,6 @@ class Choice:
         return not self.stream or self.stream in text.stream.split("+")
 
 
-def targets_of(facts: Facts, choice: Choice) -> list[Target]:
-    """Return the processes and pods that are chosen: all without a choice.
-
-    Raises:
-        NotFoundError: There is no such host or process.
-    """
-    targets = _all_targets(facts)
-    found = [
-        target
-        for target in targets
-        if choice.host in ("", target.host, target.name, target.pod.name if target.pod is not None else "")
-        and choice.process in (None, _index_of(target))
-    ]
-    if targets and not found:
-        names = [target.name for target in targets]
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        wanted = " and ".join(
-            text
-            for text in (
-                f"host {choice.host!r}" if choice.host else "",
-                f"index {choice.process}" if choice.process is not None else "",
-            )
-            if text
-        )
-        raise NotFoundError(
-            f"{facts.name} has no process with {wanted}; it has {', '.join(names[:_NAMES_SHOWN])}{more}"
-        )
-    return found
-
-
-def _all_targets(facts: Facts) -> list[Target]:
-    cluster = facts.kubernetes.value if isinstance(facts.kubernetes, Fact) else None
-    offsets = facts.attempt.clock_offsets_ns if facts.attempt is not None else {}
-    targets, used = [], set()
-    for process in facts.processes:
-        pod = None
-        if cluster is not None:
-            pod = cluster.pod_of(process.host, process.index, process.started_ns, process.end.ended_ns)
-        if pod is not None:
-            used.add(pod.uid)
-        targets.append(Target(process.name, process.host, process, pod, offsets.get(process.host, 0)))
-    if cluster is not None and not targets:
-        targets += [Target(pod.name, pod.host or pod.name, None, pod) for pod in cluster.pods if not pod.is_gone]
-    return targets
-
-
-def _index_of(target: Target) -> int | None:
-    if target.process is not None:
-        return target.process.index
-    return target.pod.index if target.pod is not None else None
-
-
 class Showing:
     """Shows texts of a job.
 
@@ -121,8 +70,7 @@ class Showing:
         self._facts, self._choice, self._root, self._console = facts, choice, root, console
         self._logs: dict[str, Log] = {}
         self._header = ("", "")
-        cluster = facts.kubernetes.value if isinstance(facts.kubernetes, Fact) else None
-        self._cluster = None if cluster is None or not cluster.context else Cluster(cluster.context, cluster.namespace)
+        self._cluster = cluster_of(facts)
         self._has_warned: set[str] = set()
 
     # --- The last lines -------------------------------------------------------------------------------
@@ -161,7 +109,7 @@ class Showing:
             self._facts = read_again()
 
     def _chosen_or_first(self) -> list[Target]:
-        targets = targets_of(self._facts, self._choice)
+        targets = targets_of(self._facts, self._choice.host, self._choice.process)
         if self._choice.host or self._choice.process is not None:
             return targets
         first = [target for target in targets if target.process is not None and target.process.is_first_cause]
@@ -205,7 +153,7 @@ class Showing:
             UsageError: The moment is not valid.
             NotFoundError: The step is not known, or no line has a time.
         """
-        targets = targets_of(self._facts, self._choice)
+        targets = targets_of(self._facts, self._choice.host, self._choice.process)
         centers = self._centers(targets, moment)
         half_ns = round(window_seconds * 0.5e9)
         known = [target for target in targets if target.key in centers]

@@ -21,8 +21,9 @@ from ml_diagnostics_common.processes import process_started_ns
 from ml_diagnostics_console._facts.facts import ConsoleText, ProcessFacts
 from ml_diagnostics_console._facts.kubernetes_facts import PodFacts
 from ml_diagnostics_console._facts.programs import ProgramError, ask
+from ml_diagnostics_console._facts.targets import Cluster, Target
 
-__all__ = ["Cluster", "Log", "Target", "Text"]
+__all__ = ["Log", "Text"]
 
 _KUBECTL_SECONDS: Final = 20.0
 _MOST_BYTES: Final = 64 * 2**20
@@ -47,44 +48,6 @@ class Text(NamedTuple):
     text: str
     times: tuple[tuple[int, int], ...]
     origin: str
-
-
-class Cluster(NamedTuple):
-    """How kubectl reaches the pods of a job."""
-
-    context: str
-    namespace: str
-
-    def argv(self, *words: str) -> list[str]:
-        """Return the command line; names are valid ones of Kubernetes."""
-        chosen = [f"--context={self.context}"] if self.context else []
-        return ["kubectl", *chosen, f"--namespace={self.namespace}", *words]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A process, or a pod of which no process is known.
-
-    Attributes:
-        name: Its name for people.
-        host: The host's name.
-        process: The process; None if none has recorded anything.
-        pod: Its pod; None outside of a cluster, or if it is not known.
-        offset_ns: What the clock of its host is ahead of the common one.
-    """
-
-    name: str
-    host: str
-    process: ProcessFacts | None = None
-    pod: PodFacts | None = None
-    offset_ns: int = 0
-
-    @property
-    def key(self) -> str:
-        """What makes it one of its own: names may be equal where indexes are not known."""
-        if self.process is not None:
-            return f"{self.host}/{self.process.pid}"
-        return self.pod.uid if self.pod is not None else self.host
 
 
 class _Source(Protocol):
