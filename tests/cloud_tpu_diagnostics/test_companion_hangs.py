@@ -66,11 +66,23 @@ companion.leave("clean")
 """
 )
 _IS_TO_BE_ABORTED = _WATCHED + "watched(abort=True)\ntrain()\nthreading.Event().wait()"
+_IS_STOPPED = (
+    _WATCHED
+    + """
+import subprocess
+companion = watched()
+train()
+waiter = 'until grep -qr process_state "$ML_DIAGNOSTICS_DIR"; do sleep 0.1; done; kill -CONT "$0"'
+with subprocess.Popen(["sh", "-c", waiter, str(os.getpid())]):
+    os.kill(os.getpid(), signal.SIGSTOP)
+companion.leave("clean")
+"""
+)
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> AtOnce[str, Outcome]:
-    return at_once([_HOLDS_THE_GIL, _ANSWERS, _IS_TO_BE_ABORTED], tmp_path_factory)
+    return at_once([_HOLDS_THE_GIL, _ANSWERS, _IS_TO_BE_ABORTED, _IS_STOPPED], tmp_path_factory)
 
 
 def test_a_hang_with_the_gil_held_is_recorded_with_its_frame(
@@ -114,6 +126,19 @@ def test_a_job_that_is_to_be_aborted_is_ended_after_its_stacks_are_recorded(
     assert ending()["signal"] == "SIGABRT"
     assert len(of_kind(HANG_SUSPECTED)) == 1
     assert [dump["trigger"] for dump in of_kind(DUMP)] == ["signal", "signal", "fault"]
+
+
+def test_a_job_that_stays_stopped_is_shown_as_such_and_is_no_hang(
+    monkeypatch: pytest.MonkeyPatch, outcomes: AtOnce[str, Outcome]
+) -> None:
+    records, ended = outcomes.result(_IS_STOPPED)
+    assert ended == (0, "", "")
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(records))
+    ending()
+    assert of_kind(HANG_SUSPECTED) == []
+    (state,) = of_kind(PROCESS_STATE)
+    assert state["states"] == ["T", "T"]
+    assert state["cpu_seconds"] == 0
 
 
 # --- The response itself ------------------------------------------------------------------------------

@@ -64,6 +64,9 @@ class HangWatching:
         self._settings, self._job, self._log, self._parent, self._note = settings, job, log, parent, note
         self._watch = _watch(settings.hang, self._inherited)
         self._was_stopped = False
+        self._stopped_since: float | None = None
+        """When the job was first seen stopped; None while it runs, and once that is recorded."""
+        self._is_stop_recorded = False
         self._saved: dict[str, float] = {}
         self._command = ""
         self._command = self._job_name()  # Now, since a job that has ended has none any more.
@@ -97,9 +100,12 @@ class HangWatching:
             self.progress = self._reader.read()
         if self._watch is not None and self._job.is_stopped():
             self._was_stopped = True
+            self._record_stop(now)
             if self._response is not None and not self._response.is_aborting:
                 self._response = self._suspected = None
                 self._watch.retract()
+        else:
+            self._stopped_since, self._is_stop_recorded = None, False
         if now >= self._next_check and self._watch is not None:
             self._next_check = now + _POLL_SECONDS
             verdict = self._watch.observe(self.progress, time.monotonic_ns(), is_stopped=self._was_stopped)
@@ -160,6 +166,17 @@ class HangWatching:
 
         if self._response is not None:
             self._response.add_frame(relevant_frame(frames), by_python=by_python)
+
+    def _record_stop(self, now: float) -> None:
+        """Record the state of a job that stays stopped: no verdict is given on it, while the others wait for it."""
+        from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+
+        if self._stopped_since is None:
+            self._stopped_since = now
+        floor = HangConfig(**(self._settings.hang or {})).step_floor_seconds
+        if not self._is_stop_recorded and now - self._stopped_since >= floor:
+            self._is_stop_recorded = True
+            self._samples = StateSamples(self._job.pid, now)
 
     def _respond(self, verdict: Any, progress: Progress, now: float) -> None:
         from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
