@@ -615,6 +615,22 @@ def test_c7_without_kubernetes_the_sender_is_unknown() -> None:
     assert unsure.confidence is Confidence.LIKELY
 
 
+@pytest.mark.parametrize("survivors", [0, 2])
+def test_c7_a_process_that_is_gone_without_a_record_was_killed_or_called_os_exit(survivors: int) -> None:
+    gone = process(0, step=30, end=ProcessEnd(is_silent=True), state=State.FAILED, last_event_ns=after(59))
+    known = with_survivors(gone, survivors)
+    found = only(known)
+    assert (found.rule, found.hosts, found.confidence) == ("C7", ("host-0",), Confidence.LIKELY)
+    assert "was killed, or called os._exit, at step 30: its process is gone, and recorded no end" in found.sentence
+    assert any("diagnose" in each.command for each in found.next)
+    assert judge(known).headline.rule == "C7"
+
+
+def test_c1_takes_an_exit_code_from_the_record_of_the_run() -> None:
+    culprit = process(0, step=30, end=ProcessEnd("exit", after(60), host="host-0"), end_message="sys.exit(3)")
+    assert ": it exited with code 3" in verdict("C1", facts([culprit])).sentence
+
+
 def test_c7_and_c5_are_not_checked_where_no_end_was_recorded() -> None:
     silent = process(0, step=30, end=ProcessEnd(is_silent=True), state=State.STALE)
     known = facts([silent, survivor(1), survivor(2)])

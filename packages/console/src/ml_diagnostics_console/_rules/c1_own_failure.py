@@ -9,7 +9,7 @@ from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
 from ml_diagnostics_console._rules.b2_program_error import is_program_error
-from ml_diagnostics_console._rules.causes import Cause, titles
+from ml_diagnostics_console._rules.causes import Cause, exit_code_of, titles
 from ml_diagnostics_console._rules.crashes import crash, error_of, logs_around
 from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
@@ -39,7 +39,8 @@ def _judge(facts: Facts) -> Judgement:
         what = "failed by the same error"
     frame = _frame(process)
     if lead.cause is Cause.EXIT:
-        after = f": it exited with code {process.end.exit_code}" if process.end.exit_code else ""
+        code = exit_code_of(process)
+        after = f": it exited with code {code}" if code else ""
     else:
         after = f": {error_of(process)}{f', in {frame}' if frame else ''}"
     return crash(

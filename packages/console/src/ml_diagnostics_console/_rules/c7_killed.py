@@ -7,12 +7,13 @@ from typing import Final
 from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts, Unknown
-from ml_diagnostics_console._rules.causes import Cause, signal_of
+from ml_diagnostics_console._rules.causes import Cause, is_gone, signal_of
 from ml_diagnostics_console._rules.crashes import command, crash, logs_around
 from ml_diagnostics_console._rules.leads import LEAST_STUCK_SECONDS, STUCK_STEPS, lead_of
 from ml_diagnostics_console._rules.pod_reasons import kubernetes_reason, pod_commands
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
-from ml_diagnostics_console.verdict import Blame, NotChecked
+from ml_diagnostics_console._rules.wording import clock
+from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked
 
 __all__ = ["RULE"]
 
@@ -35,11 +36,16 @@ def _judge(facts: Facts) -> Judgement:
     what = f"{verb} killed" if signal in ("SIGKILL", "") else f"{verb} ended by {signal}"
     if not signal and reason is None:
         what = f"{verb} killed, or called os._exit,"
-    after = f": {reason.text}" if reason is not None else _unexplained(facts, process)
+    is_unrecorded = all(is_gone(each) for each in lead.processes)
+    after = f": {reason.text}" if reason is not None else _unexplained(process)
+    if is_unrecorded and reason is None:
+        after = f": its process is gone, and recorded no end; its last event was at {clock(process.last_event_ns)}"
     asked_kubernetes = not isinstance(facts.kubernetes, Unknown)
     describe = command(facts, "kubectl describe pods", "see if it was evicted, deleted, or on a node that failed")
     commands = list(pod_commands(facts, process)) or ([describe] if asked_kubernetes else [])
-    if not asked_kubernetes:
+    if is_unrecorded:
+        commands.append(NextCommand("with diagnose(debug_config):", "records the exit reason of the next attempt"))
+    elif not asked_kubernetes:
         commands.append(
             command(
                 facts,
@@ -60,7 +66,7 @@ def _judge(facts: Facts) -> Judgement:
     )
 
 
-def _unexplained(facts: Facts, process: ProcessFacts) -> str:
+def _unexplained(process: ProcessFacts) -> str:
     """Return what was ruled out, and that the rest is unknown."""
     ruled_out = ["no kill for memory was counted"] if process.end.how == "signal" else []
     if process.console or process.signals:
@@ -87,5 +93,5 @@ RULE = Rule(
     ),
     example="host host-3 was killed at step 30 (16:02:11 UTC): the kubelet evicted pod ml/train-1-x at 16:02:10 UTC: "
     "The node was low on resource: memory; the 3 others failed 0.1 s later because of it",
-    replaces=("U0",),
+    replaces=("U0", "K1s"),
 )

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from google_cloud_mldiagnostics.reading import State
 from ml_diagnostics_common.raised_exception import RaisedException
 from ml_diagnostics_common.story import CASCADE_TEXTS, Role
 
@@ -20,9 +21,11 @@ __all__ = [
     "DiskFailure",
     "cause_of",
     "disk_failure",
+    "exit_code_of",
     "fingerprint",
     "has_failed",
     "is_fallout",
+    "is_gone",
     "left_by_failure",
     "left_with_code",
     "own_clock_ns",
@@ -96,6 +99,7 @@ _DISK_TEXTS: Final = (
 _ERRNO_TEXT: Final = re.compile(r"\[Errno (\d{1,3})\]")
 _FILE_TEXT: Final = re.compile(r"\[Errno \d{1,3}\] [^:']+: '([^']+)'")
 _CASCADE: Final = re.compile("|".join(f"(?:{text.pattern})" for text in CASCADE_TEXTS), re.IGNORECASE)
+_SYS_EXIT: Final = re.compile(r"sys\.exit\((\d{1,3})\)")
 _ITS_OWN: Final = frozenset({"", "caused by", "in the group"})
 """Relations of exceptions that are a reason for the first one. One that was being handled may be unrelated."""
 
@@ -125,7 +129,7 @@ def cause_of(facts: Facts, process: ProcessFacts) -> Cause:
     if signal in NATIVE_SIGNALS:
         return Cause.NATIVE
     if not has_failed(process):
-        return Cause.SILENT
+        return Cause.KILLED if is_gone(process) else Cause.SILENT
     if signal == "SIGINT":
         return Cause.INTERRUPTED
     if signal or end.how == "killed_or_os_exit":
@@ -136,6 +140,11 @@ def cause_of(facts: Facts, process: ProcessFacts) -> Cause:
     return Cause.EXIT
 
 
+def is_gone(process: ProcessFacts) -> bool:
+    """Return True if a process is known to have exited, and no end of it is recorded: by itself, or by a companion."""
+    return process.state is State.FAILED and not process.has_ended and process.end.is_silent
+
+
 def has_failed(process: ProcessFacts) -> bool:
     """Return True if it has ended by a failure, or has left its block by one and continues."""
     return process.has_ended or left_by_failure(process)
@@ -144,6 +153,14 @@ def has_failed(process: ProcessFacts) -> bool:
 def signal_of(process: ProcessFacts) -> str:
     """Return the signal that ended a process, also if a shell reported it as an exit code; empty if none did."""
     return process.end.signal or _SIGNALS_OF_CODES.get(process.end.exit_code or 0, "")
+
+
+def exit_code_of(process: ProcessFacts) -> int | None:
+    """Return the exit code of a process, as the kernel or its own record of `sys.exit` has it; None without one."""
+    if process.end.exit_code is not None:
+        return process.end.exit_code
+    match = _SYS_EXIT.search(process.end_message)
+    return int(match.group(1)) if match else None
 
 
 def is_fallout(process: ProcessFacts) -> bool:
@@ -180,7 +197,7 @@ def disk_failure(process: ProcessFacts) -> DiskFailure | None:
 def fingerprint(facts: Facts, process: ProcessFacts) -> tuple[str, str]:
     """Return what the same failure has in common in all attempts: its kind, and its text without numbers and paths."""
     cause = cause_of(facts, process)
-    text = next(iter(titles(process)), "") or signal_of(process) or f"exit {process.end.exit_code}"
+    text = next(iter(titles(process)), "") or signal_of(process) or f"exit {exit_code_of(process)}"
     text = re.sub(r"0x[0-9a-fA-F]+|/[^\s'\",:]+", "#", text.replace(process.host, "#") if process.host else text)
     return cause.value, re.sub(r"\d+(?:\.\d+)?", "#", text)
 

@@ -10,7 +10,7 @@ from ml_diagnostics_common.story import Confidence, Role
 from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, ProcessFacts
-from ml_diagnostics_console._rules.causes import is_fallout, signal_of, titles
+from ml_diagnostics_console._rules.causes import exit_code_of, is_fallout, signal_of, titles
 from ml_diagnostics_console._rules.costs import cost_of_failure
 from ml_diagnostics_console._rules.leads import Lead
 from ml_diagnostics_console._rules.wording import at, consequences, hosts_of, indices_of, named, quoted
@@ -61,7 +61,8 @@ def crash(
     followed = _consequences(attempt, lead) if attempt is not None else ""
     total = len(attempt.processes) if attempt is not None else 0
     sentence = f"{subject(lead, total)} {possibly}{what}{' ' if when else ''}{when}{after}{_together(lead)}{followed}"
-    loss = cost_of_failure(facts, process.end.ended_ns)
+    started_ns = process.end.ended_ns or process.last_event_ns or None
+    loss = cost_of_failure(facts, started_ns)
     return Verdict(
         rule=rule,
         verdict_class=verdict_class,
@@ -72,7 +73,7 @@ def crash(
         hosts=hosts_of(lead.processes),
         process_indices=indices_of(lead.processes),
         step=shown_step,
-        began_ns=process.end.ended_ns,
+        began_ns=started_ns,
         ended_ns=attempt.ended_ns if attempt is not None else None,
         cost=loss.cost,
         evidence=_unique((*refs, *_of_ends(lead), *loss.refs)),
@@ -102,7 +103,7 @@ def error_of(process: ProcessFacts) -> str:
     text = next(iter(titles(process)), "")
     if text:
         return quoted(text).rstrip(" .:;")
-    signal, code = signal_of(process), process.end.exit_code
+    signal, code = signal_of(process), exit_code_of(process)
     if process.end.how == "out_of_memory":
         return "out of memory"
     return signal or (f"exit code {code}" if code is not None else process.end.how or "no end recorded")

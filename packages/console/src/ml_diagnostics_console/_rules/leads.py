@@ -18,6 +18,7 @@ from ml_diagnostics_console._rules.causes import (
     cause_of,
     fingerprint,
     is_fallout,
+    is_gone,
     left_with_code,
     signal_of,
     titles,
@@ -77,7 +78,7 @@ def lead_of_attempt(facts: Facts, attempt: AttemptFacts) -> Lead | None:
     """Return the processes of one attempt that failed first; None if none has failed."""
     processes, first, confidence = _first_of(attempt)
     if not first or confidence is None:
-        return _ended_as_a_whole(attempt)
+        return _ended_as_a_whole(attempt) or _gone(attempt)
     causes = [cause_of(facts, process) for process in first]
     if all(cause is Cause.CASCADE for cause in causes):
         aborted = _aborted_alone(attempt)
@@ -95,6 +96,8 @@ def lead_of_attempt(facts: Facts, attempt: AttemptFacts) -> Lead | None:
         return Lead(leading, common, is_common=True)
     if leading in _FROM_OUTSIDE and all(was_stuck(attempt, process) for process in found):
         return None
+    if all(is_gone(process) for process in found):  # It ended without a record, and others lost it.
+        confidence = Confidence.LIKELY
     return Lead(leading, tuple(found), others, confidence)
 
 
@@ -185,6 +188,15 @@ def _ended_as_a_whole(attempt: AttemptFacts) -> Lead | None:
     asked = any(process.end.was_asked or signal_of(process) == "SIGTERM" for process in processes)
     in_order = sorted(processes, key=_time_ns)
     return Lead(Cause.ASKED if asked else Cause.KILLED, tuple(in_order), is_whole_job=True)
+
+
+def _gone(attempt: AttemptFacts) -> Lead | None:
+    """Return the processes that have exited without a record of their end, if nothing else failed."""
+    gone = [process for process in attempt.processes if is_gone(process)]
+    if not gone:
+        return None
+    in_order = sorted(gone, key=lambda process: process.last_event_ns)
+    return Lead(Cause.KILLED, tuple(in_order), (), Confidence.LIKELY)
 
 
 def _aborted_alone(attempt: AttemptFacts) -> tuple[ProcessFacts, ...]:
