@@ -115,7 +115,8 @@ class FastFailJob:
     def wait_until_joined(self) -> None:
         """Wait until all processes are in the star."""
         for index, process in enumerate(self.processes):
-            wait_until(lambda index=index: self._is_joined(index), 60, running=process.process)  # type: ignore[misc]
+            wait_until(lambda index=index: self._is_joined(index) or process.process.poll() is not None, 60)  # type: ignore[misc] # noqa: B023
+            assert process.process.poll() is None, self.printed(index)
 
     def _is_joined(self, index: int) -> bool:
         pid = self.pid(index)

@@ -143,6 +143,18 @@ def test_an_end_that_may_be_the_planned_one_ends_the_others_only_if_they_are_a_s
         assert job.is_decided() is is_ended
 
 
+def test_an_end_that_an_older_kernel_hides_is_no_failure_until_others_have_failed() -> None:
+    for others_fail in (False, True):
+        job = Job(3)
+        job.run(30)
+        job.end(1, ProcessEnd("killed_or_os_exit"))
+        if others_fail:
+            job.leave(2, CASCADE)
+        job.run(300)
+        assert job.is_decided() is others_fail
+    assert job.decision.first == {1}
+
+
 def test_one_that_evaluates_or_pauses_as_long_as_before_is_left_alone_after_an_early_end() -> None:
     for phase, silence, is_ended in (("eval", 1.0, False), (None, 100.0, False), (None, 1.0, True)):
         job = Job(3)

@@ -20,7 +20,7 @@ from cloud_tpu_diagnostics._fast_fail.messages import (
     short,
 )
 from cloud_tpu_diagnostics._fast_fail.reports import Event, Hello, JobState
-from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FirstCause
+from cloud_tpu_diagnostics.configuration.first_cause import FirstCause
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ml_diagnostics_common.story import ProcessEnd

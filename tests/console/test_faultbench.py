@@ -45,6 +45,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and /pr
 HISTORIES = histories_in(Path(__file__).parent / "histories")
 _MOST_BYTES = 2_000_000
 _OFFSET_SECONDS = 60.0
+_TOGETHER_SECONDS = 30.0
+"""Longer than any part of that job took."""
 _MACHINE_FOLDERS = (b"/work/", b"/root", b"/home/", b"/tmp/faultbench", b"site-packages/../")
 
 
@@ -104,6 +106,18 @@ def _kind_of(archive: Path) -> str:
         assert file is not None
         name: str = json.load(file)["plan"]["kind"]
         return name
+
+
+def test_all_processes_of_a_host_have_the_clock_that_its_plan_says(tmp_path: Path) -> None:
+    archive = next(archive for archive in HISTORIES if archive.name.startswith("clock-offset-"))
+    with read(archive, tmp_path) as history:
+        offsets = history.about["plan"]["clock_offsets_seconds"]
+        assert max(offsets) - min(offsets) > 2 * _TOGETHER_SECONDS
+        for path in history.diagnostics.rglob("*.jsonl"):  # Of trainers and of their companions.
+            header, *lines = map(json.loads, path.read_text().splitlines())
+            offset_ns = offsets[int(header["labels"]["process_index"])] * 1e9
+            for line in lines:
+                assert abs(line["t"] - offset_ns - history.ended_ns) < _TOGETHER_SECONDS * 1e9
 
 
 # --- Live jobs --------------------------------------------------------------------------------------------

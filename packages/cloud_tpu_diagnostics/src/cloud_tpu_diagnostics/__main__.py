@@ -27,7 +27,7 @@ from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemo
 from cloud_tpu_diagnostics._companion.log import EntryLog, console_entry
 from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
 from cloud_tpu_diagnostics._console.capture import Capture
-from cloud_tpu_diagnostics._fast_fail.status import end_fields, read_status, wait_for_status
+from cloud_tpu_diagnostics._fast_fail.status import end_fields, read_status, wait_for_status, write_exit
 from cloud_tpu_diagnostics._hold import FailedJob, HoldPlan, add_hold_options, hold, plan_of
 from cloud_tpu_diagnostics._signals import signal_name
 from cloud_tpu_diagnostics._version import __version__
@@ -113,6 +113,7 @@ def _run(command: Sequence[str], console: Console, capture: Capture, plan: HoldP
     log = EntryLog(labels, is_shipped=is_shipped)
     capture.start(f"{labels['host']}-{pid}")
     status, was_asked = _wait(pid, start, signals, kills, capture, log)
+    write_exit(pid, start, status)
     circumstances = _circumstances(pid, start)
     kills.check(time.monotonic())
     ending = ending_of(status, Note("clean"), fault=None, is_out_of_memory=kills.is_recent(time.monotonic()))

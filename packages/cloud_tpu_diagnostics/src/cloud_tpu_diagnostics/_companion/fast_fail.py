@@ -24,9 +24,10 @@ from cloud_tpu_diagnostics._fast_fail.status import (
     FastFailStatus,
     end_fields,
     remove_status,
+    wait_for_exit,
     write_status,
 )
-from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig, FirstCause
+from cloud_tpu_diagnostics.configuration.first_cause import FirstCause
 from cloud_tpu_diagnostics.entries import FAST_FAIL, entry
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _CLEAN_SECONDS: Final = 1.0
 """The same after an end that went well: for the acknowledgement."""
 _HUB_SECONDS: Final = 20.0
 """The time that the hub stays for the others, after the end of its own job."""
+_EXIT_SECONDS: Final = 1.0
 _FRESH_STACK_SECONDS: Final = 5.0
 _STACK_INTERVAL_SECONDS: Final = 2.0
 _COMPILING: Final = ("backend_compile", "compile_and_load", "compile_or_get_cached")
@@ -81,14 +83,14 @@ class FastFail:
         labels: Mapping[str, str],
         dump_signal: int | None,
     ) -> None:
-        self._config = FastFailConfig(**config)
+        self._exit_code, self._grace_seconds = int(config["exit_code"]), float(config["grace_seconds"])
         self._job, self._log, self._parent, self._dump_signal = job, log, parent, dump_signal
         self._start = start_mark(job.pid)
         self._star = Star(
             job.pid,
             labels.get("host", ""),
             labels.get("job", ""),
-            hang=self._config.hang,
+            hang=bool(config["hang"]),
             send=parent.send,
             warn=lambda text: parent.log(WARNING, text),
         )
@@ -230,6 +232,17 @@ class FastFail:
         seconds = _DECISION_SECONDS if has_failed and not self._was_asked else _CLEAN_SECONDS
         self._serve(seconds, lambda: self._awaits_decision(has_failed=has_failed))
 
+    def exit_status(self) -> int | None:
+        """Return the wait status of the job that `run`, its parent, has noted; None if it has not within a second.
+
+        An older kernel does not show it to other processes.
+        """
+        return wait_for_exit(self._job.pid, self._start, _EXIT_SECONDS)
+
+    def leave(self) -> None:
+        """Leave the star, as another block of the job follows."""
+        self._star.close()
+
     def close(self) -> None:
         """Stay while the others need the hub; then leave the star."""
         self._serve(_HUB_SECONDS, self._star.is_needed)
@@ -284,11 +297,11 @@ class FastFail:
 
     def _begin(self, cause: FirstCause, now: float) -> _End:
         is_first = self._star.is_first
-        code = self._config.exit_code
+        code = self._exit_code
         if is_first:  # Its end is the reason, so it does not end as those that are only ended with it.
             code = _HUNG if cause.how == "hang" else _FAILED
             code = (self._note.exit_code if self._note is not None else None) or code
-        grace = 0.0 if is_first else self._config.grace_seconds
+        grace = 0.0 if is_first else self._grace_seconds
         needed = _LEFT_SECONDS if is_first else _LEFT_SECONDS / 2
         wait = 0.0 if self._left_at is None else max(0.0, self._left_at + needed - now)
         self._parent.send(

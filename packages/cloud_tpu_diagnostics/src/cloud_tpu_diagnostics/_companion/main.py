@@ -145,11 +145,11 @@ class Companion:
             if self._fast_fail is None:  # To ship may take seconds, in which the star would get no answer.
                 self._guarded(self._log.close, END_SECONDS)
             if not self._may_outlast():
-                self._guarded(self._log.close, END_SECONDS)
+                self._leave()
                 return
             signal.alarm(0)
             if not self._outlast():
-                self._guarded(self._log.close, END_SECONDS)
+                self._leave()
                 return
             signal.alarm(LONGEST_END_SECONDS)
             self._read_status()
@@ -394,6 +394,12 @@ class Companion:
         if self._note is not None and (self._is_end_recorded or not self._is_dead()):
             self._guarded(self._write, left_block(self._note, is_alive=not self._is_dead()), LEFT_BLOCK)
 
+    def _leave(self) -> None:
+        """Leave a job that continues: its end is recorded by another process."""
+        if self._fast_fail is not None:
+            self._guarded(self._fast_fail.leave)
+        self._guarded(self._log.close, END_SECONDS)
+
     def _may_outlast(self) -> bool:
         """Return True if this process waits for the end of a job that has left its block.
 
@@ -424,6 +430,8 @@ class Companion:
     def _read_status(self) -> None:
         """Read the exit status, first of all: an older kernel shows it only until the parent has reaped the job."""
         self._status = exit_status(self._job.pid, self._job.descriptor)
+        if self._status is None and self._fast_fail is not None and self._is_end_recorded:
+            self._status = self._fast_fail.exit_status()
 
     def _report_end(self) -> None:
         """Report the end to the star, before anything else is done."""

@@ -22,7 +22,7 @@ from ml_diagnostics_common.story import Confidence, ProcessEnd, Role, story_of
 
 from cloud_tpu_diagnostics._fast_fail.messages import RefusedError, short
 from cloud_tpu_diagnostics._fast_fail.reports import ASKED, ENDED, Event, Hello, JobState
-from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FirstCause
+from cloud_tpu_diagnostics.configuration.first_cause import FirstCause
 
 __all__ = ["ASKED_SECONDS", "CASCADE_SECONDS", "CLEAN_SECONDS", "SETTLING_SECONDS", "Decision"]
 
@@ -291,6 +291,8 @@ class _Peer:
         ended_ns = end.ended_ns
         if ended_ns is not None and self.delays_ns:
             ended_ns += min(self.delays_ns)
+        if end.how == "killed_or_os_exit":  # Its parent knows how; it may have exited with 0.
+            end = end._replace(how="clean")
         was_asked = end.was_asked or (self.end is not None and self.asked_at is not None)
         return end._replace(ended_ns=ended_ns, was_asked=was_asked, host=self.hello.host)
 

@@ -35,6 +35,9 @@ _READ_BYTES: Final = 2**16
 _MOST_UNSENT_BYTES: Final = 2**16
 _MOST_AT_ONCE: Final = 256
 _BACKLOG: Final = 1024
+_PAUSE_SECONDS: Final = 1.0
+_OTHER_FILES: Final = 64
+"""The open files of a companion besides connections."""
 
 
 class Hub:
@@ -64,9 +67,12 @@ class Hub:
     ) -> None:
         self._token, self._processes, self._own, self._clock = token, processes, hello.process_index, clock
         self._most = 2 * processes + _MOST_STRANGERS
+        _allow_open_files(self._most + _OTHER_FILES)
         self._connections: dict[int, _Connection] = {}
         self._by_index: dict[int, _Connection] = {}
         self._is_sent = False
+        self._accepts_from = 0.0
+        """When to accept again, if there were too many open files."""
         self.refused: Counter[str] = Counter()
         """The number of connections that were closed, by reason."""
         self.decision = Decision(processes, hang=hang)
@@ -115,6 +121,9 @@ class Hub:
             elif number in self._connections:
                 self._serve(self._connections[number], events)
         now = self._clock()
+        if 0.0 < self._accepts_from <= now:
+            self._accepts_from = 0.0
+            self._poller.modify(self._listener.fileno(), select.EPOLLIN)
         for connection in list(self._connections.values()):
             if connection.index is None and now - connection.accepted_at >= AUTHENTICATION_SECONDS:
                 self._close(connection, "late")
@@ -141,7 +150,12 @@ class Hub:
         for _ in range(_MOST_AT_ONCE):
             try:
                 number, _address = self._listener._accept()  # type: ignore[attr-defined]
-            except OSError:  # There is none left, or there are too many open files.
+            except BlockingIOError:
+                return
+            except OSError:  # There are too many open files: the listener stays readable.
+                self.refused["files"] += 1
+                self._accepts_from = self._clock() + _PAUSE_SECONDS
+                self._poller.modify(self._listener.fileno(), 0)
                 return
             end = _socket.socket(fileno=number)
             end.setblocking(False)
@@ -253,6 +267,19 @@ class Hub:
         if connection.index is not None and self._by_index.get(connection.index) is connection:
             del self._by_index[connection.index]
             self.decision.lose(connection.index)
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files, as far as its user may."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            pass
 
 
 class _Connection:

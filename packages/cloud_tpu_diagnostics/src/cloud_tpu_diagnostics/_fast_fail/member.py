@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from cloud_tpu_diagnostics._fast_fail.messages import MEMBER, NONCE_BYTES, Channel, Lines, RefusedError, nonce_in
 from cloud_tpu_diagnostics._fast_fail.reports import Event, Hello, JobState
-from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FirstCause
+from cloud_tpu_diagnostics.configuration.first_cause import FirstCause
 
 __all__ = ["PING_SECONDS", "Member"]
 

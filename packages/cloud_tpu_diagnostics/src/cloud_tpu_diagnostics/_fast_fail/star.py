@@ -11,7 +11,7 @@ from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER, Address, Meeting, l
 from cloud_tpu_diagnostics._fast_fail.member import Member
 from cloud_tpu_diagnostics._fast_fail.messages import TOKEN_BYTES
 from cloud_tpu_diagnostics._fast_fail.reports import Event, Hello, JobState
-from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FirstCause
+from cloud_tpu_diagnostics.configuration.first_cause import FirstCause
 
 __all__ = ["POSITION", "PUBLISHED", "Star"]
 

@@ -21,7 +21,9 @@ __all__ = [
     "end_fields",
     "read_status",
     "remove_status",
+    "wait_for_exit",
     "wait_for_status",
+    "write_exit",
     "write_status",
 ]
 
@@ -104,6 +106,23 @@ def wait_for_status(pid: int, start: str, timeout_seconds: float) -> FastFailSta
         if status is None or status.first_cause is not None or time.monotonic() >= deadline:
             return status
         time.sleep(_POLL_SECONDS)
+
+
+def write_exit(pid: int, start: str, wait_status: int) -> None:
+    """Note the wait status of a process that has ended, for its companion; do nothing if fast-fail is not on for it."""
+    if read_status(pid, start) is not None:
+        with contextlib.suppress(OSError):
+            write_state(_path(pid, start).with_suffix(".exit"), {"wait_status": wait_status})
+
+
+def wait_for_exit(pid: int, start: str, timeout_seconds: float) -> int | None:
+    """Return the wait status of a process that has ended, once it is noted; None after the timeout."""
+    deadline = time.monotonic() + timeout_seconds
+    path = _path(pid, start).with_suffix(".exit")
+    while (state := read_state(path)) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    status = None if state is None else state.get("wait_status")
+    return status if isinstance(status, int) else None
 
 
 def _path(pid: int, start: str) -> Path:
