@@ -1,8 +1,7 @@
 """Alerts of a watched job: each verdict once, to a webhook, or as an entry of the journal.
 
-A webhook may be given by anybody who can start the command, and the command may run where internal services answer
-without a login. So an address that is not public is refused unless it is allowed, the address that was checked is the one
-that is connected to, and redirects are not followed.
+The command may run where internal services answer without a login. So an address that is not public is refused unless
+it is allowed, the address that was checked is the one that is connected to, and redirects are not followed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -46,7 +46,7 @@ class Watch:
         alerts: Sequence[Alert] = (),
         *,
         until: str | None = None,
-        wait: Callable[[float], object] = threading.Event().wait,
+        wait: Callable[[float], object] = time.sleep,
         judged: Callable[[Facts], Report] = judge,
     ) -> None:
         self._reader, self._console, self._form = reader, console, form

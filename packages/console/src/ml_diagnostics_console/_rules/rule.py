@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console.verdict import NotChecked, Verdict
 
 __all__ = ["Judgement", "Rule", "Threshold"]
 
-Judgement = Union[Verdict, NotChecked, None]
+Judgement = Verdict | NotChecked | None
 """A verdict; what is missing to judge; or None: the facts are known, and the symptom is absent."""
 
 
