@@ -32,7 +32,7 @@ def measure(*, quick: bool) -> list[Table]:
         right >= least and len(found) == _KINDS,
     )
     note = (
-        f"{_KINDS} faults, each in a real job whose processes have clocks of their own; {draws} draws of offsets of up"
+        f"{_KINDS} faults, each in a real job of processes with clocks of their own; {draws} draws of offsets of up"
         " to 60 s for each host. `python -m ml_diagnostics_console.faultbench --score HISTORIES --first-cause` has the"
         " same."
     )

@@ -1,4 +1,4 @@
-"""What is asked about a run: the doctor, a baseline, or a tool of others. Each returns an answer of one form."""
+"""Tools that are asked about a run: the doctor, a baseline, or one of others. Each returns an answer of one form."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Answer:
         verdict_class: Its class; `unknown` if the tool does not know.
         culprits: The indexes of the processes that it names.
         blame: The side that it blames; None if it names none.
-        probability: How sure it is, from 0 to 1; None if it does not say.
-        rule: What decided, for people.
+        probability: The probability that it is right, from 0 to 1; None if the tool gives none.
+        rule: The rule or method that decided, for people.
         sentence: The answer in words.
     """
 
@@ -67,7 +67,7 @@ Tool = Callable[[History], Answer]
 """Answers about a stored run, given its unpacked archive."""
 
 _PROBABILITIES: Final = {"proven": 0.99, "likely": 0.85, "possible": 0.5}
-"""Of a verdict to be right: what the three words of confidence mean. The Brier score judges them."""
+"""The meaning of the levels of confidence: how probable it is that a verdict is right. The Brier score judges it."""
 
 
 def answer_of(verdict: Verdict) -> Answer:

@@ -1,4 +1,4 @@
-"""What people and simpler tools conclude, for comparison: each answers from a stored run alone.
+"""Simple methods, for comparison: what people and simpler tools conclude from a stored run alone.
 
 They are given what they would have: the console text, the exit codes, the entries of ends. None sees the label.
 """

@@ -1,4 +1,4 @@
-"""What the bench has seen of a job from outside: exit codes, states of the kernel, marks of the trainer, output."""
+"""Evidence that the bench has collected of a job from outside: exit codes, states of the kernel, marks, output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Sample(NamedTuple):
 
     monotonic_ns: int
     state: str
-    """Of the main thread: R, S, D, T, t, Z; empty once it is gone."""
+    """The state of the main thread: R, S, D, T, t or Z; empty once it is gone."""
     wait_channel: str
     cpu_seconds: float
     step: int
@@ -58,7 +58,7 @@ class Evidence:
         culprit: The index of the process to blame; None if all are, or none.
         step: The step of the injection.
         processes: All processes of the last attempt.
-        events: What trainers have reported, in order: `what`, `index`, `step`.
+        events: Reports of trainers, in order: `what`, `index`, `step`.
         attempts: The number of attempts.
     """
 

@@ -34,7 +34,7 @@ _ABOUT: Final = "history.json"
 _OUTPUT_BYTES: Final = 8 * 1024
 _MOST_BYTES: Final = 64 * 2**20
 _LEFT_OUT: Final = ("state", "locks", ".lock")
-"""Of ML_DIAGNOSTICS_DIR: the state of readers, and locks that no process holds any more."""
+"""Parts of ML_DIAGNOSTICS_DIR: the state of readers, and locks that no process holds any more."""
 _EARLIEST_NS, _LATEST_NS = 1_500_000_000 * 10**9, 2_500_000_000 * 10**9
 _SECOND_NS: Final = 1_000_000_000
 _RFC_3339: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
@@ -49,7 +49,7 @@ class History:
         kind: The name of its kind.
         seed: Its seed.
         run: The name of the run, or of the job if it began none.
-        label: What is right.
+        label: The right answer.
         void: Why the run does not count; empty if it does.
         folder: The folder with `diagnostics`.
         ended_ns: When the bench had ended it, in ns since 1970.
@@ -199,7 +199,7 @@ def shift_clocks(diagnostics: Path, offsets_seconds: Mapping[str, float]) -> Non
 
     Args:
         diagnostics: Its ML_DIAGNOSTICS_DIR.
-        offsets_seconds: By host. A history of processes that share a host name has one clock.
+        offsets_seconds: The offset of each host. A history of processes that share a host name has one clock.
     """
     offsets = {host: round(seconds * _SECOND_NS) for host, seconds in offsets_seconds.items()}
     for path in diagnostics.rglob("*.jsonl"):

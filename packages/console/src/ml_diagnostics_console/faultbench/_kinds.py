@@ -1,4 +1,4 @@
-"""What a kind of run is: its fault, how it is injected, what is expected of a doctor, and how the bench proves it."""
+"""Kinds of runs: the fault, how it is injected, what is expected of a doctor, and how the bench proves it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Check = Callable[["Evidence"], str]
 
 
 class At(str, enum.Enum):
-    """Where a fault is injected."""
+    """The place at which a fault is injected."""
 
     INSIDE = "in the step"
     OUTSIDE = "from outside"
@@ -41,7 +41,7 @@ class Culprit(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Expected:
-    """What a right answer is.
+    """A right answer.
 
     Attributes:
         classes: The accepted classes of the headline; the first is the class of the run in the table.
@@ -67,17 +67,17 @@ class Kind:
 
     Attributes:
         name: Its name in the table.
-        how: How it is injected, for the table.
-        expected: What a right answer is.
+        how: The injection in words, for the table.
+        expected: The right answer.
         check: Proves from outside that the injection had its effect.
-        at: Where it is injected.
+        at: The place at which it is injected.
         is_fault: False of a negative: nothing is wrong.
         is_ending: True if a job of it ends without help, so that the time to the end of all is measured.
         least_processes: The least number of processes.
-        steps_after: How many steps the job takes after the onset, if it goes on.
-        observe_seconds: For how long the bench waits after the injection, if the processes do not end before.
+        steps_after: The number of steps that the job takes after the onset, if it goes on.
+        observe_seconds: The time that the bench waits after the injection, if the processes do not end before.
         settings: Further settings of the plan.
-        needs: What the machine has to allow: `mount`, `control_group`, `network`; empty for nothing.
+        needs: The right that the machine has to give: `mount`, `control_group`, `network`; empty for none.
     """
 
     name: str

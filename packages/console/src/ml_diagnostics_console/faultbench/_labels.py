@@ -1,4 +1,4 @@
-"""What is right for a run: class, blame, culprit, onset, and the processes that fail in its consequence. Pure."""
+"""Labels of runs: class, blame, culprit, onset, and the processes that fail in consequence. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine allows for injections: a small file system, a control group of its own."""
+"""Injections that need rights on this machine: a small file system, a control group of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["control_group", "missing", "small_disk"]
 
 _MOUNT_SECONDS: Final = 10.0
 _GROUPS: Final = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
-"""Of version 1, and of version 2."""
+"""The folders of version 1, and of version 2."""
 _EMPTY_SECONDS: Final = 2.0
 
 

@@ -15,7 +15,7 @@ __all__ = ["KINDS", "Plan", "plan_of", "plans_of", "seeds_of"]
 
 KINDS: Final[Mapping[str, Kind]] = {kind.name: kind for kind in (*FAULTS, *NEGATIVES)}
 _STEPS: Final = (70, 110)
-"""Of injections: after some seconds of steps, which hang detection has to have seen."""
+"""The range of steps for injections: after some seconds of steps, which hang detection has to have seen."""
 _FLOOR_SECONDS: Final = 5.0
 _STARTUP_FLOOR_SECONDS: Final = 30.0
 
@@ -119,7 +119,7 @@ def plans_of(seeds: Iterable[int], names: Iterable[str] = (), *, most_negatives:
     Args:
         seeds: The seeds.
         names: Only these kinds; empty for all.
-        most_negatives: Of each seed; None for as many as there are faults.
+        most_negatives: The most negatives of each seed; None for as many as there are faults.
     """
     wanted = set(names)
     faults = [kind.name for kind in FAULTS if not wanted or kind.name in wanted]

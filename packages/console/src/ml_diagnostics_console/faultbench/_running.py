@@ -26,7 +26,7 @@ from ml_diagnostics_console.faultbench._replayed_metrics import METRIC_KINDS, ad
 __all__ = ["Ask", "Live", "RunResult", "run"]
 
 _START_SECONDS: Final = 150.0
-"""From the start of the processes to the injection, on a machine with other work."""
+"""The most time from the start of the processes to the injection, on a machine with other work."""
 _SAMPLE_SECONDS: Final = 1.0
 _ASK_SECONDS: Final = 2.0
 _SHORT_TIMEOUTS_SECONDS: Final = 8.0
@@ -38,10 +38,10 @@ _BUSY: Final = "while True: pass"
 
 @dataclass(frozen=True)
 class Live:
-    """What was answered while the job ran."""
+    """An answer while the job ran."""
 
     seconds: float
-    """Since the injection."""
+    """The time since the injection."""
     answer: dict[str, Any]
     """The headline, as JSON."""
 
@@ -52,11 +52,11 @@ class RunResult:
 
     Attributes:
         plan: Its plan.
-        label: What is right.
-        void: Why it does not count; empty if it does.
+        label: The right answer.
+        void: The reason why it does not count; empty if it does.
         name: The name of the run, for the doctor.
         ended_ns: When the bench had ended it, in ns since 1970.
-        all_ended_seconds: From the injection to the end of all processes; None if the bench ended them.
+        all_ended_seconds: The time from the injection to the end of all processes; None if the bench ended them.
         live: Answers while it ran.
         exit_statuses: The exit status of each process; None of those that the bench ended.
         outputs: The end of what each has printed.
@@ -251,7 +251,7 @@ def _started(plan: Plan) -> list[int]:
 
 @dataclass
 class _Surroundings:
-    """What a job runs in: settings for its trainers, commands before its processes, and its network."""
+    """The surroundings of a job: settings for its trainers, commands before its processes, and its network."""
 
     extra: dict[str, Any] = field(default_factory=dict)
     prefix: dict[int, list[str]] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from ml_diagnostics_console.verdict import VerdictClass
 __all__ = ["Case", "ClassScore", "Rate", "Score", "is_right_blame", "is_right_class", "is_right_culprit", "score"]
 
 _Z: Final = 1.959964
-"""Of 95 %."""
+"""The quantile of an interval of 95 %."""
 
 
 class Rate(NamedTuple):
@@ -55,7 +55,7 @@ class Case(NamedTuple):
     label: Label
     answer: Answer
     seconds: float | None = None
-    """From the injection to the first right answer while the job ran; None if that is not known."""
+    """The time from the injection to the first right answer while the job ran; None if that is not known."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class Score:
         tool: Its name.
         runs: The number of runs.
         right_class: Runs with an accepted class and side to blame, negatives included.
-        by_class: By class, of runs with a fault.
-        precision: Of all answers that something is wrong: those on runs with a fault of that class.
-        recall: Of all runs with a fault: those with an accepted class.
-        right_culprit: Of all runs with a culprit: those in which it alone is named.
-        false_alarms: Of all negatives: those in which something is said to be wrong.
-        right_blame: Of all runs with a fault and an accepted class: those with an accepted side to blame.
-        unknown: Of all runs: those without an answer.
+        by_class: The score of each class of runs with a fault.
+        precision: The share of answers that something is wrong which are on runs with a fault of that class.
+        recall: The share of runs with a fault that have an accepted class.
+        right_culprit: The share of runs with a culprit in which it alone is named.
+        false_alarms: The share of negatives in which something is reported to be wrong.
+        right_blame: The share of runs with a fault and an accepted class that have an accepted side to blame.
+        unknown: The share of runs without an answer.
         brier: The mean squared error of the probabilities; None if the tool gives none.
         seconds_to_verdict: The median time to the first right answer while the job ran; None if it is not known.
         confused: Pairs of the class of a run and of a wrong answer, with their number.

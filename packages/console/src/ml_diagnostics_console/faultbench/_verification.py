@@ -25,7 +25,7 @@ __all__ = [
 
 _LEAST_SAMPLES = 3
 _BUSY_SHARE = 0.2
-"""Of a core, on a machine that several jobs share."""
+"""The least share of a core, on a machine that several jobs share."""
 
 
 def all_of(*checks: Check) -> Check:
