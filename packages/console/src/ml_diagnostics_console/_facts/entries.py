@@ -70,7 +70,7 @@ class Life:
         last_ns: The time of its last entry.
         ended_ns: The time of the entry on the end of the process; None while there is none.
         index: The last process index that it named; None if it named none.
-        labels: The labels of its newest entry.
+        labels: The labels of its entries, each with its newest value: `run` and the companion know others.
         resource: The monitored resource of its newest entry that has one.
         ends: The entries on its end and on blocks that it left, the oldest first.
     """
@@ -81,6 +81,7 @@ class Life:
         self.ended_ns: int | None = None
         self.index: int | None = None
         self.labels: Mapping[str, str] = entry.context.labels
+        self._newest_labels = self.labels
         self.resource: Mapping[str, Any] = entry.context.resource
         self.ends: list[LogEntry] = []
         self.step: tuple[int, LogEntry] | None = None
@@ -103,7 +104,9 @@ class Life:
             self._add_held(entry, payload)
             return
         self.last_ns = max(self.last_ns, entry.timestamp_ns)
-        self.labels = entry.context.labels
+        if entry.context.labels is not self._newest_labels:
+            self._newest_labels = entry.context.labels
+            self.labels = {**self.labels, **self._newest_labels}
         self.resource = entry.context.resource or self.resource
         kind = payload.get("kind")
         index = natural_number(self.labels.get("process_index"))
