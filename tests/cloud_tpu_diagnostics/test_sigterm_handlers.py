@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cloud_tpu_diagnostics._companion.sigterm import SigtermHandlers
 from cloud_tpu_diagnostics.entries import JOB_ENDED, LEFT_BLOCK, SIGTERM_HANDLER
 
 from ..waiting import LONG_SECONDS, wait_until
@@ -114,6 +115,15 @@ def test_under_run_the_end_of_the_block_has_both(tmp_path: Path) -> None:
     assert subprocess.run(command, timeout=LONG_SECONDS, env=os.environ).returncode == 0
     wait_until(lambda: bool(of_kind(LEFT_BLOCK)))
     assert of_kind(LEFT_BLOCK)[0]["sigterm_handler"] == "default"
+
+
+def test_a_message_that_was_overtaken_by_a_later_one_is_not_the_last() -> None:
+    handlers = SigtermHandlers(os.getpid())
+    handlers.learn({"handler": "python", "function": "save", "read_ns": 2})
+    handlers.check(0)
+    handlers.learn({"handler": "c", "library": "x.so", "read_ns": 1})
+    handlers.check(100)
+    assert handlers.fields()["sigterm_handler"] == "python"
 
 
 def test_without_ctypes_what_python_knows_is_recorded(tmp_path: Path) -> None:

@@ -192,10 +192,11 @@ class CompanionProcess:
 
     def _update_sigterm_handler(self) -> None:
         """Send the handler of SIGTERM if it has changed: only this process knows the functions of Python."""
+        read_ns = time.monotonic_ns()  # The thread that leaves the block may send a later one at the same time.
         handler = sigterm_handler()
         if handler != self._sigterm_handler:
+            self.send({"kind": "sigterm_handler", "read_ns": read_ns, **handler})
             self._sigterm_handler = handler
-            self.send({"kind": "sigterm_handler", **handler})
 
     def _update_compilations(self, *, is_last: bool = False) -> None:
         """Send what JAX has compiled, every few seconds, and at the end of the block."""

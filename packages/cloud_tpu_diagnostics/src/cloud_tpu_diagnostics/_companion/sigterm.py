@@ -38,6 +38,7 @@ class SigtermHandlers:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._by_python: dict[str, Any] | None = None
+        self._read_ns = 0
         self._first: dict[str, Any] | None = None
         self._last: dict[str, Any] = dict(_DEFAULT)
         self._changes = 0
@@ -46,8 +47,11 @@ class SigtermHandlers:
 
     def learn(self, message: Mapping[str, Any]) -> None:
         """Take what the job's Python knows: the result of `_signals.sigterm_handler`."""
-        self._by_python = {name: message.get(name) for name in _DEFAULT}
-        self._next_check = 0.0
+        read_ns = message.get("read_ns", self._read_ns)
+        if read_ns >= self._read_ns:  # Two threads of the job may send in another order than they read.
+            self._read_ns = read_ns
+            self._by_python = {name: message.get(name) for name in _DEFAULT}
+            self._next_check = 0.0
 
     def check(self, now: float) -> None:
         """Note a change. The first handler counts as one unless it is the default.
