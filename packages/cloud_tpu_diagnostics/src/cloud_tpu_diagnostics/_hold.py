@@ -20,6 +20,7 @@ from ml_diagnostics_common.texts import format_count, format_duration
 from ml_diagnostics_common.worker import NoAnswerError, Task, call, start
 
 from cloud_tpu_diagnostics._companion.log import EntryLog, namespace_of_pod
+from cloud_tpu_diagnostics._fast_fail.status import ENDED_BY
 from cloud_tpu_diagnostics._signals import signal_name
 from cloud_tpu_diagnostics.entries import HELD, LOG_ID, entry
 from cloud_tpu_diagnostics.holds import Hold, file_of, read_holds
@@ -55,7 +56,7 @@ class FailedJob(NamedTuple):
     """A job that has failed."""
 
     labels: Mapping[str, str]
-    """Those of its entries."""
+    """The labels of its entries."""
     status: int
     """Its wait status."""
     started_ns: int
@@ -124,21 +125,13 @@ def _chips_of_host() -> int | None:
 
 
 def _is_fallout(job: FailedJob) -> bool:
-    """Return True if fast-fail has ended a job, since another process has failed first."""
-    host = job.labels["host"]
-    if _is_ended_by_fast_fail(job.payload, host):
-        return True
+    """Return True if another process has failed first, according to fast-fail, which has ended this job."""
+    if "is_first_cause" in job.payload:
+        return not job.payload["is_first_cause"]
     if os.WIFEXITED(job.status) and os.WEXITSTATUS(job.status) == _FAST_FAIL_CODE:
         return True
-    return any(_is_ended_by_fast_fail(found, host) for found in _last_entries(host, job.started_ns))
-
-
-def _is_ended_by_fast_fail(payload: Mapping[str, Any], host: str) -> bool:
-    if payload.get("ended_by") != "fast_fail":
-        return False
-    cause = payload.get("first_cause")
-    is_first = isinstance(cause, Mapping) and cause.get("host") == host and cause.get("pid") == payload.get("pid")
-    return not is_first
+    # The process that fast-fail knows may be a child of the job, such as of a shell.
+    return any(found.get("ended_by") == ENDED_BY for found in _last_entries(job.labels["host"], job.started_ns))
 
 
 def _last_entries(host: str, started_ns: int) -> list[Mapping[str, Any]]:
@@ -159,8 +152,7 @@ def _last_entries(host: str, started_ns: int) -> list[Mapping[str, Any]]:
                 break
             header = read_header(segment)
             if header is not None and header.labels.get("host") == host:
-                pid = header.labels.get("pid", "")
-                found += [{**payload, "pid": int(pid) if pid.isdigit() else 0} for payload in last_payloads(segment)]
+                found += last_payloads(segment)
     return found
 
 
