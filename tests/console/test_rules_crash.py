@@ -773,6 +773,15 @@ def test_what_ends_a_stuck_job_did_not_cause_it(how: str) -> None:
     assert only(known(24.9)).hosts == ("host-0",)
 
 
+def test_a_failure_is_the_cause_though_clocks_show_the_kill_of_a_waiting_process_before() -> None:
+    waited = {"progress_age_seconds": 40.0}
+    killed = process(1, step=30, end="signal: SIGKILL", ended=40, hangs=(hang(),), end_fields=waited)
+    end = ProcessEnd("signal", after(70), signal="SIGKILL", exception="_NotedExit: 3", host="host-0")
+    left = process(0, step=30, end=end, left_block_ns=after(60), end_fields={"exit_code": 3, **waited})
+    found = only(facts([left, killed]))
+    assert (found.rule, found.hosts) == ("C1", ("host-0",))
+
+
 def test_a_stuck_job_that_was_ended_as_a_whole_is_recognised_without_clocks_and_hang_verdicts() -> None:
     wall = Times(10.0, 0.1, 0.2, 0.5)
     steps = StepSummary(after(50), 0, 30, 30, wall, None, None, None, None, None, ref("steps"))
@@ -985,7 +994,7 @@ def histories(draw: st.DrawFn) -> Facts:
     return facts(*attempts, is_live=draw(st.booleans()), metrics=curves, **fields)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(known=histories())
 def test_no_history_breaks_a_rule_and_one_failure_has_one_verdict(known: Facts) -> None:
     crashes = []

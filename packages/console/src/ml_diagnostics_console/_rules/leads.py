@@ -5,8 +5,9 @@ Each failure has one kind, and each kind one rule, so that no failure has verdic
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -19,16 +20,18 @@ from ml_diagnostics_console._rules.causes import (
     fingerprint,
     is_fallout,
     is_gone,
+    left_by_failure,
     left_with_code,
     signal_of,
     titles,
 )
 
-__all__ = ["LEAST_STUCK_SECONDS", "STUCK_STEPS", "Lead", "lead_of", "lead_of_attempt", "was_stuck"]
+__all__ = ["LEAST_STUCK_SECONDS", "STUCK_STEPS", "Lead", "ended_while_stuck", "lead_of", "lead_of_attempt"]
 
 _OF_PROGRAMS: Final = frozenset({Cause.MEMORY, Cause.DEVICE_MEMORY, Cause.DISK, Cause.ERROR, Cause.EXIT})
 """Kinds that a program may have on all hosts alike."""
-_FROM_OUTSIDE: Final = frozenset({Cause.KILLED, Cause.ASKED, Cause.INTERRUPTED})
+_RECENT_SUMMARIES: Final = 360
+"""Of an hour."""
 _IN_STEPS: Final = frozenset({"step", "sync", "data"})
 LEAST_STUCK_SECONDS: Final = 10.0
 STUCK_STEPS: Final = 10
@@ -76,16 +79,13 @@ def lead_of(facts: Facts) -> Lead | None:
 
 def lead_of_attempt(facts: Facts, attempt: AttemptFacts) -> Lead | None:
     """Return the processes of one attempt that failed first; None if none has failed."""
-    processes, first, confidence = _first_of(attempt)
+    stuck = ended_while_stuck(attempt)
+    processes, first, confidence = _first_of(attempt, stuck)
     if not first or confidence is None:
-        return _ended_as_a_whole(attempt) or _gone(attempt)
+        return None if stuck else _ended_as_a_whole(attempt) or _gone(attempt)
     causes = [cause_of(facts, process) for process in first]
     if all(cause is Cause.CASCADE for cause in causes):
-        aborted = _aborted_alone(attempt)
-        if not aborted:
-            return Lead(Cause.CASCADE, first, (), Confidence.POSSIBLE)
-        is_printed = all(_end_of_console(process) for process in aborted)
-        return Lead(Cause.NATIVE, aborted, (), Confidence.LIKELY if is_printed else Confidence.POSSIBLE)
+        return _without_own_end(attempt, first, has_stuck=bool(stuck))
     asked = causes.count(Cause.ASKED)
     leading = Cause.ASKED if asked * 2 > len(causes) else min(causes, key=_ORDER.__getitem__)
     pairs = list(zip(first, causes, strict=True))
@@ -94,58 +94,84 @@ def lead_of_attempt(facts: Facts, attempt: AttemptFacts) -> Lead | None:
     common = _with_the_same_error(facts, processes, found[0]) if leading in _OF_PROGRAMS else ()
     if common:
         return Lead(leading, common, is_common=True)
-    if leading in _FROM_OUTSIDE and all(was_stuck(attempt, process) for process in found):
-        return None
     if all(is_gone(process) for process in found):  # It ended without a record, and others lost it.
         confidence = Confidence.LIKELY
     return Lead(leading, tuple(found), others, confidence)
 
 
-def was_stuck(attempt: AttemptFacts, process: ProcessFacts) -> bool:
-    """Return True if the job had been stuck when a process was ended from outside: it was ended because of that.
+def ended_while_stuck(attempt: AttemptFacts) -> frozenset[int]:
+    """Return the processes, by position, that were ended from outside after the job had been stuck: because of that.
 
-    Its last progress is older than a timeout after which a companion of the job reported a hang, or ten times as old as
-    the longest step. The timeouts are learned from the steps, so no healthy step lasts that long. Only durations are
-    compared, no clocks.
+    The last progress of such a process is older than a timeout after which a companion of the job reported a hang, or
+    ten times as old as the longest step. The timeouts are learned from the steps, so no healthy step lasts that long.
+    Only durations are compared, no clocks.
     """
-    age = process.end_fields.get("progress_age_seconds")
-    if not isinstance(age, (int, float)):
-        return process.end.was_stuck
+    asked = [position for position, process in enumerate(attempt.processes) if _is_from_outside(process)]
+    if not asked:
+        return frozenset()
     timeouts = [hang.timeout_seconds for each in attempt.processes for hang in each.hangs if hang.timeout_seconds > 0]
-    longest = max((summary.wall.max for each in attempt.processes for summary in each.summaries), default=None)
-    if longest is not None and process.last_phase in _IN_STEPS:
-        timeouts.append(max(LEAST_STUCK_SECONDS, STUCK_STEPS * longest))
-    return bool(timeouts) and age >= min(timeouts)
+    timeout = min(timeouts, default=math.inf)
+    recent = (summary for each in attempt.processes for summary in each.summaries[-_RECENT_SUMMARIES:])
+    longest = max((summary.wall.max for summary in recent), default=math.inf)
+    by_steps = max(LEAST_STUCK_SECONDS, STUCK_STEPS * longest)
+    found = set()
+    for position in asked:
+        process = attempt.processes[position]
+        age = process.end_fields.get("progress_age_seconds")
+        limit = min(timeout, by_steps) if process.last_phase in _IN_STEPS else timeout
+        if age >= limit if isinstance(age, (int, float)) else process.end.was_stuck:
+            found.add(position)
+    return frozenset(found)
+
+
+def _is_from_outside(process: ProcessFacts) -> bool:
+    if not process.has_ended or is_fallout(process) or left_by_failure(process) or left_with_code(process) == 0:
+        return False
+    if process.role is Role.ASKED or signal_of(process) in ("SIGKILL", "SIGTERM", "SIGINT"):
+        return process.end.how != "out_of_memory"
+    return process.end.exception.startswith("KeyboardInterrupt")
 
 
 _First = tuple["tuple[ProcessFacts, ...]", "tuple[ProcessFacts, ...]", "Confidence | None"]
 
 
-def _first_of(attempt: AttemptFacts) -> _First:
+def _first_of(attempt: AttemptFacts, stuck: Collection[int]) -> _First:
     """Return the processes of an attempt with their roles, those that are the first cause, and its certainty.
 
     The story of the attempt knows ends alone. A process that has left its block by a failure has failed, though it
     waits for the others, and though JAX aborts it later; one that left well has left, whatever JAX does to it later;
-    and one that fast-fail has ended did not fail by itself, whatever its exit code.
+    and one that fast-fail has ended, or that was ended while the job was stuck, did not fail by itself.
+
+    Args:
+        attempt: The attempt.
+        stuck: The positions of processes that were ended while the job was stuck.
     """
     left_well = sum(left_with_code(process) == 0 for process in attempt.processes)
     may_have_left = 2 * left_well <= len(attempt.processes)  # Where most have left, they just were earlier.
-    ends = [_end_for_story(attempt, process, may_have_left=may_have_left) for process in attempt.processes]
+    ends = [
+        _ended_by_others(process)
+        if position in stuck or is_fallout(process)
+        else _end_for_story(attempt, process, may_have_left=may_have_left)
+        for position, process in enumerate(attempt.processes)
+    ]
     if all(end is process.end for end, process in zip(ends, attempt.processes, strict=True)):
         return attempt.processes, attempt.first, attempt.story.confidence
     story = story_of(ends, clocks_ns=attempt.clock_uncertainty_ns)
     processes = tuple(
-        replace(process, end=end, role=role, is_first_cause=index in story.first)
-        for index, (process, end, role) in enumerate(zip(attempt.processes, ends, story.roles, strict=True))
+        replace(process, end=end, role=role, is_first_cause=position in story.first)
+        for position, (process, end, role) in enumerate(zip(attempt.processes, ends, story.roles, strict=True))
     )
-    first = (processes[index] for index in story.first)
-    return processes, tuple(process for process in first if not is_fallout(process)), story.confidence
+    first = (position for position in story.first if position not in stuck and not is_fallout(processes[position]))
+    return processes, tuple(processes[position] for position in first), story.confidence
+
+
+def _ended_by_others(process: ProcessFacts) -> ProcessEnd:
+    """Return an end that the story takes for a consequence."""
+    return ProcessEnd("signal", process.end.ended_ns, signal="SIGABRT", host=process.host)
 
 
 def _end_for_story(attempt: AttemptFacts, process: ProcessFacts, *, may_have_left: bool) -> ProcessEnd:
     end = process.end
-    if is_fallout(process):
-        return ProcessEnd("signal", end.ended_ns, signal="SIGABRT", host=process.host)
     if process.left_block_ns is None:
         return end
     left_ns = process.left_block_ns - attempt.clock_offsets_ns.get(process.host, 0)
@@ -180,8 +206,7 @@ def _ended_as_a_whole(attempt: AttemptFacts) -> Lead | None:
     """Return all processes, if all were ended from outside at once while the job was not stuck."""
     processes = attempt.processes
     is_whole = bool(processes) and all(
-        process.role is Role.TEARDOWN and not is_fallout(process) and not was_stuck(attempt, process)
-        for process in processes
+        process.role is Role.TEARDOWN and not is_fallout(process) for process in processes
     )
     if not is_whole:
         return None
@@ -199,13 +224,23 @@ def _gone(attempt: AttemptFacts) -> Lead | None:
     return Lead(Cause.KILLED, tuple(in_order), (), Confidence.LIKELY)
 
 
+def _without_own_end(attempt: AttemptFacts, first: tuple[ProcessFacts, ...], *, has_stuck: bool) -> Lead | None:
+    """Return the processes that may have failed first, where none failed by itself."""
+    aborted = _aborted_alone(attempt)
+    if aborted:
+        is_printed = all(_end_of_console(process) for process in aborted)
+        return Lead(Cause.NATIVE, aborted, (), Confidence.LIKELY if is_printed else Confidence.POSSIBLE)
+    return None if has_stuck else Lead(Cause.CASCADE, first, (), Confidence.POSSIBLE)
+
+
 def _aborted_alone(attempt: AttemptFacts) -> tuple[ProcessFacts, ...]:
-    """Return the processes that aborted and report no lost process, where the others report one."""
+    """Return the processes that aborted and report no lost process, where others report one."""
     cascade = [process for process in attempt.processes if process.role is Role.CASCADE]
     silent = [process for process in cascade if signal_of(process) == "SIGABRT" and not titles(process)]
     if len(silent) * 2 > len(cascade):
         return ()
-    return tuple(process for process in silent if not _JAX_ABORTS.search(_end_of_console(process)))
+    found = [process for process in silent if not _JAX_ABORTS.search(_end_of_console(process))]
+    return tuple(found) if len(found) < len(cascade) else ()
 
 
 def _end_of_console(process: ProcessFacts) -> str:

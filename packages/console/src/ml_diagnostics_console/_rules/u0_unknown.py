@@ -11,10 +11,10 @@ from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts, ProcessFacts, Unknown
 from ml_diagnostics_console._rules.asked import is_graceful
-from ml_diagnostics_console._rules.causes import Cause, signal_of
+from ml_diagnostics_console._rules.causes import Cause
 from ml_diagnostics_console._rules.costs import cost_of_failure
 from ml_diagnostics_console._rules.crashes import command, error_of
-from ml_diagnostics_console._rules.leads import Lead, lead_of, was_stuck
+from ml_diagnostics_console._rules.leads import Lead, ended_while_stuck, lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stuck import Kind, missing_of, stuck_job
 from ml_diagnostics_console._rules.wording import at, clock, hosts_of, indices_of, named
@@ -24,7 +24,6 @@ __all__ = ["RULE", "signs_of"]
 
 _SILENT_SECONDS: Final = 180.0
 _EXPLAINED: Final = frozenset(Cause) - {Cause.SILENT, Cause.CASCADE, Cause.LEFT}
-_FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM", "SIGINT"})
 _MOST_REFS: Final = 6
 
 
@@ -69,17 +68,17 @@ def _judge(facts: Facts) -> Judgement:
 def _signs_of_ends(attempt: AttemptFacts) -> list[Sign]:
     """Return signs in the ends of processes where none of them is a first cause."""
     signs = []
+    stuck = ended_while_stuck(attempt)
     outside = [
         process
-        for process in attempt.processes
-        if process.role is Role.TEARDOWN
-        or (signal_of(process) in _FROM_OUTSIDE and process.has_ended and was_stuck(attempt, process))
+        for position, process in enumerate(attempt.processes)
+        if process.role is Role.TEARDOWN or position in stuck
     ]
     if outside:
-        stuck = " while the job made no progress" if any(was_stuck(attempt, process) for process in outside) else ""
+        reason = " while the job made no progress" if stuck else ""
         refs = tuple(ref for process in outside[:3] for ref in process.end_refs[:1])
         count = format_count(len(outside), "process", "processes")
-        signs.append(Sign(f"{count} ended from outside{stuck}", refs))
+        signs.append(Sign(f"{count} ended from outside{reason}", refs))
     elif attempt.state is State.FAILED:
         signs.append(Sign(f"the run is recorded as failed{f': {attempt.reason}' if attempt.reason else ''}"))
     return signs
