@@ -28,6 +28,7 @@ TABLES = [
     "cloud_reading",
     "cloud_writing",
     "hangs",
+    "fast_fail",
     "console",
     "inferred",
     "diagnose",

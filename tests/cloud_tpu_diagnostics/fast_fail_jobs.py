@@ -120,7 +120,7 @@ class FastFailJob:
 
     def _is_joined(self, index: int) -> bool:
         pid = self.pid(index)
-        before = os.environ["ML_DIAGNOSTICS_DIR"]
+        before = os.environ.get("ML_DIAGNOSTICS_DIR", "")
         os.environ["ML_DIAGNOSTICS_DIR"] = str(self.records)
         try:
             return read_status(pid, start_mark(pid)) is not None
