@@ -198,9 +198,18 @@ def test_l2_decides_with_two_hosts() -> None:
     ("own", "is_late", "is_critical"), [(0.0159, False, False), (0.0161, True, False), (0.0221, True, True)]
 )
 def test_l2_needs_a_tenth_of_the_step_and_calls_a_fifth_critical(own: float, is_late: bool, is_critical: bool) -> None:
-    found = verdicts(facts(of_hosts(0.01, own, 0.01)))
+    found = verdicts(facts(of_hosts(0.01, own, 0.01, count=2, steps=20)))
     assert ("L2" in found) is is_late
     assert ("critical" in found["L2"].sentence if is_late else False) is is_critical
+
+
+@pytest.mark.parametrize(("own", "steps", "is_late"), [(0.0141, 100, False), (0.0147, 100, True), (0.0147, 49, False)])
+def test_l2_says_possibly_of_a_host_that_is_a_tenth_slower(own: float, steps: int, is_late: bool) -> None:
+    found = verdicts(facts(of_hosts(0.01, own, 0.01, count=2, steps=steps)))
+    assert ("L2" in found) is is_late
+    if is_late:
+        assert found["L2"].sentence.startswith("possibly host-1 is late by 4.70 ms")
+        assert found["L2"].confidence is Confidence.POSSIBLE
 
 
 @pytest.mark.parametrize(("steps", "is_late"), [(9, False), (10, True)])

@@ -28,6 +28,9 @@ __all__ = ["RULE"]
 _LEAST_SHARE: Final = 0.10
 _CRITICAL_SHARE: Final = 0.20
 _LEAST_STEPS: Final = 20
+_POSSIBLE_SHARE: Final = 0.07
+"""A host that takes 1.1 times as long makes 9 % of the step; less what healthy hosts differ by."""
+_POSSIBLE_STEPS: Final = 100
 _EXPLAINED: Final = 0.80
 
 
@@ -40,21 +43,24 @@ def _judge(facts: Facts) -> Judgement:
     if sum(any(each.own is not None for each in process.summaries) for process in processes) < 2:
         return NotChecked("L2", f"the own time of the hosts is not known: {MARKS}")
     late = late_processes(processes, least_share=_LEAST_SHARE, least_steps=_LEAST_STEPS)
-    return _verdict(facts, late) if late else None
+    if late:
+        return _verdict(facts, late, is_sure=True)
+    late = late_processes(processes, least_share=_POSSIBLE_SHARE, least_steps=_POSSIBLE_STEPS)
+    return _verdict(facts, late, is_sure=False) if late else None
 
 
-def _verdict(facts: Facts, late: Sequence[Lateness]) -> Verdict:
+def _verdict(facts: Facts, late: Sequence[Lateness], *, is_sure: bool) -> Verdict:
     worst = late[0]
-    others = [each for each in late[1:] if each.share >= _LEAST_SHARE]
+    others = [each for each in late[1:] if each.share >= (_LEAST_SHARE if is_sure else _POSSIBLE_SHARE)]
     processes = [each.process for each in (worst, *others)]
     cause = _cause(worst)
     stays = _was_late_before(facts, worst)
     return Verdict(
         rule="L2",
         verdict_class=VerdictClass.SLOW,
-        sentence=_sentence(worst, others, cause, stays=stays),
+        sentence=("" if is_sure else "possibly ") + _sentence(worst, others, cause, stays=stays),
         blame=Blame.USER if cause else Blame.SYSTEM if stays else Blame.UNKNOWN,
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
         part=part_of(facts),
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
@@ -140,6 +146,8 @@ RULE = Rule(
     judge=_judge,
     thresholds=(
         Threshold("excess of a step", _LEAST_SHARE, "hosts differ by 1 % when healthy, by 6 % on a loaded machine"),
+        Threshold("possible excess", _POSSIBLE_SHARE, "a host that takes 1.1 times as long, less 2 % of noise"),
+        Threshold("steps in a row for that", _POSSIBLE_STEPS, "five times as many, since it is nearer to the noise"),
         Threshold("critical", _CRITICAL_SHARE, "a fifth of all chips of the job is lost"),
         Threshold("steps in a row", _LEAST_STEPS, "a save or a collection of garbage takes one"),
         Threshold("explained", _EXPLAINED, "a cause of less leaves another as large as the threshold of 10 %"),
