@@ -136,3 +136,26 @@ def test_without_the_distribution_the_command_says_how_to_install_it() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert "pip install ml-diagnostics-console" in ended.stderr
+
+
+def test_a_subcommand_that_cannot_be_loaded_costs_only_itself(tmp_path: Path) -> None:
+    (tmp_path / "broken_plugin.py").write_text(
+        "class Command:\n"
+        "    name, summary = 'broken', 'a command of another version'\n"
+        "    def prepare_parser(self, parser): raise TypeError('of another version')\n"
+    )
+    information = tmp_path / "broken_plugin-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[ml_diagnostics.commands]\nbroken = broken_plugin:Command\n")
+    command = [str(Path(sys.executable).with_name("mldiagnostics"))]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    assert run("runs").returncode == 0
+    broken = run("broken")
+    assert (broken.returncode, "of another version" in broken.stderr) == (1, True)

@@ -43,6 +43,7 @@ def further_commands() -> Iterator[Command]:
 def _loaded(point: EntryPoint) -> Command:
     try:
         command: Command = point.load()()
+        command.prepare_parser(argparse.ArgumentParser())  # Here, where a failure costs this command alone.
     except Exception as error:  # Of another distribution, perhaps of another version: the other commands go on.
         reason = f"{point.value} cannot be loaded ({type(error).__name__}: {error})"
         return _MissingCommand(point.name, "cannot be loaded", reason)
