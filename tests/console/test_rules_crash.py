@@ -29,6 +29,7 @@ from ml_diagnostics_console.doctor import judge
 from ml_diagnostics_console.verdict import Blame, CostBasis, NotChecked, Part, Verdict, VerdictClass
 from ml_goodput_measurement.partition import Bucket
 
+from tests.console.made_clusters import cluster, ended, job, pod
 from tests.console.made_facts import after, attempt, facts, metrics, process, ref
 from tests.console.made_ledgers import disruption, report, summary
 
@@ -638,6 +639,40 @@ def test_c7_and_c5_are_not_checked_where_no_end_was_recorded() -> None:
         found = judged(rule, known)
         assert isinstance(found, NotChecked)
         assert "diagnose" in found.why
+
+
+def killed_pod(reason: str, message: str, code: str = "Error", **fields: Any) -> Facts:
+    """Return a job with a pod that Kubernetes ended."""
+    status = {"phase": "Failed", "reason": reason, "message": message, "containerStatuses": [ended(code, 137)]}
+    kubernetes = cluster(job(), pod(0, status=status), pod(1), is_whole=False)
+    known = {"step": 30, "end": "signal: SIGKILL", "ended": 60, **fields}
+    return facts([process(0, host="train-0", **known), survivor(1)], kubernetes=kubernetes)
+
+
+def test_c7_kubernetes_knows_who_killed() -> None:
+    known = killed_pod("Evicted", "The node was low on resource: memory.")
+    found = only(known)
+    assert found.rule == "C7"
+    assert "low on resource: memory" in found.sentence
+    assert found.blame is Blame.SYSTEM
+    assert found.confidence is Confidence.PROVEN
+    assert any(each.source == "kubernetes" for each in found.evidence)
+    assert found.next[0].command.startswith("kubectl describe pod train-0-x7k0p --namespace ml")
+
+
+def test_c7_kubernetes_reports_an_end_that_the_process_could_not_record() -> None:
+    known = killed_pod("Evicted", "The node was low on resource: memory.", end=ProcessEnd(is_silent=True))
+    found = only(known)
+    assert (found.rule, found.hosts, found.confidence) == ("C7", ("train-0",), Confidence.PROVEN)
+    assert "possibly" not in found.sentence
+
+
+def test_c2_kubernetes_knows_that_a_container_was_out_of_memory() -> None:
+    found = only(killed_pod("", "", "OOMKilled"))
+    assert (found.rule, found.confidence) == ("C2", Confidence.PROVEN)
+    silent = only(killed_pod("", "", "OOMKilled", end=ProcessEnd(is_silent=True)))
+    assert (silent.rule, silent.confidence, silent.hosts) == ("C2", Confidence.PROVEN, ("train-0",))
+    assert any(each.source == "kubernetes" for each in found.evidence)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def _judge(facts: Facts) -> Judgement:
         return NotChecked("C2", _NEEDS_METRICS) if is_unsure and use is None else None
     by_kubernetes = was_container_out_of_memory(facts, process)
     is_counted = process.end.how == "out_of_memory" or by_kubernetes is not None
+    if by_kubernetes is not None and lead.confidence is Confidence.POSSIBLE:  # Its own end is not recorded.
+        lead = lead._replace(confidence=Confidence.PROVEN)
     is_raised = not is_counted and bool(process.end.exception)
     confidence = Confidence.PROVEN if is_counted or is_raised else Confidence.LIKELY
     what = "ran out of host memory"

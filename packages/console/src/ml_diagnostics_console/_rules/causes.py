@@ -129,6 +129,8 @@ def cause_of(facts: Facts, process: ProcessFacts) -> Cause:
     if signal in NATIVE_SIGNALS:
         return Cause.NATIVE
     if not has_failed(process):
+        if was_container_out_of_memory(facts, process):
+            return Cause.MEMORY
         return Cause.KILLED if is_gone(process) else Cause.SILENT
     if signal == "SIGINT":
         return Cause.INTERRUPTED
