@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ml_diagnostics_console._facts.facts import (
     CompileBatch,
+    ConsoleText,
     Fact,
     Facts,
     HangVerdict,
@@ -349,6 +350,20 @@ def test_k2_reports_late_hosts_if_queues_are_empty_and_devices_idle() -> None:
     verdict = only(facts([stuck(index, STEP) for index in range(2)], metrics=curves), "K2")
     assert "the devices are idle for" in verdict.sentence
     assert verdict.blame is Blame.USER
+
+
+@pytest.mark.parametrize("lines", ["2\n", "/job:jax_worker/replica:0/task:2\n"])
+def test_k2_names_the_process_that_jax_no_longer_hears_of(lines: str) -> None:
+    text = (
+        f"UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n{lines}The tasks have crashed."
+    )
+    printed = ConsoleText(after(110), "err", "end", text, ref("the last lines", seconds=110))
+    processes = [stuck(index, STEP, console=(printed,) if index == 0 else ()) for index in range(3)]
+    verdict = only(facts(processes), "K2")
+    assert "host-2 stopped sending heartbeats, so its network is cut, or its machine is dead" in verdict.sentence
+    assert verdict.hosts == ("host-2",)
+    assert verdict.confidence is Confidence.LIKELY
+    assert verdict.evidence[0].says == "JAX on host-0: process 2 stopped sending heartbeats"
 
 
 def test_k2_names_a_missing_process() -> None:

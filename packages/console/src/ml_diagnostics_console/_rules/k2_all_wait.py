@@ -10,6 +10,7 @@ from ml_diagnostics_common.texts import format_duration
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console._rules.devices import in_force
+from ml_diagnostics_console._rules.heartbeats import Unheard, unheard_processes
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stuck import Kind, StuckJob, missing_of, stuck_job
 from ml_diagnostics_console._rules.stuck_texts import (
@@ -22,7 +23,7 @@ from ml_diagnostics_console._rules.stuck_texts import (
     stacks_command,
     when,
 )
-from ml_diagnostics_console._rules.wording import hosts_of, indices_of
+from ml_diagnostics_console._rules.wording import hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, Ref, Verdict, VerdictClass
 
 __all__ = ["RULE"]
@@ -47,28 +48,36 @@ def _judge(facts: Facts) -> Judgement:
         return not_checked("K2", facts)
     if job.kind is not Kind.EQUAL or job.waiting is None:
         return None
-    devices = _devices(facts, job)
+    unheard = unheard_processes(facts)
+    devices = _devices(facts, job) if unheard is None else None
     waiting = job.waiting.processes
     is_host = devices is not None and devices.is_late_host
     hosts = (devices.host,) if devices is not None and not devices.is_late_host else hosts_of(waiting)
+    if unheard is not None:
+        waiting, hosts = unheard.processes, hosts_of(unheard.processes)
+    is_sure = devices is not None or unheard is not None or bool(_missing(facts))
     return Verdict(
         rule="K2",
         verdict_class=VerdictClass.STUCK,
-        sentence=_sentence(facts, job, devices),
+        sentence=_sentence(facts, job, devices, unheard),
         blame=Blame.USER if is_host else Blame.SYSTEM,
-        confidence=Confidence.LIKELY if devices is not None or _missing(facts) else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
         hosts=hosts,
         process_indices=indices_of([process for process in waiting if process.host in hosts]),
         step=job.step,
         began_ns=job.began_ns,
         ended_ns=job.until_ns if job.is_over else None,
         cost=cost_of(job),
-        evidence=(*(devices.refs if devices is not None else ()), *evidence_of(job)),
+        evidence=(
+            *((unheard.ref,) if unheard is not None else ()),
+            *(devices.refs if devices is not None else ()),
+            *evidence_of(job),
+        ),
         next=_next(facts, job, devices),
     )
 
 
-def _sentence(facts: Facts, job: StuckJob, devices: _Devices | None) -> str:
+def _sentence(facts: Facts, job: StuckJob, devices: _Devices | None, unheard: Unheard | None) -> str:
     assert job.waiting is not None
     many = len(job.waiting.processes)
     subject = f"{job.waiting.processes[0].name} waits" if many == 1 else f"all {many} processes wait"
@@ -76,6 +85,11 @@ def _sentence(facts: Facts, job: StuckJob, devices: _Devices | None) -> str:
     if many == 1:
         start = f"{subject} for its devices in {job.waiting.text}{when(job)}"
     missing = _missing(facts)
+    if unheard is not None:
+        names = named(unheard.processes)
+        its = "its network is cut, or its machine" if len(unheard.processes) == 1 else "their network is cut, or they"
+        rest = "is dead" if len(unheard.processes) == 1 else "are dead"
+        return f"{start}: {names} stopped sending heartbeats, so {its} {rest}; {duration(job)}"
     if missing:
         return f"{start}: {missing}; {duration(job)}"
     if devices is not None:
@@ -139,7 +153,7 @@ def _next(facts: Facts, job: StuckJob, devices: _Devices | None) -> tuple[NextCo
 RULE = Rule(
     id="K2",
     title="all processes wait in the same frame",
-    needs=(*NEEDS, f"for the side that is stuck: the metrics {QUEUE} and {IDLE} of a TPU"),
+    needs=(*NEEDS, f"for the side that is stuck: the metrics {QUEUE} and {IDLE} of a TPU, or JAX's last lines"),
     judge=_judge,
     thresholds=(
         *THRESHOLDS,
