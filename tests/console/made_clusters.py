@@ -81,7 +81,7 @@ def unscheduled(message: str, index: int = 0, **more: Any) -> Document:
 
 
 def waiting(reason: str, message: str, index: int = 0, **more: Any) -> Document:
-    """Return a pod whose container waits."""
+    """Return a pod with a container that waits."""
     state = {"waiting": {"reason": reason, "message": message}}
     status = {"phase": "Pending", "containerStatuses": [{**running(), "ready": False, "state": state}]}
     return pod(index, status=status, **more)

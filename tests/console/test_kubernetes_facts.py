@@ -1,4 +1,4 @@
-"""What is read of a cluster: parsing, the real kubectl before a loopback cluster, and what it says if it cannot."""
+"""Facts of a cluster: parsing, the real kubectl before a loopback cluster, and the reasons if it cannot answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was recorded of a cluster, and the union with what it reports now: an hour-old eviction is still known."""
+"""Recorded facts of a cluster, and their union with live ones: an hour-old eviction is still known."""
 
 from __future__ import annotations
 

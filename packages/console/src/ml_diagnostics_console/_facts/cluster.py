@@ -1,4 +1,4 @@
-"""The cluster of one job, asked repeatedly: what it reports now, and what was recorded of it before."""
+"""The cluster of one job, asked repeatedly: live facts, and those that were recorded before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["OFF", "ClusterReader"]
 
 OFF: Final = "off"
 _AGAIN_NS: Final = 25_000_000_000
-"""A reading starts kubectl about 15 times: 1 s of CPU. A job that is watched is looked at each 10 s."""
+"""A reading starts kubectl about 15 times: 1 s of CPU. A job that is watched is judged each 10 s."""
 
 
 class ClusterReader:
@@ -47,7 +47,7 @@ class ClusterReader:
             hosts: The hosts of its processes.
             run_id: Its run; empty if it has none.
             is_in_cluster: True if it runs in a cluster, or may: without an option, no other job asks one.
-            entries: What was recorded.
+            entries: The recorded facts.
         """
         live = self._live(name, hosts, run_id, is_in_cluster=is_in_cluster)
         before = recorded_kubernetes(entries)

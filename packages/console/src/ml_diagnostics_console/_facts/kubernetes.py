@@ -158,7 +158,7 @@ class _Reading:
         )
 
     def _find(self, namespace: str) -> tuple[list[PodFacts], list[JobFacts]]:
-        """Return the pods and objects that have the job's name, or whose hosts are the run's."""
+        """Return the pods and objects of the job's name, and the pods of the run's hosts."""
         selectors = [_any(label, self._names) for label in WORKLOAD_LABELS]
         selectors.append(_any(JOB_LABEL, self._job_names))
         # The first alone: a cluster that does not answer is asked once.
@@ -252,7 +252,7 @@ def _call(call: Callable[[], list[Any]]) -> list[Any]:
 
 
 def _any(label: str, names: Iterable[str]) -> str:
-    """Return a selector of objects whose label has one of some values; of none without a value."""
+    """Return a selector of objects with one of some values of a label; of none without a value."""
     values = ",".join(name for name in sorted(names)[:_MOST_NAMES] if _NAME.fullmatch(name))
     return f"{label} in ({values})" if values else f"{label}=,{label}"
 

@@ -60,8 +60,8 @@ def merged(live: Fact[KubernetesFacts] | Unknown, before: KubernetesFacts) -> Fa
     live cluster, only pods that have ended are known for sure: the others may have changed since.
 
     Args:
-        live: What the cluster reports.
-        before: What was recorded.
+        live: The facts that the cluster reports.
+        before: The recorded facts.
     """
     if isinstance(live, Unknown):
         pods = tuple(replace(pod, is_gone=True) for pod in before.pods)

@@ -107,7 +107,7 @@ class PodFacts:
         deleting_ns: When it was asked to end by a deletion; None if it was not.
         conditions: Its conditions.
         containers: Its containers: those that run before the others first.
-        requests: What it requests of a node, by resource.
+        requests: Its requests to a node, by resource.
         selector: The labels that its node must have, of `nodeSelector`.
         references: Its fields that name config maps, secrets and volumes.
         is_gone: True if it is only known from recorded facts: it does not exist any more.
@@ -193,8 +193,8 @@ class NodeFacts:
 
     Attributes:
         name: Its name.
-        allocatable: What its pods can request together.
-        used: What its pods request; None if that was not read.
+        allocatable: The most that its pods can request together, by resource.
+        used: The requests of its pods; None if they were not read.
         labels: Its labels.
         taints: Its taints.
         conditions: Its conditions.
@@ -245,7 +245,7 @@ class JobFacts:
         conditions: Its conditions.
         queue: The queue of Kueue that it is in; empty without one.
         created_ns: When it was created.
-        requests: What one of its pods requests, of the largest pod.
+        requests: The requests of its largest pod.
         selector: The `nodeSelector` of that pod.
     """
 
@@ -275,7 +275,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionFacts:
-    """A Workload of Kueue: the place of a job in a queue.
+    """A Workload of Kueue: a job in a queue.
 
     Attributes:
         name: Its name.
@@ -283,7 +283,7 @@ class AdmissionFacts:
         uid: Its id.
         queue: The LocalQueue.
         owner: The name of the job that it is for.
-        is_active: False if Kueue was told not to admit it.
+        is_active: False if Kueue must not admit it.
         conditions: Its conditions: QuotaReserved, Admitted, Evicted, Preempted, Finished.
         created_ns: When it was created.
     """
@@ -318,7 +318,7 @@ class QuotaFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KubernetesFacts:
-    """What a cluster reports of one job.
+    """Facts of one job in a cluster.
 
     Attributes:
         context: The context of kubectl; empty for facts that were only recorded.
@@ -331,7 +331,7 @@ class KubernetesFacts:
         jobs: Its Jobs, and the JobSet or other object above them.
         admissions: Its Workloads of Kueue.
         quotas: The quotas of the namespace.
-        unread: By kind, why objects could not be read, with the remedy.
+        unread: Reasons for which objects could not be read, with the remedy, by kind.
     """
 
     context: str

@@ -34,18 +34,18 @@ _LONGEST_TEXT: Final = 1_000
 _NAME: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:]{0,254}")
 _GROUP: Final = "gcloud alpha mldiagnostics monitored-events"
 _NO_YEAR: Final = "0001-"
-"""Google writes the year 1 for a time that has not come."""
+"""Google writes the year 1 for a time in the future."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnalyzerReport:
-    """What one analyzer found, in its words.
+    """The finding of one analyzer, quoted.
 
     Attributes:
         analyzer: Its name.
         is_detected: True if it found what it searches for.
         details: Its finding.
-        actions: What it recommends.
+        actions: Its recommendations.
         url: A page about it.
     """
 
@@ -66,7 +66,7 @@ class MonitoredEvent:
         type: Its type, such as PERFORMANCE_DEGRADATION.
         began_ns: When it started, in ns since 1970; None if it is not known.
         ended_ns: When it ended; None if it has not.
-        reports: What analyzers found.
+        reports: The findings of analyzers.
         has_insight: True if an analyzer found something, also if its report was not read.
     """
 

@@ -22,7 +22,7 @@ _MEANINGS: Final = {
     139: "it crashed (SIGSEGV)",
     143: "it was asked to stop (SIGTERM)",
 }
-"""Of exit codes: those of shells, and 128 with the number of a signal."""
+"""Exit codes of shells, and 128 with the number of a signal."""
 _NOT_STARTED: Final = frozenset({"StartError", "ContainerCannotRun"})
 """W4 has the field that is wrong."""
 
@@ -113,7 +113,7 @@ RULE = Rule(
     needs=("the pods of the job in Kubernetes",),
     judge=judge,
     example=(
-        "Container main of pod train-0-x7k2p ended at 16:02:11 UTC with exit code 127, since its command does not exist "
-        "in the image, and was restarted 7 times; nothing was recorded before."
+        "Container main of pod train-0-x7k2p ended at 16:02:11 UTC with exit code 127, since its command does not "
+        "exist in the image, and was restarted 7 times; nothing was recorded before."
     ),
 )
