@@ -203,7 +203,7 @@ def test_l2_needs_a_tenth_of_the_step_and_calls_a_fifth_critical(own: float, is_
     assert ("critical" in found["L2"].sentence if is_late else False) is is_critical
 
 
-@pytest.mark.parametrize(("own", "steps", "is_late"), [(0.0141, 100, False), (0.0147, 100, True), (0.0147, 49, False)])
+@pytest.mark.parametrize(("own", "steps", "is_late"), [(0.0135, 100, False), (0.0147, 100, True), (0.0147, 49, False)])
 def test_l2_says_possibly_of_a_host_that_is_a_tenth_slower(own: float, steps: int, is_late: bool) -> None:
     found = verdicts(facts(of_hosts(0.01, own, 0.01, count=2, steps=steps)))
     assert ("L2" in found) is is_late

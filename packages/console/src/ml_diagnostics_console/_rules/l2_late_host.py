@@ -28,8 +28,8 @@ __all__ = ["RULE"]
 _LEAST_SHARE: Final = 0.10
 _CRITICAL_SHARE: Final = 0.20
 _LEAST_STEPS: Final = 20
-_POSSIBLE_SHARE: Final = 0.07
-"""A host that takes 1.1 times as long makes 9 % of the step; less what healthy hosts differ by."""
+_POSSIBLE_SHARE: Final = 0.06
+"""A host that takes 1.1 times as long makes 9 % of the step; less where collectives are long."""
 _POSSIBLE_STEPS: Final = 100
 _EXPLAINED: Final = 0.80
 
@@ -146,7 +146,7 @@ RULE = Rule(
     judge=_judge,
     thresholds=(
         Threshold("excess of a step", _LEAST_SHARE, "hosts differ by 1 % when healthy, by 6 % on a loaded machine"),
-        Threshold("possible excess", _POSSIBLE_SHARE, "a host that takes 1.1 times as long, less 2 % of noise"),
+        Threshold("possible excess", _POSSIBLE_SHARE, "a host that takes 1.1 times as long, where collectives are long"),
         Threshold("steps in a row for that", _POSSIBLE_STEPS, "five times as many, since it is nearer to the noise"),
         Threshold("critical", _CRITICAL_SHARE, "a fifth of all chips of the job is lost"),
         Threshold("steps in a row", _LEAST_STEPS, "a save or a collection of garbage takes one"),
