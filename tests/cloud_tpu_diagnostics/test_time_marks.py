@@ -1,4 +1,4 @@
-"""By when each line of a stream was printed, in bounded memory."""
+"""The time by which each line of a stream was printed, in bounded memory."""
 
 from __future__ import annotations
 

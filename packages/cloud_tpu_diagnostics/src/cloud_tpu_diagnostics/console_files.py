@@ -1,4 +1,4 @@
-"""What jobs printed, as `run` keeps it: files with the last megabytes of each stream, and by when they were printed."""
+"""The output of jobs as `run` keeps it: files with the last megabytes of each stream, and the times of its parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Printed(NamedTuple):
     Attributes:
         data: Its bytes.
         end: The position behind it in the stream, as far as the stream is kept: it grows until the next segment.
-        times: By when the bytes before a position in `data` were printed, in ns since 1970; in order.
+        times: Positions in `data`, in order, with the time by which all before was printed, in ns since 1970.
     """
 
     data: bytes

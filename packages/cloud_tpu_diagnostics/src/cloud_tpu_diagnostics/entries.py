@@ -16,7 +16,7 @@ job_ended       the process has ended: `how`, `exit_code`, `signal`, `exception`
 fast_fail       what fast-fail has decided: `state` (decided, or closed), `role` (hub or member), `process_index`,
                 `processes`, `first_cause`, `is_first_cause`, `refused`: the hub's count of refused connections
 console         the last lines that the job printed, in `message`: `stream` (out, err or out+err), `occasion` (end or
-                hang), `times`: pairs of a number of lines and the time by which they were printed, `path` of a log file,
+                hang), `times`: pairs of a number of lines and the time by which these were printed, `path` of a file,
                 `dropped_bytes`, `is_of_python`: lines of native code are missing
 held            `run` keeps a job that has failed for debugging, every minute: `state` (HELD or RELEASED), `reason`,
                 `held_seconds`, `limit_seconds`, `until_ns`, `wrapper_pid`, `chips`, `chip_hours`, `chip_hour_price`,

@@ -1,4 +1,4 @@
-"""When the bytes of a stream were printed: a mark says that all before a position were printed by a time. Pure."""
+"""The times at which a stream was printed: a mark says that all before a position was printed by a time. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def times_of_lines(data: bytes, start: int, marks: Iterable[tuple[int, int]]) ->
     Args:
         data: The text.
         start: Its position in the stream.
-        marks: Those of the stream.
+        marks: The marks of the stream.
     """
     found: list[list[int]] = []
     position = lines = 0

@@ -33,6 +33,7 @@ __all__ = [
     "Held",
     "KernelState",
     "MainStack",
+    "Pause",
     "ProcessFacts",
     "Ref",
     "Signal",
@@ -121,6 +122,18 @@ class Times(NamedTuple):
     max: float
 
 
+class Pause(NamedTuple):
+    """The saves or the evaluations between the steps of one summary."""
+
+    phase: str
+    """checkpoint or eval."""
+    count: int
+    sum: float
+    """Seconds."""
+    max: float
+    """The longest, in seconds."""
+
+
 class StepSummary(NamedTuple):
     """The steps of some ten seconds of one process."""
 
@@ -140,6 +153,8 @@ class StepSummary(NamedTuple):
     return_ns: int | None
     """When it returned, by the clock of this host."""
     ref: Ref
+    pauses: tuple[Pause, ...] = ()
+    """What the job did between its steps: their time is in none of the times above."""
 
 
 class CompileBatch(NamedTuple):
@@ -185,7 +200,7 @@ class ConsoleText(NamedTuple):
     text: str
     ref: Ref
     times: tuple[tuple[int, int], ...] = ()
-    """By when some number of its lines were printed, in ns since 1970, by the clock of the host."""
+    """Numbers of lines with the time by which they were printed, in ns since 1970, by the clock of the host."""
     path: str = ""
     """The file that the process printed to; empty if it is not one."""
     is_of_python: bool = False

@@ -16,7 +16,7 @@ _NAMES_SHOWN: Final = 10
 
 
 class Cluster(NamedTuple):
-    """How kubectl reaches the pods of a job."""
+    """The context and namespace in which kubectl reaches the pods of a job."""
 
     context: str
     namespace: str
@@ -36,7 +36,7 @@ class Target:
         host: The host's name.
         process: The process; None if none has recorded anything.
         pod: Its pod; None outside of a cluster, or if it is not known.
-        offset_ns: What the clock of its host is ahead of the common one.
+        offset_ns: The clock of its host less the common one.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """What makes it one of its own: names may be equal where indexes are not known."""
+        """Its identity: names may be equal where indexes are not known."""
         if self.process is not None:
             return f"{self.host}/{self.process.pid}"
         return self.pod.uid if self.pod is not None else self.host

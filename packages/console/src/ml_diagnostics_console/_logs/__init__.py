@@ -1,4 +1,4 @@
-"""What the processes of a job printed: `mldiagnostics logs`.
+"""The output of the processes of a job: `mldiagnostics logs`.
 
 lines        lines with their times, safe to show, of many hosts in one order: pure
 step_times   when a host was at a step: pure

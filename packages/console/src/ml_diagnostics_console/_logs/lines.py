@@ -61,8 +61,8 @@ def lines_of(
         text: The text. Of a part of a stream, the first line may be cut.
         process: The name of the process.
         stream: The stream.
-        times: By when so many of its lines were printed, in order.
-        offset_ns: What the clock of these times is ahead of the one that lines are to have.
+        times: Numbers of its lines, in order, with the time by which they were printed.
+        offset_ns: The clock of these times less the one that lines are to have.
     """
     found, marks = [], iter(times)
     count, time_ns = next(marks, (0, None))
@@ -85,7 +85,7 @@ def merged(lines: Iterable[Line]) -> list[Shown]:
     """Return lines of many processes in the order of time; equal ones of different processes are one, if close.
 
     Args:
-        lines: Those of one process are in its own order.
+        lines: The lines; of one process they are in its own order.
     """
     found: list[list[Line]] = []
     last: dict[tuple[str, str], tuple[list[Line], set[str]]] = {}

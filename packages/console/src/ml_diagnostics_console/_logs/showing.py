@@ -37,7 +37,7 @@ _CLOCK: Final = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?Z?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is to be shown.
+    """The processes and streams that are to be shown.
 
     Attributes:
         host: Only this host or pod.
@@ -61,7 +61,7 @@ class Showing:
 
     Args:
         facts: The job.
-        choice: What is to be shown.
+        choice: The processes and streams that are to be shown.
         root: The diagnostics folder.
         console: The terminal.
     """

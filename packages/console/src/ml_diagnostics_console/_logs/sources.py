@@ -1,4 +1,4 @@
-"""Where the text of a process is: files of `run`, its own log file, its pod, or the entries of its last lines.
+"""Sources of the text of a process: files of `run`, its own log file, its pod, or the entries of its last lines.
 
 Each is read in place; nothing is copied or stored. A source that is asked again returns only what is new.
 """
@@ -40,8 +40,8 @@ class Text(NamedTuple):
     Attributes:
         stream: out, err or out+err.
         text: The text.
-        times: By when so many of its lines were printed, in ns since 1970, by the clock of the host.
-        origin: Where it is, for the user.
+        times: Numbers of its lines with the time by which they were printed, in ns since 1970, by the host's clock.
+        origin: The source, for the user.
     """
 
     stream: str
@@ -86,7 +86,7 @@ class Log:
         Args:
             target: The target, as far as it is known now.
             most_bytes: The last bytes of each stream; None for all that is kept.
-            since_ns: What was printed before is not needed, by the clock of the host.
+            since_ns: The time by the clock of the host before which text is not needed.
 
         Raises:
             ProgramError: kubectl does not answer, and nothing else has the text.

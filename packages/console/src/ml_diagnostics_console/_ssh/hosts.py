@@ -48,7 +48,7 @@ def route_from_here(facts: Facts, target: Target, program: Sequence[str], machin
         facts: The job.
         target: The process or pod.
         program: The user's command; empty for a shell.
-        machine: Where it is in Google Cloud, as the user says.
+        machine: Its location in Google Cloud, as the user gives it.
 
     Raises:
         CommandError: It cannot be reached.

@@ -26,7 +26,7 @@ def release_by_file(run: str, host: str, facts: Facts | None = None) -> list[str
     Args:
         run: The run or job.
         host: The host.
-        facts: What is known of the run, for holds that do not know its name.
+        facts: The facts of the run, for holds that do not know its name.
 
     Raises:
         CommandError: A file cannot be removed.
@@ -62,7 +62,7 @@ def release_by_signal(facts: Facts, host: str, console: Console) -> list[str]:
         console: The terminal.
 
     Returns:
-        What was released.
+        Sentences on what was released.
 
     Raises:
         NotFoundError: The host is not held.

@@ -1,4 +1,4 @@
-"""How the host of a process is reached, and why it cannot be. Pure.
+"""Routes to the host of a process, and the reasons why there is none. Pure.
 
 A host's name may be any text of an entry, so only valid names become arguments. Words of the user's command stay words:
 kubectl starts the program by its arguments; through a shell, which ssh always starts, each is quoted.
@@ -29,7 +29,7 @@ _WORKER: Final = re.compile(r".*-w-?(\d{1,6})", re.ASCII)
 
 
 class Machine(NamedTuple):
-    """Where a host is in Google Cloud, as the user says; empty for what is recorded.
+    """The location of a host in Google Cloud, as the user gives it; empty for what is recorded.
 
     Attributes:
         tpu: The TPU.
@@ -43,7 +43,7 @@ class Machine(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How to get to a host.
+    """A way to a host.
 
     Attributes:
         argv: The program to run; empty on this machine without a command.
@@ -72,7 +72,7 @@ def route_to(
         target: The process or pod.
         program: The user's command; empty for a shell.
         cluster: The cluster of its pods; None without one.
-        machine: Where it is in Google Cloud.
+        machine: Its location in Google Cloud.
         own_host: The name of this machine.
         key: The user's ssh key for gcloud; empty leaves the choice to ssh.
         has_terminal: True if the user types at a terminal.
