@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_console._facts.facts import Fact, Unknown
-from ml_diagnostics_console._facts.monitored_events import parse_event, read_monitored_events
+from ml_diagnostics_console._facts.gcloud import read_monitored_events
+from ml_diagnostics_console._facts.monitored_events import parse_event
 
 NAME = "projects/p/locations/us-central1/machineLearningRuns/run-1/monitoredEvents/abc-1"
 LISTED = {
