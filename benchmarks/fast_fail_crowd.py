@@ -25,7 +25,7 @@ class Act(NamedTuple):
     Attributes:
         at: When.
         what: `checkpoint`, `eval`, `pause` (without a report), `leave`, `exit`, `fail`, or `kill`, for itself; `ask`
-            (SIGTERM), `stop` and `go` (SIGSTOP, SIGCONT), `cut` and `mend` (the same for its companion), or `dead`
+            (SIGTERM), `stop` and `go` (SIGSTOP, SIGCONT), `cut` and `join` (the same for its companion), or `dead`
             (SIGKILL for its companion), from outside.
         seconds: How long, for the first three.
     """
@@ -36,7 +36,7 @@ class Act(NamedTuple):
 
 
 _FROM_OUTSIDE = {"ask": signal.SIGTERM, "stop": signal.SIGSTOP, "go": signal.SIGCONT, "kill": signal.SIGKILL}
-_TO_COMPANION = {"cut": signal.SIGSTOP, "mend": signal.SIGCONT, "dead": signal.SIGKILL}
+_TO_COMPANION = {"cut": signal.SIGSTOP, "join": signal.SIGCONT, "dead": signal.SIGKILL}
 
 
 def healthy_script(seed: int) -> list[list[Act]]:
@@ -58,7 +58,7 @@ def healthy_script(seed: int) -> list[list[Act]]:
             script.append(Act(start, "pause", draw.uniform(11, 13)))
         start += 13.5
     elif kind == "cut":
-        scripts[one] += [Act(start, "cut"), Act(start + 3, "mend")]
+        scripts[one] += [Act(start, "cut"), Act(start + 3, "join")]
         start += 3.5
     elif kind == "dead":
         scripts[one].append(Act(start, "dead"))
@@ -75,7 +75,7 @@ def healthy_script(seed: int) -> list[list[Act]]:
         if kind == "last save" and index == 0:
             script.append(Act(start, draw.choice(["checkpoint", "pause"]), draw.uniform(11, 14)))
             when = start + 14.5
-        is_failing = kind == "asked" and draw.random() < 0.3  # After SIGTERM, in its own way.
+        is_failing = kind == "asked" and draw.random() < 0.3  # After SIGTERM, as it likes.
         script.append(Act(when, "fail" if is_failing else draw.choice(["leave", "leave", "leave", "exit"])))
     return scripts
 
@@ -118,7 +118,7 @@ class _Job:
         self.folder = Path(tempfile.mkdtemp(prefix="fast-fail-"))
         self.pids: list[int] = []
         self.codes: dict[int, int] = {}
-        self.began = time.monotonic()
+        self.started = time.monotonic()
         self.joined_at = self.killed_at = self.ended_at = 0.0
         self.outside = sorted(
             (act.at, index, act.what)
@@ -149,7 +149,7 @@ class _Job:
             if what == "kill":
                 self.killed_at = time.monotonic()
             self._signal(index, what)
-        if now - self.began > _LONGEST_SECONDS:  # It never joined: counted apart.
+        if now - self.started > _LONGEST_SECONDS:  # It never joined: counted apart.
             for pid in self.pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -165,7 +165,7 @@ class _Job:
                 os.kill(pid, number)
 
     def result(self) -> dict[str, Any]:
-        """Return how it ended, and remove its files."""
+        """Return its exit codes and times, and remove its files."""
         first = self._first_causes() if self.killed_at else []
         shutil.rmtree(self.folder, ignore_errors=True)
         return {

@@ -186,7 +186,7 @@ def evaluation(job: Job, start: float, draw: random.Random) -> float:
 
 
 def quiet_pause(job: Job, start: float, draw: random.Random) -> float:
-    """One saves without saying so, the others wait for it; hang detection suspects them all."""
+    """One saves without a report of it, the others wait for it; hang detection suspects them all."""
     seconds = draw.uniform(5, 90)
     for index in _all(job):
         _pause(job, index, None, start, seconds)
@@ -240,7 +240,7 @@ def clean_end(job: Job, start: float, draw: random.Random) -> None:
 
 
 def clean_end_with_a_last_save(job: Job, start: float, draw: random.Random) -> None:
-    """The same; process 0 saves at last, and does not always say so."""
+    """The same; process 0 saves at last, and does not always report it."""
     clean_end(job, start, draw)
     phase = draw.choice(["checkpoint", "eval", "other"])
     job.at(start + 0.1, lambda: job.processes[0].is_over or job.pause(0, phase))

@@ -88,7 +88,7 @@ def test_an_exception_that_leaves_a_block_ends_the_job_while_its_process_waits_i
     assert job.now <= 30.0 + SETTLING_SECONDS + SOON
 
 
-def test_failures_that_others_cause_are_waited_for_longer_and_name_who_is_gone() -> None:
+def test_failures_that_others_cause_are_waited_for_longer_and_name_the_missing_one() -> None:
     for gone, expected in ((lambda job: job.lose(1), (1,)), (lambda job: job.end(1), (1,)), (lambda _: None, (0,))):
         job = Job(3)
         job.run(30)
@@ -102,7 +102,7 @@ def test_failures_that_others_cause_are_waited_for_longer_and_name_who_is_gone()
         assert job.now <= 30 + CASCADE_SECONDS + SOON
 
 
-def test_a_lost_connection_alone_is_no_reason() -> None:
+def test_a_lost_connection_alone_ends_nothing() -> None:
     job = Job(8)
     for index in range(7):
         job.at(10.0 + index, lambda index=index: job.lose(index))  # type: ignore[misc]
@@ -110,7 +110,7 @@ def test_a_lost_connection_alone_is_no_reason() -> None:
     assert not job.is_decided()
 
 
-# --- Ends that look well --------------------------------------------------------------------------------
+# --- Ends without an error --------------------------------------------------------------------------------
 
 
 def test_an_early_exit_with_0_ends_the_others_once_they_have_waited_long_enough() -> None:
@@ -143,7 +143,7 @@ def test_an_end_that_may_be_the_planned_one_ends_the_others_only_if_they_are_a_s
         assert job.is_decided() is is_ended
 
 
-def test_an_end_that_an_older_kernel_hides_is_no_failure_until_others_have_failed() -> None:
+def test_an_end_that_an_older_kernel_hides_counts_only_once_others_have_failed() -> None:
     for others_fail in (False, True):
         job = Job(3)
         job.run(30)
@@ -309,7 +309,7 @@ def test_a_verdict_of_one_host_alone_ends_nothing() -> None:
     assert not job.is_decided()
 
 
-# --- Who belongs to the star ----------------------------------------------------------------------------
+# --- The members of the star ----------------------------------------------------------------------------
 
 
 def test_a_second_process_with_an_index_is_refused_and_a_later_block_of_the_same_is_not() -> None:

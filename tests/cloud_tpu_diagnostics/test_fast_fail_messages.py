@@ -83,7 +83,7 @@ def test_a_message_of_the_hub_cannot_be_returned_to_it() -> None:
 
 
 def test_a_recorded_end_of_the_hub_is_refused_by_a_member_that_is_given_the_same_nonce_again() -> None:
-    """Who imitates the hub knows its old nonce and lines, but not the new nonce of the member."""
+    """A program that imitates the hub knows its old nonce and lines, but not the new nonce of the member."""
     hub, _ = pair()
     hub.add_nonce("11" * 32)
     recorded = hub.seal("end", first_cause={}, is_first=False)[:-1]

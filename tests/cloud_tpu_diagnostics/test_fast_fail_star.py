@@ -1,4 +1,4 @@
-"""The connections of a star over real sockets: members join and hear of the first cause; strangers change nothing."""
+"""The connections of a star over real sockets: members join and receive the first cause; strangers change nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def joined(network: Network, *indexes: int) -> list[Member]:
 # --- Members --------------------------------------------------------------------------------------------
 
 
-def test_all_members_hear_which_process_was_the_first_cause(network: Network) -> None:
+def test_all_members_receive_which_process_was_the_first_cause(network: Network) -> None:
     first, second, third = joined(network, 1, 2, 3)
     second.add(KILLED)
     network.until(lambda: all(member.first_cause for member in network.members))
@@ -113,7 +113,7 @@ def test_the_failure_of_process_0_reaches_all(network: Network) -> None:
     assert network.hub.decision.first == {0}
 
 
-def test_a_member_that_joins_after_the_decision_hears_it_as_well(network: Network) -> None:
+def test_a_member_that_joins_after_the_decision_receives_it_as_well(network: Network) -> None:
     (first,) = joined(network, 1)
     first.add(KILLED)
     network.until(lambda: first.first_cause)
@@ -177,7 +177,7 @@ def test_a_stopped_hub_is_taken_for_gone_though_its_connections_stay_open(networ
 # --- Strangers ------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_token_is_refused_and_said_in_the_end(network: Network) -> None:
+def test_a_wrong_token_is_refused_and_reported_in_the_end(network: Network) -> None:
     stranger = network.member(1, token=b"x" * 32)
     network.refuses("token")
     for _ in range(61):
@@ -228,13 +228,13 @@ def test_recorded_messages_are_refused_on_another_connection_and_a_second_time(n
     with network.stranger() as end, end.makefile("rb") as lines:
         network.step()
         channel = Channel(KEY, nonce_in(lines.readline()), MEMBER)
-        said_hello = channel.seal("hello", nonce="11" * 32, **hello(1)._asdict())
+        greeting = channel.seal("hello", nonce="11" * 32, **hello(1)._asdict())
         channel.add_nonce("11" * 32)
         failed = channel.seal("event", **Event("left", ProcessEnd("clean")).to_message())
         with network.stranger() as again:
-            again.sendall(said_hello)
+            again.sendall(greeting)
             network.refuses("token")
-        end.sendall(said_hello + failed + failed)
+        end.sendall(greeting + failed + failed)
         network.refuses("sequence")
 
 

@@ -45,6 +45,7 @@ def instrument(
     monitor: bool | None = None,
     profile_steps: range | None = None,
     on_demand_xprof: bool = False,
+    fast_fail: bool = False,
 ) -> Job:
     """Return a job that is recorded from the start to the end of its `with` block. Use it on every process.
 
@@ -73,6 +74,7 @@ def instrument(
             none.
         on_demand_xprof: True to let `mldiagnostics profile NAME` profile the job while it runs. The framework's server
             for that listens on all interfaces without authentication.
+        fast_fail: True to end all processes of the job at once when one of them fails: JAX waits for minutes.
 
     Raises:
         ConfigurationError: An argument, or an environment variable, is not valid.
@@ -88,6 +90,7 @@ def instrument(
         directory=str(diagnostics_directory() if directory is None else os.fspath(directory)).rstrip("/"),
         is_recording=position.process_index == 0,
         on_demand_xprof=on_demand_xprof,
+        fast_fail=fast_fail,
     )
     given = {"goodput": goodput, "run": run, "stacks": stacks, "hangs": hangs, "monitor": monitor}
     return Job(plan, enabled_parts(given), profile_steps)

@@ -61,6 +61,7 @@ class Plan:
         directory: The destination of profiles and TensorBoard's files: a folder, or `gs://bucket/folder`.
         is_recording: True on the process that records the job's goodput.
         on_demand_xprof: True to let other processes profile this one.
+        fast_fail: True to end all processes of the job once one of them has failed.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Plan:
     directory: str
     is_recording: bool
     on_demand_xprof: bool = False
+    fast_fail: bool = False
 
     @property
     def tensorboard_directory(self) -> str:
@@ -143,8 +145,9 @@ def blocks_of(plan: Plan, parts: Sequence[str]) -> list[tuple[str, Callable[[], 
     blocks: list[tuple[str, Callable[[], Block]]] = []
     if "goodput" in parts:
         blocks.append(("goodput", lambda: _recorder(plan)))
-    if "stacks" in parts or "hangs" in parts:
-        blocks.append(("diagnose", lambda: _diagnose(stacks="stacks" in parts, hangs="hangs" in parts)))
+    stacks, hangs, fast_fail = "stacks" in parts, "hangs" in parts, plan.fast_fail
+    if stacks or hangs or (fast_fail and importlib.util.find_spec(_DISTRIBUTIONS["stacks"][0]) is not None):
+        blocks.append(("diagnose", lambda: _diagnose(stacks=stacks, hangs=hangs, fast_fail=fast_fail)))
     if "run" in parts:
         in_tensorboard = "monitor" in parts and plan.is_recording
         blocks.append(("run", lambda: _Run(plan, in_tensorboard=in_tensorboard)))
@@ -159,15 +162,17 @@ def _recorder(plan: Plan) -> Recorder:
     return Recorder(plan.name, logging_enabled=plan.is_recording)
 
 
-def _diagnose(*, stacks: bool, hangs: bool) -> Block:
+def _diagnose(*, stacks: bool, hangs: bool, fast_fail: bool) -> Block:
     from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
     from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
+    from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig
     from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
     from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
     from cloud_tpu_diagnostics.diagnostic import diagnose
 
     traces = StackTraceConfig(collect_stack_trace=stacks, stack_trace_to_cloud=True)
-    return diagnose(DiagnosticConfig(DebugConfig(traces, HangConfig(enabled=hangs))))
+    debug = DebugConfig(traces, HangConfig(enabled=hangs), FastFailConfig(enabled=fast_fail))
+    return diagnose(DiagnosticConfig(debug))
 
 
 class _Run(AbstractContextManager[Any]):

@@ -1,4 +1,4 @@
-"""Fast-fail in the job: it finds the other processes, and ends this one if its companion says that the job has failed.
+"""Fast-fail in the job: it finds the other processes, and ends this one if its companion reports that the job has failed.
 
 All is done in threads: the job waits for nothing.
 """
@@ -30,7 +30,7 @@ _ASK_SECONDS: Final = 1.0
 """The interval of questions to the coordinator, while the hub has not published its address."""
 _SEARCH_AFTER_FAILURE_SECONDS: Final = 30.0
 _PLAN_SECONDS: Final = 5.0
-"""The interval of checks if the program has said how many steps the job takes, in its first minutes."""
+"""The interval of checks if the program has announced how many steps the job takes, in its first minutes."""
 _MOST_PLAN_CHECKS: Final = 60
 _FLUSH_SECONDS: Final = 0.2
 _KEY: Final = "fast_fail"

@@ -275,10 +275,10 @@ class FastFail:
         return FastFailStatus(None if cause is None else cause.to_json(), self._star.is_first, code)
 
     def _decide(self, cause: FirstCause, now: float) -> None:
-        """Begin the end of the job, and record the decision."""
+        """Start the end of the job, and record the decision."""
         self._is_decided = True
         if not self._is_over and not self._job.is_dead():
-            self._ending = self._begin(cause, now)
+            self._ending = self._start_end(cause, now)
         write_status(self._job.pid, self._start, self._status())
         is_first = self._star.is_first
         message = f"Fast-fail ends all processes of the job: {cause.message}"
@@ -295,7 +295,7 @@ class FastFail:
             refused=self._star.refused or None,
         )
 
-    def _begin(self, cause: FirstCause, now: float) -> _End:
+    def _start_end(self, cause: FirstCause, now: float) -> _End:
         is_first = self._star.is_first
         code = self._exit_code
         if is_first:  # Its end is the reason, so it does not end as those that are only ended with it.

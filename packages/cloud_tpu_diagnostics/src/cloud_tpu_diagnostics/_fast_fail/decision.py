@@ -118,7 +118,7 @@ class Decision:
             peer.asked_at = now if peer.asked_at is None else peer.asked_at
         if event.event == ASKED:
             return
-        if peer.end is None:  # How it left its block counts more than how the process ended after that.
+        if peer.end is None:  # An exception in the block counts more than the exit status after it.
             peer.end, peer.ended_at, peer.last_step = end, now, event.step
             peer.is_early = event.is_early
         peer.is_over = peer.is_over or event.event == ENDED
@@ -259,7 +259,7 @@ class _Peer:
         self.hello = hello
         self.is_connected = True
         self.delays_ns: deque[int] = deque(maxlen=_SAMPLES)
-        """Of its messages, by two clocks: the shortest is the difference of the clocks, and the way."""
+        """Of its messages, by two clocks: the shortest is the difference of the clocks, and the time of the network."""
         self.state: JobState | None = None
         self.state_at = 0.0
         self.progress_at: float | None = None
@@ -318,7 +318,7 @@ class _Peer:
 
 def _sentence(named: list[_Peer], end: ProcessEnd, confidence: Confidence) -> str:
     names = [f"process {peer.hello.process_index} on {peer.hello.host}" for peer in named]
-    who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+    subject = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
     step = "" if named[0].step is None else f" at step {named[0].step}"
     what = {
         "exception": f"raised {end.exception or 'an exception'}",
@@ -329,4 +329,4 @@ def _sentence(named: list[_Peer], end: ProcessEnd, confidence: Confidence) -> st
         "hang": "makes no progress, and neither do the others",
         "": "is silent",
     }.get(end.how, "exited without recording its end")
-    return f"{who} {what}{step}{'' if confidence is Confidence.PROVEN else f' ({confidence.value})'}"
+    return f"{subject} {what}{step}{'' if confidence is Confidence.PROVEN else f' ({confidence.value})'}"

@@ -80,7 +80,7 @@ def local_address(coordinator: str) -> str:
         coordinator: HOST:PORT; an address of IPv6 is in brackets.
 
     Raises:
-        OSError: There is no way to it.
+        OSError: It cannot be reached, or its name cannot be resolved.
         ValueError: It has another form.
     """
     import socket

@@ -57,8 +57,8 @@ class Member:
         self._acknowledged = 0
         self._state = JobState()
         self._next_ping = self._next_attempt = 0.0
-        self._since = self._heard_at = clock()
-        """Since when there is no star, and when the hub was heard last."""
+        self._since = self._received_at = clock()
+        """Since when there is no star, and the time of the hub's last message."""
         self._needs_stack = False
         self._is_refused = False
         self.is_joined = False
@@ -120,7 +120,7 @@ class Member:
             if not self._is_connected:
                 return _CONNECTING_STEP_SECONDS
         self._receive(now)
-        if self.is_joined and now - self._heard_at >= _SILENT_SECONDS:
+        if self.is_joined and now - self._received_at >= _SILENT_SECONDS:
             self._disconnect(now)
         if self.is_joined and now >= self._next_ping:
             self._next_ping = now + PING_SECONDS
@@ -150,7 +150,7 @@ class Member:
             return
         self._is_connected, self._channel = False, None
         self._lines, self._unsent = Lines(), bytearray()
-        self._heard_at = now
+        self._received_at = now
 
     def _try_connect(self, now: float) -> bool:
         """Return True once the connection is made; without one there is another attempt."""
@@ -161,7 +161,7 @@ class Member:
             code = error.errno or errno.EINVAL
         if code in _CONNECTED:
             return True
-        if code not in _CONNECTING or now - self._heard_at >= _CONNECT_SECONDS:
+        if code not in _CONNECTING or now - self._received_at >= _CONNECT_SECONDS:
             self._disconnect(now)
         return False
 
@@ -191,7 +191,7 @@ class Member:
             self._channel.add_nonce(nonce)
             return
         message = self._channel.open(line)
-        self._heard_at = now
+        self._received_at = now
         if message["kind"] == "ack":
             self._acknowledge(message)
         elif message["kind"] == "end" and isinstance(message.get("first_cause"), dict):

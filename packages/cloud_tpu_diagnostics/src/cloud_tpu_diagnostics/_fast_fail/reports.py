@@ -1,4 +1,4 @@
-"""What companions report to the hub: who they are, the state of their jobs, and events. Pure.
+"""What companions report to the hub: their identity, the state of their jobs, and events. Pure.
 
 Values from the network are checked here: of the expected type, and short.
 """
@@ -102,7 +102,7 @@ class Event(NamedTuple):
 
     Attributes:
         event: LEFT, ENDED or ASKED.
-        end: How it ended or left, for the first two; its host is left out.
+        end: The end of the process, or of its block, for the first two; its host is left out.
         step: Its last step.
         is_early: True if it has more steps to do, as far as the number of all steps is known.
     """

@@ -1,4 +1,4 @@
-"""The star as one companion sees it: it starts the hub or connects to it, as the messages of its job say."""
+"""The star as one companion sees it: it starts the hub or connects to it, according to the messages of its job."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Star:
             self._member.add(event)
 
     def _follow(self, member: Member) -> None:
-        """Follow the state of the connection, and let the job know: it looks for another hub if this one left."""
+        """Follow the state of the connection, and let the job know: it searches for another hub if this one left."""
         if member.is_joined and not self.is_joined:
             self._send({"kind": "fast_fail_joined"})
         if member.is_over and self.is_joined:
