@@ -313,7 +313,8 @@ def train(recorder: goodput.GoodputRecorder) -> None:
         if step % PLAN["save_every"] == PLAN["save_every"] - 1:
             recorder.record_checkpoint_progress(step)
             marks.status("save", step)
-            save(step, model.weights)
+            with recorder.phase("checkpoint_save"):
+                save(step, model.weights)
         if FAULT == "evaluation_pause" and step == PLAN["step"]:
             marks.note("injected")
             recorder.record_custom_badput_event_start_time(custom_badput_event_type="eval")
