@@ -580,6 +580,12 @@ def test_c1_the_same_error_on_all_is_of_none_of_them() -> None:
     assert found.confidence is Confidence.PROVEN
 
 
+def test_c6_a_handler_of_sigterm_may_have_ended_it() -> None:
+    left = process(0, step=29, end="clean", sigterm_handlers=(handler("c", 1.0), handler("python", 2.0, "on_term")))
+    found = only(facts([left, survivor(1), survivor(2)]))
+    assert "possibly it was asked to stop, and its handler of SIGTERM (on_term) ended it" in found.sentence
+
+
 def test_c6_with_one_signal_says_possibly_and_with_planned_steps_is_likely() -> None:
     others = [survivor(1), survivor(2)]
     found = only(facts([process(0, step=30, end="clean"), *others]))

@@ -98,5 +98,5 @@ RULE = Rule(
     ),
     example="host tpu-17 ran out of host memory at step 41,207 (16:02:11 UTC); it grew by 410 MB/min, its limit is "
     "512 GiB; the 63 others failed 0.1 to 104 s later because of it",
-    replaces=("C7", "U0"),
+    replaces=("C7", "K1", "K1s", "K2", "U0"),
 )

@@ -48,6 +48,7 @@ def _judge(facts: Facts) -> Judgement:
     after = f" {how}, though {_others(len(left.waiting))} went on"
     if is_early and step is not None:
         after += f": {planned:,} steps were planned"
+    after += _by_handler(process)
     only = Lead(Cause.LEFT, left.processes, (), confidence)
     return crash(
         facts,
@@ -83,6 +84,15 @@ def _left(attempt: AttemptFacts, lead: Lead | None) -> _Left | None:
         return None
     in_order = sorted(clean, key=lambda process: process.end.ended_ns or process.last_event_ns)
     return _Left(tuple(in_order), tuple(process for process, _ in waiting), tuple(hang.ref for _, hang in waiting)[:2])
+
+
+def _by_handler(process: ProcessFacts) -> str:
+    """Return that a handler of SIGTERM in Python may have ended the process: the request itself is not recorded."""
+    last = process.sigterm_handlers[-1] if process.sigterm_handlers else None
+    if process.end_fields.get("sigterm_handler") != "python" and (last is None or last.handler != "python"):
+        return ""
+    name = f" ({last.function})" if last is not None and last.function else ""
+    return f"; possibly it was asked to stop, and its handler of SIGTERM{name} ended it"
 
 
 def _of_role(attempt: AttemptFacts, role: Role) -> tuple[ProcessFacts, ...]:

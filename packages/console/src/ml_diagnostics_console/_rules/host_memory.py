@@ -19,7 +19,7 @@ RECENT_SECONDS: Final = 60.0
 """The last sample before an end is at most so old: six intervals."""
 WINDOW_SECONDS: Final = 3_600.0
 """The growth is that of the last hour."""
-_LEAST_POINTS: Final = 3
+_LEAST_POINTS: Final = 2
 _LEAST_GROWTH_PERCENT: Final = 1.0
 _SECOND_NS: Final = 1_000_000_000
 _GIB: Final = 2**30
