@@ -67,6 +67,25 @@ def test_data_that_is_loaded_after_the_wait_is_time_of_the_host() -> None:
     assert found["return_ns"] == _OFFSET_NS + (5 * 91 + 25) * MS
 
 
+def test_saves_and_evaluations_are_no_steps_but_pauses() -> None:
+    host = Host()
+    for step in range(9):
+        host.mark("step", step, lasts_ms=10)
+        if step % 4 == 3:
+            host.mark("checkpoint", step, lasts_ms=100 * step)
+            host.mark("checkpoint", step, lasts_ms=50)  # The same save.
+    host.mark("eval", 8, lasts_ms=70)
+    host.mark("step", 9)
+    found = host.summary()
+    assert found is not None
+    assert found["count"] == 6
+    assert found["wall_seconds"]["max"] == 0.01
+    assert found["pauses"] == {
+        "checkpoint": {"count": 2, "sum": 1.1, "max": 0.75},
+        "eval": {"count": 1, "sum": 0.07, "max": 0.07},
+    }
+
+
 def test_a_loop_that_waits_every_ten_steps_is_summed_over_them() -> None:
     host = Host()
     for step in range(31):

@@ -20,6 +20,7 @@ from ml_diagnostics_console._facts.facts import (
     HangVerdict,
     KernelState,
     MainStack,
+    Pause,
     ProcessFacts,
     StepSummary,
     Times,
@@ -31,7 +32,7 @@ from ml_diagnostics_console.verdict import Blame, Confidence, NotChecked, Part, 
 from tests.console.made_facts import after, attempt, facts, process, ref
 
 OF_HOSTS = ("B5", "H1", "H2", "H3", "H4")
-MINE = (*OF_HOSTS, "B3", "K1", "K1s", "K2", "K3", "K4", "K5", "K6", "L1", "L2", "L3", "L4", "L5", "L6")
+MINE = (*OF_HOSTS, "L7", "B3", "K1", "K1s", "K2", "K3", "K4", "K5", "K6", "L1", "L2", "L3", "L4", "L5", "L6")
 
 
 def states(name: str, host: str, *points: tuple[float, Sequence[float], Mapping[str, Any]], curves: Curves) -> None:
@@ -332,6 +333,7 @@ FRAMES = st.sampled_from(
         "wait (/usr/lib/python3.11/threading.py:1)",
     ]
 )
+PAUSES = (Pause("checkpoint", 3, 9.0, 3.5), Pause("eval", 1, 9.0, 9.0))
 TRIGGERS = st.sampled_from(["snapshot", "timer", "fault", "exception"])
 CHANNELS = st.lists(st.sampled_from(["", "pipe_read", "nfs_wait"]), max_size=2)
 PHASES = st.sampled_from(["", "step", "sync", "data", "init", "compile", "eval", "?"])
@@ -376,7 +378,7 @@ def any_process(draw: st.DrawFn, index: int) -> ProcessFacts:
     )  # fmt: skip
     steps = st.builds(
         lambda at, first, count, wall, own, data: StepSummary(
-            after(at), first, first + count, count, wall, own, data, own, None, None, ref("y")
+            after(at), first, first + count, count, wall, own, data, own, None, None, ref("y"), PAUSES[: count % 3]
         ),
         SECONDS, st.integers(0, 500), st.integers(0, 90), any_times(), st.none() | any_times(), st.none() | any_times(),
     )  # fmt: skip

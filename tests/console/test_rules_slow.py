@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics.reading import RunView, State
 from ml_diagnostics_console._facts.curves import Curves
-from ml_diagnostics_console._facts.facts import CompileBatch, Fact, Facts, ProcessFacts, StepSummary, Times, Unknown
+from ml_diagnostics_console._facts.facts import (
+    CompileBatch,
+    Fact,
+    Facts,
+    Pause,
+    ProcessFacts,
+    StepSummary,
+    Times,
+    Unknown,
+)
 from ml_diagnostics_console._facts.profile_facts import ProfileFacts, read_profile, summary_of
 from ml_diagnostics_console._rules import all_rules
 from ml_diagnostics_console._rules.robust import high_outliers, last_change
@@ -17,7 +26,7 @@ from ml_diagnostics_console.verdict import Blame, Confidence, NotChecked, Part, 
 
 from tests.console.made_facts import after, attempt, facts, metric_of_steps, metrics, process, ref
 
-OF_SLOW_JOBS = ("L1", "L2", "L3", "L4", "L5", "L6")
+OF_SLOW_JOBS = ("L1", "L2", "L3", "L4", "L5", "L6", "L7")
 
 
 def times(seconds: float, steps: int) -> Times:
@@ -422,6 +431,37 @@ def test_a_job_on_a_laptop_is_not_accused_of_using_its_cpu() -> None:
 
 def test_l6_says_what_is_missing() -> None:
     assert isinstance(judged(facts([process(0)]), "L6"), NotChecked)
+
+
+# --- L7 -----------------------------------------------------------------------------------------------------
+
+
+def saving(phase: str, *saves: tuple[int, float]) -> Facts:
+    """Return the facts of a host with 6 s of steps in each summary, and so many pauses of so many seconds in all."""
+    known = summaries(None, count=len(saves))
+    paused = (Pause(phase, count, seconds, seconds / max(1, count)) for count, seconds in saves)
+    pairs = zip(known, paused, strict=True)
+    return facts([process(0, summaries=tuple(each._replace(pauses=(pause,)) for each, pause in pairs))])
+
+
+@pytest.mark.parametrize(("seconds", "is_slow"), [(1.99, False), (2.01, True)])
+def test_l7_needs_a_fifth_of_the_time(seconds: float, is_slow: bool) -> None:
+    assert ("L7" in verdicts(saving("checkpoint", (2, seconds), (2, seconds)))) is is_slow
+
+
+def test_l7_reports_how_many_saves_took_how_long() -> None:
+    verdict = only(saving("checkpoint", (4, 4.8), (4, 4.8)), "L7")
+    assert verdict.sentence.startswith("saves take 41.2 % of the time between steps on host-0: 8 saves of 1.20 s")
+    assert "fails every 3.5" in verdict.sentence
+    assert verdict.blame is Blame.USER
+    assert verdict.cost is not None
+    assert verdict.cost.seconds == pytest.approx(8.4)
+
+
+def test_one_long_save_or_an_evaluation_is_not_slow_saving() -> None:
+    assert "L7" not in verdicts(saving("checkpoint", (1, 30.0), (4, 0.1)))
+    assert "L7" not in verdicts(saving("eval", (4, 30.0), (4, 30.0)))
+    assert isinstance(judged(facts([process(0)]), "L7"), NotChecked)
 
 
 # --- All ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,9 @@ A step lasts from its mark to the next step's. Of that, `data` is spent in the p
 mark `sync`, with which a loop reports that it waits for the devices now, to whatever it does next. The rest is the
 host's own time: in a job of many hosts, all have equal steps, and only the slow one has a long time of its own.
 
+A step in which the job saves or evaluates does not count, since its time is not that of a step. How often it does so,
+and how long that takes, is in `pauses`.
+
 The return from a wait is a clock that all hosts share: a collective ends everywhere together. So the summary has the
 time of one return, on the host's clock, with its step.
 """
@@ -25,6 +28,7 @@ _MOST_STEPS: Final = 20_000
 _AFTER_A_WAIT: Final = frozenset({"step", "data", "checkpoint", "eval"})
 """Not `ended`: an exception ends a wait on each host at another time."""
 _WITHIN_STEPS: Final = frozenset({"step", "data", "sync"})
+_PAUSES: Final = frozenset({"checkpoint", "eval"})
 
 
 class _Step(NamedTuple):
@@ -49,7 +53,11 @@ class StepSummaries:
         self._data_ns = self._wait_ns = 0
         self._steps: list[_Step] = []
         self._has_sync = False
+        self._is_in_pause = False
+        """True if the last two reports were of one save, or one evaluation."""
         self._lost_marks = 0
+        self._pauses_ns: dict[str, list[int]] = {}
+        """The durations of saves and evaluations, by phase; each until the next report of another phase."""
         self._return: tuple[int, int] | None = None
         """The last return from a wait: the step that it ended, and the monotonic time."""
 
@@ -83,6 +91,7 @@ class StepSummaries:
         returned, self._return = self._return, None
         if not steps:
             return None
+        pauses, self._pauses_ns = self._pauses_ns, {}
         fields: dict[str, Any] = {
             "first_step": steps[0].number,
             "last_step": steps[-1].number,
@@ -98,6 +107,8 @@ class StepSummaries:
             fields |= {"return_step": returned[0], "return_ns": returned[1] + wall_offset_ns}
         if lost:
             fields["lost_marks"] = lost
+        if pauses:
+            fields["pauses"] = {phase: _pause(durations_ns) for phase, durations_ns in pauses.items()}
         middle = fields["wall_seconds"]["p50"]
         text = f"{len(steps)} steps, {steps[0].number} to {steps[-1].number}, of {middle:.3g} s"
         return entry(STEP_SUMMARY, text, **fields)
@@ -112,6 +123,9 @@ class StepSummaries:
                 self._wait_ns += since_last_ns
                 if started.step is not None and state.phase in _AFTER_A_WAIT:
                     self._return = started.step, state.monotonic_ns
+        if last is not None and last.phase in _PAUSES:
+            self._add_pause(last.phase, state.monotonic_ns - last.monotonic_ns, is_same=self._is_in_pause)
+        self._is_in_pause = last is not None and last.phase in _PAUSES and state.phase == last.phase
         if state.phase == "step" and state.step is not None and (started is None or state.step != started.step):
             self._complete(state)
             self._open, self._data_ns, self._wait_ns = state, 0, 0
@@ -120,12 +134,28 @@ class StepSummaries:
         elif state.phase not in _WITHIN_STEPS:
             self._open = None  # A save, an evaluation, a compilation: not the time of a step.
 
+    def _add_pause(self, phase: str, duration_ns: int, *, is_same: bool) -> None:
+        durations_ns = self._pauses_ns.setdefault(phase, [])
+        if is_same and durations_ns:
+            durations_ns[-1] += duration_ns
+        elif len(durations_ns) < _MOST_STEPS:
+            durations_ns.append(duration_ns)
+
     def _complete(self, following: Progress) -> None:
         started = self._open
         if started is None or started.step is None or len(self._steps) >= _MOST_STEPS:
             return
         wall_ns = following.monotonic_ns - started.monotonic_ns
         self._steps.append(_Step(started.step, wall_ns, self._data_ns, self._wait_ns))
+
+
+def _pause(durations_ns: Sequence[int]) -> dict[str, float]:
+    """Return how many pauses there were, and the sum and the longest of them, in seconds."""
+    return {
+        "count": len(durations_ns),
+        "sum": round(sum(durations_ns) / 1e9, 6),
+        "max": round(max(durations_ns) / 1e9, 6),
+    }
 
 
 def _summary(durations_ns: Sequence[int]) -> dict[str, float]:

@@ -26,6 +26,7 @@ from ml_diagnostics_console._facts.facts import (
     Held,
     KernelState,
     MainStack,
+    Pause,
     Signal,
     SigtermHandler,
     StepSummary,
@@ -164,7 +165,18 @@ class Life:
         return_step, return_ns = natural_number(payload.get("return_step")), natural_number(payload.get("return_ns"))
         self.summaries.append(
             StepSummary(
-                entry.timestamp_ns, first, last, steps, wall, own, data, wait, return_step, return_ns, ref_of(entry)
+                entry.timestamp_ns,
+                first,
+                last,
+                steps,
+                wall,
+                own,
+                data,
+                wait,
+                return_step,
+                return_ns,
+                ref_of(entry),
+                _pauses(payload.get("pauses")),
             )
         )
 
@@ -362,6 +374,17 @@ def _pairs(value: object) -> tuple[tuple[int, int], ...]:
         if first is not None and second is not None:
             found.append((first, second))
     return tuple(sorted(found))
+
+
+def _pauses(value: object) -> tuple[Pause, ...]:
+    """Return the saves and evaluations between the steps of a summary."""
+    found = []
+    for phase, encoded in value.items() if isinstance(value, Mapping) else ():
+        pause = encoded if isinstance(encoded, Mapping) else {}
+        times, total, longest = natural_number(pause.get("count")), number(pause.get("sum")), number(pause.get("max"))
+        if times and total is not None and longest is not None:
+            found.append(Pause(str(phase), times, total, longest))
+    return tuple(found)
 
 
 def _texts(value: object) -> tuple[str, ...]:

@@ -127,7 +127,7 @@ class Pause(NamedTuple):
 
     phase: str
     """checkpoint or eval."""
-    count: int
+    times: int
     sum: float
     """Seconds."""
     max: float
