@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -544,6 +545,30 @@ def test_only_a_profile_on_this_machine_is_read(tmp_path: Any) -> None:
     refused = read_profile(view(str(tmp_path)), summarise=lambda _: "install XProf")
     assert isinstance(refused, Unknown)
     assert "install XProf" in refused.why
+
+
+def test_a_real_profile_is_summarised_by_xprofiler_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+    pytest.importorskip("xprof")
+    jax = pytest.importorskip("jax")
+    product = jax.jit(lambda matrix: (matrix @ matrix).sum())
+    matrix = jax.numpy.ones((100, 100))
+    product(matrix).block_until_ready()
+    with jax.profiler.trace(str(tmp_path)):
+        for step in range(20):
+            with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                product(matrix).block_until_ready()
+    (folder,) = tmp_path.glob("plugins/profile/*")
+    files = set(folder.iterdir())
+    found = read_profile(view(str(folder)))
+    assert isinstance(found, Fact), found
+    assert (found.value.steps, found.value.device) == (20, "CPU")
+    assert found.value.cause
+    assert set(folder.iterdir()) == files  # XProf's caches are elsewhere.
+    for file in files:
+        file.write_bytes(b"damaged")
+    damaged = read_profile(view(str(folder)))
+    assert isinstance(damaged, Unknown)
+    assert "cannot be summarised" in damaged.why
 
 
 def test_curves_without_points_are_judged_by_no_rule() -> None:

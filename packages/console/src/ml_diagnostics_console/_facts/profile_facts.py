@@ -108,7 +108,7 @@ def _run_xprofiler(folder: str) -> Mapping[str, Any] | str:
     if find_spec("xprofiler") is None or find_spec("xprof") is None:
         return _EXTRA
     # From the root folder: the current one may have modules of the same names.
-    argv = [sys.executable, "-m", "xprofiler", "summary", "--format", "json", "--", str(Path(folder).resolve())]
+    argv = [sys.executable, "-m", "xprofiler", "summary", "--format", "json", str(Path(folder).resolve())]
     try:
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=os.sep
