@@ -119,7 +119,7 @@ def test_one_host_with_another_image_is_named() -> None:
     assert "on host-1" in verdict(others[0], failed(1, text=MODULE), *others[1:]).sentence
 
 
-def test_it_takes_the_place_of_more_general_rules() -> None:
+def test_it_replaces_more_general_rules() -> None:
     report = judge(facts([failed(index, text=MODULE) for index in range(2)]))
     assert report.headline.rule == "B6"
     assert [each.rule for each in report.shown] == ["B6"]

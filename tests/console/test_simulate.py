@@ -47,7 +47,7 @@ time.sleep(600)
 """
 
 
-def words_of(text: str) -> str:
+def flat(text: str) -> str:
     """Return a report on one line, so that its line breaks do not matter."""
     return re.sub(r"(?<=\w)- ", "-", " ".join(text.split()))
 
@@ -75,10 +75,10 @@ def test_a_wrong_command_is_found(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(job("[pythn, train.py]", pods=2))
     done = simulate(tmp_path, "job.yaml")
     assert done.returncode == 127
-    assert words_of(done.stdout).count("Failed before the first step:") == 1
+    assert flat(done.stdout).count("Failed before the first step:") == 1
     assert (
         "Failed before the first step: the command pythn is missing where the program runs: executable file not "
-        "found in $PATH (exit code 127), on" in words_of(done.stdout)
+        "found in $PATH (exit code 127), on" in flat(done.stdout)
     )
 
 
@@ -89,9 +89,9 @@ def test_a_missing_module_is_found(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert (
         "Failed before the first step: the module flaxx is missing where the program runs: ModuleNotFoundError, on "
-        "its only process. [proven]" in words_of(done.stdout)
+        "its only process. [proven]" in flat(done.stdout)
     )
-    assert "install the package with flaxx in the image" in words_of(done.stdout)
+    assert "install the package with flaxx in the image" in flat(done.stdout)
 
 
 def test_a_missing_variable_is_found_though_this_shell_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_missing_variable_is_found_though_this_shell_has_it(tmp_path: Path, mo
     assert done.returncode == 1
     assert (
         "Failed before the first step: the environment variable DATA_DIR is missing where the program runs: the "
-        "program reads it by os.environ, on its only process. [proven]" in words_of(done.stdout)
+        "program reads it by os.environ, on its only process. [proven]" in flat(done.stdout)
     )
     assert simulate(tmp_path, "--env", "DATA_DIR=/data", "job.yaml").returncode == 0
 
@@ -115,7 +115,7 @@ def test_a_request_above_any_node_is_found(tmp_path: Path) -> None:
     assert (
         "Failed before the first step: the pods of digits can never start: none fits a machine type that is known "
         "here; each requests 16 google.com/tpu, and the largest machine for it, ct6e-standard-8t, has 8 google.com/tpu."
-        in words_of(done.stdout)
+        in flat(done.stdout)
     )
 
 
@@ -129,7 +129,7 @@ def test_a_wrong_number_of_processes_is_found(tmp_path: Path) -> None:
     assert done.returncode == 11
     assert (
         "Failed before the first step: the program expects 4 processes, and the Job starts 2 processes (parallelism "
-        "2): processes 2, 3 never come, and the others wait for them. [proven]" in words_of(done.stdout)
+        "2): processes 2, 3 never start, and the others wait for them. [proven]" in flat(done.stdout)
     )
 
 
@@ -172,14 +172,10 @@ def test_a_volume_is_a_folder_of_this_machine(tmp_path: Path) -> None:
     assert "digits-0 | content of a" in done.stdout
 
 
-def test_it_records_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ML_DIAGNOSTICS_DIR", raising=False)
-    variables = {name: value for name, value in environment(tmp_path).items() if name != "ML_DIAGNOSTICS_DIR"}
-    done = subprocess.run(
-        arguments("--", "true"), cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60
-    )
+def test_it_records_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    done = simulate(tmp_path, "--", "true")
     assert done.returncode == 0
-    (folder,) = (tmp_path / ".ml-diagnostics" / "simulated").iterdir()
+    (folder,) = (tmp_path / "diagnostics" / "simulated").iterdir()
     assert f"it records in {folder}" in done.stderr
     assert f"export ML_DIAGNOSTICS_DIR={folder}" in done.stderr
     assert (folder / "journal").is_dir()
@@ -222,7 +218,7 @@ def test_a_failed_job_restarts_its_jobset(tmp_path: Path) -> None:
 def test_a_job_that_fails_for_good_has_the_exit_code_of_its_pod(tmp_path: Path) -> None:
     done = simulate(tmp_path, "--hosts", "2", "--", "python", "-c", "raise SystemExit(9)")
     assert done.returncode == 9
-    assert "exit code 9" in words_of(done.stdout) or "exited with code 9" in words_of(done.stdout)
+    assert "exit code 9" in flat(done.stdout) or "exited with code 9" in flat(done.stdout)
 
 
 # --- Faults and the time limit ------------------------------------------------------------------------
@@ -238,7 +234,7 @@ def test_a_fault_is_injected_at_a_step_of_an_unchanged_program(
     done = simulate(tmp_path, "--fault", f"{kind}@process=0,step=30", "--", "python", "train.py")
     assert f"injected {kind}@process=0,step=30" in done.stderr
     assert done.returncode == code
-    assert reason in words_of(done.stdout)
+    assert reason in flat(done.stdout)
 
 
 def test_a_fault_that_is_never_due_is_reported(tmp_path: Path) -> None:
@@ -358,5 +354,5 @@ def test_requests_are_compared_with_the_nodes_of_a_cluster(
     assert done.returncode == 11, done.stderr
     assert (
         "the pods of digits can never start: none fits a node of the cluster; each requests 8 google.com/tpu, and the "
-        "largest machine for it, small-1, has 4 google.com/tpu. [proven]" in words_of(done.stdout)
+        "largest machine for it, small-1, has 4 google.com/tpu. [proven]" in flat(done.stdout)
     )

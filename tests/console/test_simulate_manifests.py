@@ -224,7 +224,7 @@ def test_the_nodes_of_a_cluster_decide_where_they_are_known() -> None:
     assert "no machine has the labels of its node selector" in verdict.sentence
 
 
-# --- Processes that never come ------------------------------------------------------------------------
+# --- Processes that never start ------------------------------------------------------------------------
 
 
 def call(pod: int, *, count: int, index: int, pid: int = 0) -> Call:
@@ -236,13 +236,13 @@ def judged(calls: list[Call], *, is_settled: bool = True) -> Verdict | None:
     return count_verdict(workload, pods_of(workload), calls, is_settled=is_settled, source="f.yaml")
 
 
-def test_processes_that_never_come_are_found() -> None:
+def test_processes_that_never_start_are_found() -> None:
     verdict = judged([call(0, count=4, index=0), call(1, count=4, index=1)])
     assert verdict is not None
     assert verdict.rule == "B3"
     assert verdict.sentence == (
         "the program expects 4 processes, and the JobSet starts 2 processes (parallelism 2): processes 2, 3 never "
-        "come, and the others wait for them"
+        "start, and the others wait for them"
     )
 
 
@@ -255,13 +255,13 @@ def test_fewer_processes_than_pods_are_found_at_once() -> None:
     assert "the program expects 1 process, and the JobSet starts 2 processes" in verdict.sentence
 
 
-def test_several_processes_in_a_pod_are_no_mistake() -> None:
+def test_several_processes_in_a_pod_are_accepted() -> None:
     calls = [call(pod, count=4, index=2 * pod + local, pid=10 * pod + local + 1) for pod in (0, 1) for local in (0, 1)]
     assert judged(calls) is None
     assert judged(calls[:3], is_settled=False) is None
 
 
-def test_the_right_number_is_no_mistake() -> None:
+def test_the_right_number_is_accepted() -> None:
     assert judged([call(0, count=2, index=0), call(1, count=2, index=1)]) is None
     assert judged([call(0, count=2, index=0)]) is None
 
@@ -399,19 +399,19 @@ JUNK = st.recursive(
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     found = [path]
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        found += places(item, (*path, key))
+        found += paths(item, (*path, key))
     return found
 
 
 MANIFEST = list(yaml.safe_load_all(JOBSET))[1]
-PLACES = places(MANIFEST)
+PATHS = paths(MANIFEST)
 
 
 @settings(max_examples=150)
-@given(st.sampled_from(PLACES[1:]), JUNK)
+@given(st.sampled_from(PATHS[1:]), JUNK)
 def test_any_value_in_any_field_is_used_or_refused(path: tuple[Any, ...], junk: Any) -> None:
     document = yaml.safe_load(JOBSET.split("---")[1])
     parent = document

@@ -27,7 +27,7 @@ _SIGNALS: Final = {
 _EXIT: Final = "exit"
 KINDS: Final = (*_SIGNALS, _EXIT)
 """The kinds; `exit` is `os._exit(0)`."""
-_FORM: Final = re.compile(r"(?P<kind>[a-z_0-9]+)@(?P<places>[a-z]+=\d{1,9}(?:,[a-z]+=\d{1,9})*)")
+_FORM: Final = re.compile(r"(?P<kind>[a-z_0-9]+)@(?P<at>[a-z]+=\d{1,9}(?:,[a-z]+=\d{1,9})*)")
 _SEARCH_SECONDS: Final = 0.2
 """The interval of searches for the process that reports its steps."""
 
@@ -55,14 +55,14 @@ class Fault(NamedTuple):
 def fault(text: str) -> Fault:
     """Parse a fault; the type of the option `--fault`."""
     found = _FORM.fullmatch(text)
-    places = dict(part.split("=") for part in found["places"].split(",")) if found else {}
-    is_known = found is not None and found["kind"] in KINDS and set(places) <= {"process", "step", "seconds"}
-    if found is None or not is_known or ("step" in places) == ("seconds" in places):
+    pairs = dict(part.split("=") for part in found["at"].split(",")) if found else {}
+    is_known = found is not None and found["kind"] in KINDS and set(pairs) <= {"process", "step", "seconds"}
+    if found is None or not is_known or ("step" in pairs) == ("seconds" in pairs):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a fault: give one such as sigkill@process=1,step=30; kinds are {', '.join(KINDS)}; "
             "seconds=20 in place of the step counts from the start of the process"
         )
-    numbers = {name: int(value) for name, value in places.items()}
+    numbers = {name: int(value) for name, value in pairs.items()}
     return Fault(found["kind"], numbers.get("process", 0), numbers.get("step"), numbers.get("seconds"))
 
 

@@ -1,7 +1,7 @@
 """What a rehearsal itself finds, apart from what the job records: verdicts in the form of the doctor's. Pure.
 
 These are known for certain, since `simulate` has the whole manifest and has started every process: a pod that no
-machine can run (B1), processes that never come (B3), and two pods with one index (B4).
+machine can run (B1), processes that never start (B3), and two pods with one index (B4).
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _wrong_count(
 ) -> Verdict:
     started = format_count(len(group), "process", "processes")
     missing = sorted(set(range(expected)) - {call.index for call in calls if call.index is not None})
-    never = f": processes {_listed(missing)} never come, and the others wait for them" if missing else ""
+    never = f": processes {_listed(missing)} never start, and the others wait for them" if missing else ""
     own = group[0].job
     is_command = workload.kind == "command"
     start_more = f"give --hosts {expected}"

@@ -70,7 +70,7 @@ class Launch:
     Attributes:
         command: The program and its arguments.
         variables: All variables of the process.
-        python_path: PYTHONPATH of the command alone: the launcher comes first.
+        python_path: PYTHONPATH of the command alone: the launcher is its first folder.
         directory: The folder that it starts in.
         notes: What differs from a cluster, for the user.
     """

@@ -310,8 +310,8 @@ def _jobset(document: Fields) -> Workload:
         for index in range(replicas):
             # In a JobSet, jobs are indexed unless they are declared otherwise.
             job = _job(f"{name}-{short}-{index}", job_spec, mode="Indexed")
-            place = {"replicated_job": short, "replicas": replicas, "job_index": index, "global_index": len(jobs)}
-            jobs.append(Job(**{**vars(job), **place}))
+            position = {"replicated_job": short, "replicas": replicas, "job_index": index, "global_index": len(jobs)}
+            jobs.append(Job(**{**vars(job), **position}))
     if not jobs:
         raise ManifestError("spec.replicatedJobs has no jobs")
     failures, success = spec.fields("failurePolicy"), spec.fields("successPolicy")

@@ -87,7 +87,6 @@ class Rehearsal:
         for fault in plan.faults:
             if fault.process >= len(self._pods):
                 raise UsageError(f"--fault {fault}: there are only the processes 0 to {len(self._pods) - 1}")
-        self._is_shared = bool(os.environ.get("ML_DIAGNOSTICS_DIR"))
         self._started_ns = time.time_ns()
         self._report: list[str] = []
         self._code_of_report = DONE
@@ -115,12 +114,10 @@ class Rehearsal:
         return self._end(outcome)
 
     def _own_directory(self) -> Path:
-        """Return the diagnostics folder: ML_DIAGNOSTICS_DIR, or one of this rehearsal."""
-        directory = diagnostics_directory()
-        if not self._is_shared:
-            started = time.strftime("%Y%m%d-%H%M%S")
-            name = self._plan.workload.name[:_LONGEST_NAME].replace("/", "-")
-            directory = directory / "simulated" / f"{name}-{started}-{os.getpid()}"
+        """Return the diagnostics folder of this rehearsal, so that it is never mixed with the real job of its name."""
+        started = time.strftime("%Y%m%d-%H%M%S")
+        name = self._plan.workload.name[:_LONGEST_NAME].replace("/", "-")
+        directory = diagnostics_directory() / "simulated" / f"{name}-{started}-{os.getpid()}"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return directory
 
@@ -163,8 +160,7 @@ class Rehearsal:
             self._examine(outcome.verdicts)
         self._console.notify()
         self._console.data("\n".join(self._report), styles=STYLES)
-        if not self._is_shared:
-            self._notify(f"for commands on this job: export ML_DIAGNOSTICS_DIR={shlex.quote(str(self._directory))}")
+        self._notify(f"for commands on this job: export ML_DIAGNOSTICS_DIR={shlex.quote(str(self._directory))}")
         if outcome.exit_code is None or (outcome.exit_code == 0 and self._plan.found):
             return self._code_of_report or (DONE if outcome.is_time_limit else FAILED)
         return outcome.exit_code

@@ -1,4 +1,4 @@
-"""The verdict at the end of a rehearsal: what it has found itself, and what the doctor reads in the job's records."""
+"""The verdict at the end of a rehearsal: its own findings, and what the doctor reads in the job's records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def examined(job: str, started_ns: int, pods: Mapping[int, str], report: Callabl
     """Return what the doctor finds of a job in the diagnostics folder of this process; None if nothing was recorded.
 
     Args:
-        job: The job's name, for one that began no run.
+        job: The job's name, for one that started no run.
         started_ns: When the rehearsal started: earlier runs are others.
         pods: The names of pods by the index of their processes, since all have the host name of this machine.
         report: Prints a note on what cannot be read.

@@ -267,7 +267,7 @@ class Simulation:
                 yield job
 
     def _read_calls(self, now: float) -> None:
-        """Read the reports of the launchers, and end the job if processes wait for ones that never come."""
+        """Read the reports of the launchers, and end the job if processes wait for ones that never start."""
         for path in Path(self._settings.folder).glob("initialize-*.json"):
             values: object = None
             with contextlib.suppress(OSError, ValueError):
