@@ -181,20 +181,20 @@ def test_a_job_that_runs_after_expensive_restarts_says_so() -> None:
 
 
 def test_a_restart_from_an_older_checkpoint_than_the_last_is_found() -> None:
-    saves = tuple(Piece(after(number), after(number + 0.02), Bucket.CHECKPOINT_SAVE, 1) for number in (10, 20, 30, 40))
-    attempts = [summary(1, 0, 60, last_step=90, last_checkpoint_step=80), summary(2, 180, 1000)]
+    saved = {"last_step": 90, "last_checkpoint_step": 80, "previous_checkpoint_step": 60}
+    attempts = [summary(1, 0, 60, **saved), summary(2, 180, 1000)]
 
     def known(resumed: int) -> Facts:
         cut = disruption(1, 1, resumed_step=resumed, steps_lost=90 - resumed, recompute_ns=90 * 10**9)
-        ledger = report(attempts, [cut], timeline=saves)
-        return facts(failed(1), attempt([process(0, step=400, end="clean", ended=900)], 2), ledger=ledger)
+        last = attempt([process(0, step=400, end="clean", ended=900)], 2)
+        return facts(failed(1), last, ledger=report(attempts, [cut]))
 
     found = verdict("R2", known(2))
     assert found.sentence.startswith("attempt 2 resumed at step 2 (")
-    assert "though step 80 was saved before: 78 saved steps had to be repeated" in found.sentence
+    assert "though the checkpoint of step 60 was complete: 58 saved steps had to be repeated" in found.sentence
     assert found.blame is Blame.USER
     assert judge(known(2)).exit_code == 16
-    # Saves are 20 steps apart, and the one of step 80 may not have been complete.
-    assert isinstance(judged("R2", known(40)), Verdict)
-    assert judged("R2", known(41)) is None
+    # That of step 80 may not have been complete, and the step after a checkpoint may have its number.
+    assert isinstance(judged("R2", known(58)), Verdict)
+    assert judged("R2", known(59)) is None
     assert judged("R2", known(81)) is None

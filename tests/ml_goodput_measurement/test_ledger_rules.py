@@ -314,6 +314,16 @@ def test_the_last_checkpoint_that_was_started_or_saved_is_known() -> None:
     job.start(100).steps(range(5, 7), at=110).save(6, 125, 127)
     attempts = account_of(job, now=130).report.attempts
     assert [attempt.last_checkpoint_step for attempt in attempts] == [5, 6]
+    assert [attempt.previous_checkpoint_step for attempt in attempts] == [3, 5]
+
+
+def test_the_checkpoint_before_the_last_one_has_another_step() -> None:
+    job = History().start(0).steps(range(8), at=10)
+    assert account_of(job, now=85).report.attempts[0].previous_checkpoint_step is None
+    job.add(checkpoint_progress_step=3, checkpoint_progress_started=BASE + 41).save(3, 42, 44)
+    assert account_of(job, now=85).report.attempts[0].previous_checkpoint_step is None
+    job.save(5, 62, 64)
+    assert account_of(job, now=85).report.attempts[0].previous_checkpoint_step == 3
 
 
 def test_a_save_that_is_done_again_counts_again_also_without_a_job_start() -> None:

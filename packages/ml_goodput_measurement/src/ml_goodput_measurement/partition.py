@@ -121,6 +121,8 @@ class AttemptSummary:
     """Nanoseconds by type of custom event; they sum to `buckets[Bucket.CUSTOM]`."""
     exception: str = ""
     """Type of the uncaught exception, or of the one that was handled when the job end was recorded."""
+    previous_checkpoint_step: int | None = None
+    """Step of the checkpoint before the last one; None without one. It was complete when the last one started."""
 
 
 @dataclass(frozen=True, slots=True)

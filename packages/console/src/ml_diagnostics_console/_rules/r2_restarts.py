@@ -38,7 +38,7 @@ _LEAST_PERCENT: Final = 5.0
 _LEAST_DISRUPTIONS: Final = 2
 _LEAST_SAVES: Final = 3
 _LEAST_FACTOR: Final = 2.0
-_STALE_INTERVALS: Final = 2
+_LEAST_STALE_STEPS: Final = 2
 _BLAMES: Final = {
     Cause.MEMORY: Blame.USER,
     Cause.DEVICE_MEMORY: Blame.USER,
@@ -77,49 +77,43 @@ def _judge(facts: Facts) -> Judgement:
 
 
 class _Stale(NamedTuple):
-    """A restart from an older checkpoint than the last."""
+    """A restart from an older checkpoint than the last complete one."""
 
     steps: int
     """Saved steps that were repeated."""
     number: int
     """The number of the disruption."""
     checkpoint: int
+    """The step of the last complete checkpoint."""
 
 
 def _stale(report: JobReport, disruption: Disruption) -> _Stale | None:
-    """Return the restart if it ignored at least one checkpoint that was complete; None if it did not.
+    """Return the restart if it ignored a checkpoint that was complete; None if it did not.
 
-    The last checkpoint may only have started when the attempt ended: the one before it is as good.
+    The last checkpoint may only have started when the attempt ended; the one before it was complete.
     """
-    from ml_goodput_measurement.partition import Bucket
-
     summary = next((each for each in report.attempts if each.number == disruption.attempt), None)
-    if summary is None or summary.last_checkpoint_step is None or disruption.resumed_step is None:
+    checkpoint = summary.previous_checkpoint_step if summary is not None else None
+    if checkpoint is None or disruption.resumed_step is None or disruption.steps_lost <= 0:
         return None
-    saves = sum(piece.attempt == summary.number and piece.bucket is Bucket.CHECKPOINT_SAVE for piece in report.timeline)
-    steps = summary.last_checkpoint_step - disruption.resumed_step
-    if saves < 2 or summary.first_step is None:
-        return None
-    interval = (summary.last_checkpoint_step - summary.first_step) / saves
-    if steps < _STALE_INTERVALS * interval or steps < _STALE_INTERVALS:
-        return None
-    return _Stale(steps, disruption.number, summary.last_checkpoint_step)
+    steps = checkpoint - disruption.resumed_step
+    return _Stale(steps, disruption.number, checkpoint) if steps >= _LEAST_STALE_STEPS else None
 
 
 def _stale_restore(facts: Facts, report: JobReport, stale: _Stale) -> Verdict:
     disruption = next(each for each in report.disruptions if each.number == stale.number)
     following = next((each for each in report.attempts if each.start_ns >= disruption.resumed_ns), None)
     attempt = f"attempt {following.number}" if following is not None else "the next attempt"
-    lost = max(1, disruption.steps_lost)
-    seconds = disruption.recompute_ns / 1e9 * min(1.0, stale.steps / lost)
+    seconds = disruption.recompute_ns / 1e9 * min(1.0, stale.steps / disruption.steps_lost)
     repeated = format_count(stale.steps, "saved step")
-    says = f"resumed at step {disruption.resumed_step:,}; the last checkpoint before is of step {stale.checkpoint:,}"
+    says = f"resumed at step {disruption.resumed_step:,}; the checkpoint of step {stale.checkpoint:,} was complete"
     ref = Ref(f"goodput/{report.job_name}/disruption/{stale.number}", GOODPUT, disruption.resumed_ns, "", says)
     return Verdict(
         rule="R2",
         verdict_class=VerdictClass.RESTARTS,
-        sentence=f"{attempt} resumed at step {disruption.resumed_step:,} ({clock(disruption.resumed_ns)}), though step "
-        f"{stale.checkpoint:,} was saved before: {repeated} had to be repeated, in {format_duration(seconds)}",
+        sentence=f"{attempt} resumed at step {disruption.resumed_step:,} ({clock(disruption.resumed_ns)}), though the "
+        f"checkpoint of step {stale.checkpoint:,} was complete: {repeated} had to be repeated, in "
+        f"{format_duration(seconds)}",
         blame=Blame.USER,
         confidence=Confidence.LIKELY,
         part=Part.CONTRIBUTING,
@@ -219,9 +213,9 @@ RULE = Rule(
         Threshold("time lost to restarts, at least", f"{_LEAST_PERCENT:.0f} %", "below, other waste is mostly larger"),
         Threshold("restarts, at least", _LEAST_DISRUPTIONS, "one restart has a verdict of its own"),
         Threshold(
-            "intervals of saves between the last checkpoint and the step of a restart, at least",
-            _STALE_INTERVALS,
-            "the last one may not be complete when an attempt ends, the one before it is",
+            "steps between the last complete checkpoint and the step of a restart, at least",
+            _LEAST_STALE_STEPS,
+            "programs count the step of a checkpoint as the one before or after it",
         ),
         Threshold("factor between the advised and the present interval", _LEAST_FACTOR, "the optimum is flat"),
     ),

@@ -39,6 +39,9 @@ __all__ = ["NEVER_NS", "SIZES", "CheckpointKey", "Facts", "Sizes", "Steps", "ris
 NEVER_NS = 2**62
 """Later than any time."""
 
+_NEWEST_CHECKPOINTS = 8
+"""Enough to find two different steps among them, with copies of a save on several storages."""
+
 CheckpointKey = tuple[Bucket, int, str]
 """Kind of operation, step and tier."""
 
@@ -311,14 +314,16 @@ class Facts:
             for start_ns, duration_ns in reports
         ]
 
-    def last_checkpoint_step(self, before_ns: int) -> int | None:
-        """Return the step of the last checkpoint before a moment, or None."""
-        latest: tuple[int, int] | None = None
+    def last_checkpoint_steps(self, before_ns: int) -> tuple[int | None, int | None]:
+        """Return the steps of the last checkpoint before a moment and of the one before it; None without them."""
+        latest: list[tuple[int, int]] = []
         for column in (self.checkpoint_progress, self.saved_steps):
             index = bisect_left(column.times, before_ns)
-            if index:
-                latest = max(latest or (-1, 0), (column.times[index - 1], column.numbers[index - 1]))
-        return latest[1] if latest else None
+            start = max(0, index - _NEWEST_CHECKPOINTS)
+            latest += zip(column.times[start:index], column.numbers[start:index], strict=True)
+        # A save may be in both columns: when it started, and when it ended.
+        steps = list(dict.fromkeys(step for _, step in sorted(latest, reverse=True)))
+        return steps[0] if steps else None, steps[1] if len(steps) > 1 else None
 
     def recorded_span(self) -> tuple[int, int]:
         """Return the times of the first and the last fact but checkpoint operations; `NEVER_NS` and -1 for none."""

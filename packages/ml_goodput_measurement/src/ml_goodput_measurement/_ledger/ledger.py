@@ -85,6 +85,7 @@ def _summarize(attempts: Attempts, books: Books, index: int, end_ns: int, *, run
     account = books.account_of(index, next_ns, running=running)
     process_end = attempts.process_end(index)
     last_ns = attempts.facts.last_before(next_ns)
+    last_checkpoint, previous_checkpoint = attempts.facts.last_checkpoint_steps(attempts.next_start_ns(index))
     exception = ""
     if attempts.ended(index, attempt.start_ns):
         ended, exception = AttemptEnd.JOB_END, attempts.end_exception(index)
@@ -104,7 +105,8 @@ def _summarize(attempts: Attempts, books: Books, index: int, end_ns: int, *, run
         last_step=numbers[attempt.stop - 1] if attempt.has_steps else None,
         steps_kept=attempts.kept_steps(index)[0],
         steps_lost=attempt.stop - attempts.cut_index(index),
-        last_checkpoint_step=attempts.facts.last_checkpoint_step(attempts.next_start_ns(index)),
+        last_checkpoint_step=last_checkpoint,
+        previous_checkpoint_step=previous_checkpoint,
         buckets=dict(account.buckets),
         custom=dict(account.custom),
     )
