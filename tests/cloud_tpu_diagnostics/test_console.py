@@ -370,11 +370,17 @@ def test_a_job_prints_to_its_end_whatever_happens_to(tmp_path: Path, wrapper_is:
             assert console()["out"].splitlines()[-1].startswith("line 299 ")
 
 
-def test_nothing_is_recorded_if_the_user_does_not_want_it() -> None:
-    command = [*_RUN[:-1], "--no-console", "--", "echo", "private"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONG_SECONDS)
+@pytest.mark.parametrize(
+    ("option", "variable"),
+    [(["--no-console"], {}), ([], {"ML_DIAGNOSTICS_CONSOLE": "off"})],
+    ids=["option", "variable"],
+)
+def test_nothing_is_recorded_if_the_user_does_not_want_it(option: list[str], variable: dict[str, str]) -> None:
+    command, environment = [*_RUN[:-1], *option, "--", "echo", "private"], {**os.environ, **variable}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=LONG_SECONDS)
     assert done.stdout == "private\n"
     assert of_kind(CONSOLE) == []
+    assert console_files() == []
 
 
 def test_secrets_are_removed_from_the_record_and_not_from_the_output() -> None:

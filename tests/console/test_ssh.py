@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ml_diagnostics_console._ssh.routes import Machine, route_to
 
 from ..loopback.compute import ComputeServer
 from ..loopback.kubernetes import KubernetesServer
+from ..waiting import LONG_SECONDS, is_alive, wait_until
 from .made_clusters import ended, pod, unscheduled, waiting
 from .made_facts import process
 
@@ -296,6 +298,20 @@ def test_a_program_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", "/nonexistent")
     assert ssh("llama", "host-3", "--kubernetes", "off") == 3
     assert "ssh is not installed on this machine: install the OpenSSH client" in capfd.readouterr().err
+
+
+def test_a_command_that_is_interrupted_leaves_no_program_behind(tmp_path: Path) -> None:
+    machine_with(os.uname().nodename)
+    pid = tmp_path / "pid"
+    program = f"echo $$ > {pid}; trap '' INT; sleep 60 & wait; wait"
+    words = ["ssh", "llama", "0", "--kubernetes", "off", "--", "sh", "-c", program]
+    command = subprocess.Popen([sys.executable, "-m", "google_cloud_mldiagnostics.cli", *words], stderr=subprocess.PIPE)
+    wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+    command.terminate()
+    assert command.wait(LONG_SECONDS) == 130
+    assert command.stderr is not None
+    command.stderr.close()
+    wait_until(lambda: not is_alive(int(pid.read_text())))
 
 
 # --- Names that could be something else ---------------------------------------------------------------

@@ -26,6 +26,7 @@ from cloud_tpu_diagnostics._companion import RUN_BY
 from cloud_tpu_diagnostics._companion.endings import ExitReason, Note, OutOfMemoryKills, ending_of, progress_fields
 from cloud_tpu_diagnostics._companion.log import EntryLog, console_entry
 from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
+from cloud_tpu_diagnostics._console import is_console_kept
 from cloud_tpu_diagnostics._console.capture import Capture
 from cloud_tpu_diagnostics._fast_fail.status import end_fields, read_status, wait_for_status, write_exit
 from cloud_tpu_diagnostics._hold import FailedJob, HoldPlan, add_hold_options, hold, plan_of
@@ -82,7 +83,7 @@ class RunCommand:
             raise CommandError("`run` does not work on Windows, which has no signals to pass on: start the job itself")
         plan = plan_of(options)
         gc.enable()  # Short commands do without; a job may run for months.
-        capture = Capture([] if options.no_console else [1, 2])
+        capture = Capture([] if options.no_console or not is_console_kept() else [1, 2])
         _end_like(_run(options.job, console, capture, plan, is_shipped=not options.no_upload))
 
 

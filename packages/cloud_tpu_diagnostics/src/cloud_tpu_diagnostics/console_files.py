@@ -47,6 +47,13 @@ class ConsoleFile(NamedTuple):
     pid: int
     stream: str
 
+    def first_ns(self) -> int:
+        """Return by when the first part that is kept was printed, in ns since 1970; 0 if it is not known."""
+        for path in (f"{self.path}.1", self.path):
+            if times := _times(Path(f"{path}{TIMES_SUFFIX}")):
+                return times[0][1]
+        return 0
+
     def read(self, most_bytes: int | None = None, after: tuple[int, int] | None = None) -> Printed:
         """Return the last bytes of the stream.
 

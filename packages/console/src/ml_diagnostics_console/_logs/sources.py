@@ -31,6 +31,8 @@ _STARTED_NS: Final = 5_000_000_000
 """The kernel's time of a start is in whole seconds, and follows changes of the clock."""
 _LINE_BYTES: Final = 40
 """So many lines of a pod are read as have the wanted bytes at this length."""
+_DELAY_NS: Final = 5_000_000_000
+"""The last lines of a process may be written so long after the last event that it records."""
 _MARGIN_NS: Final = 1_000_000_000
 
 
@@ -134,17 +136,15 @@ def _files_of(process: ProcessFacts, root: Path) -> list[ConsoleFile]:
     if own := [file for file in on_host if file.pid == process.pid]:
         return own
     ended_ns = process.end.ended_ns or process.last_event_ns
-    around: dict[int, list[ConsoleFile]] = {}
+    distances: dict[int, int] = {}
     for file in on_host:
         with contextlib.suppress(OSError):
-            if process.started_ns <= file.path.stat().st_mtime_ns and _first_ns(file) <= ended_ns:
-                around.setdefault(file.pid, []).append(file)
-    return next(iter(around.values())) if len(around) == 1 else []
-
-
-def _first_ns(file: ConsoleFile) -> int:
-    times = file.read().times
-    return times[0][1] if times else 0
+            written_ns = file.path.stat().st_mtime_ns
+            if written_ns >= process.started_ns and file.first_ns() <= ended_ns + _DELAY_NS:
+                distance = abs(written_ns - ended_ns)
+                distances[file.pid] = min(distance, distances.get(file.pid, distance))
+    nearest = min(distances, key=lambda pid: distances[pid], default=None)
+    return [file for file in on_host if file.pid == nearest]
 
 
 class _RunFiles(NamedTuple):

@@ -20,6 +20,7 @@ __all__ = ["run_route"]
 
 _LAST_BYTES: Final = 4_096
 _JOIN_SECONDS: Final = 5.0
+_END_SECONDS: Final = 5.0
 _NO_RIGHTS: Final = re.compile(r"\(Forbidden\)|is forbidden|PERMISSION_DENIED|Required '[\w.]+' permission", re.ASCII)
 _NO_PROGRAM: Final = re.compile(r"executable file not found|no such file or directory|exit code 12[67]", re.IGNORECASE)
 _ENDED: Final = re.compile(
@@ -46,24 +47,32 @@ def run_route(route: Route, console: Console, *, has_command: bool) -> int:
         raise NotFoundError(f"{route.argv[0]} is not installed on this machine: {_installation(route.kind)}") from error
     except (OSError, ValueError) as error:
         raise CommandError(f"cannot start {one_line(route.argv[0], 100)}: {error}") from error
-    assert process.stderr is not None
     last = bytearray()
-    passing = threading.Thread(target=_pass_on, args=(process.stderr, last), daemon=True)
-    passing.start()
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:
-            pass  # The program received it too, from the terminal, and decides what it means.
+    try:
+        passing = threading.Thread(target=_pass_on, args=(process.stderr, last), daemon=True)
+        passing.start()
+        code = process.wait()
+    except KeyboardInterrupt:
+        _end(process)
+        raise
     passing.join(_JOIN_SECONDS)
     if code and (reason := _reason(route, bytes(last).decode("utf-8", "replace"), has_command=has_command)):
         console.warn(reason)
     return code if code >= 0 else 128 - code
 
 
-def _pass_on(stream: IO[bytes], last: bytearray) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a program to which the terminal has sent Ctrl-C as well; end one that does not end by itself."""
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait(_END_SECONDS)
+
+
+def _pass_on(stream: IO[bytes] | None, last: bytearray) -> None:
     """Pass standard error on as it arrives, prompts too, and keep its end."""
+    assert stream is not None
     with stream:
         while data := os.read(stream.fileno(), _LAST_BYTES):
             last += data
