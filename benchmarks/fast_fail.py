@@ -1,4 +1,4 @@
-"""Fast-fail: how soon all processes of a failed job are gone, which of them it blames, and that it ends no healthy job."""
+"""Fast-fail: how soon all processes of a failed job are gone, which one it blames, and that it ends no healthy job."""
 
 from __future__ import annotations
 

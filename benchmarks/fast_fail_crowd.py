@@ -20,7 +20,7 @@ _LONGEST_SECONDS = 120.0
 
 
 class Act(NamedTuple):
-    """What a process does at a time, in seconds since all have joined.
+    """One act of a process, at a time in seconds since all have joined.
 
     Attributes:
         at: When.

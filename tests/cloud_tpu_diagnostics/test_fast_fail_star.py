@@ -21,6 +21,7 @@ from cloud_tpu_diagnostics._fast_fail.star import POSITION, PUBLISHED, Star
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.story import ProcessEnd
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 from ..waiting import free_port, wait_until
 
@@ -279,7 +280,14 @@ def test_a_false_hub_ends_no_job() -> None:
 # --- Meeting --------------------------------------------------------------------------------------------
 
 
-def star(index: int, processes: int, messages: list[dict[str, Any]], warnings: list[str], **environ: str) -> Star:
+def star(
+    index: int,
+    processes: int,
+    messages: list[dict[str, Any]],
+    warnings: list[str],
+    attempt: str = "3",
+    **environ: str,
+) -> Star:
     made = Star(
         100 + index,
         f"host-{index}",
@@ -289,7 +297,7 @@ def star(index: int, processes: int, messages: list[dict[str, Any]], warnings: l
         warn=warnings.append,
         environ=environ,
     )
-    made.handle({"kind": POSITION, "process_index": index, "processes": processes, "attempt": "3", "address": None})
+    made.handle({"kind": POSITION, "process_index": index, "processes": processes, "attempt": attempt, "address": None})
     return made
 
 
@@ -334,6 +342,32 @@ def test_a_file_of_an_earlier_attempt_is_read_again_until_it_is_the_right_one(tm
     hub = star(0, 2, [], [], **{FOLDER: str(tmp_path)})
     wait_until(lambda: drive(hub, member) and member.is_joined)
     assert not warnings
+    hub.close()
+    member.close()
+
+
+def test_two_attempts_of_a_job_at_once_do_not_meet(tmp_path: Path) -> None:
+    """The first is still ending when the second starts."""
+    stars = [star(index, 2, [], [], attempt, **{FOLDER: str(tmp_path)}) for attempt in ("3", "4") for index in (0, 1)]
+    wait_until(lambda: drive(*stars) and all(each.is_joined for each in stars))
+    stars[1].add(KILLED)
+    wait_until(lambda: drive(*stars) and stars[0].first_cause and stars[1].first_cause)
+    for _ in range(20):
+        drive(*stars)
+    assert stars[2].first_cause is stars[3].first_cause is None
+    for each in stars:
+        each.close()
+
+
+def test_the_members_of_a_job_meet_by_a_file_of_a_bucket(
+    cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cloud_storage_server.environment().items():
+        monkeypatch.setenv(name, value)
+    folder = "gs://test-bucket/shared"
+    hub = star(0, 2, [], [], **{FOLDER: folder})
+    member = star(1, 2, [], [], **{FOLDER: folder})
+    wait_until(lambda: drive(hub, member) and member.is_joined)
     hub.close()
     member.close()
 

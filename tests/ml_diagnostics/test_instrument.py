@@ -421,13 +421,15 @@ def test_a_job_serves_its_profiler_only_on_request(is_served: bool) -> None:
         assert job.run.on_demand_xprof is is_served
 
 
-@pytest.mark.parametrize("parts", [{}, {"stacks": False, "hangs": False}])
-def test_fast_fail_is_on_only_on_request(parts: dict[str, bool]) -> None:
+@pytest.mark.parametrize("has_others", [True, False])
+def test_fast_fail_is_on_only_on_request(has_others: bool) -> None:
     from cloud_tpu_diagnostics._collect import blocks
 
     for is_on in (False, True):
-        with ml_diagnostics.instrument(JOB, run=False, monitor=False, fast_fail=is_on, **parts):
-            assert blocks._current is not None or not (is_on or not parts)
+        with ml_diagnostics.instrument(
+            JOB, run=False, monitor=False, stacks=has_others, hangs=has_others, fast_fail=is_on
+        ):
+            assert (blocks._current is not None) is (is_on or has_others)
             assert is_on is (blocks._current is not None and blocks._current.plan.fast_fail is not None)
 
 

@@ -1,4 +1,4 @@
-"""Fast-fail in the job: it finds the other processes, and ends this one if its companion reports that the job has failed.
+"""Fast-fail in the job: it finds the other processes, and ends this one if its companion reports that the job failed.
 
 All is done in threads: the job waits for nothing.
 """

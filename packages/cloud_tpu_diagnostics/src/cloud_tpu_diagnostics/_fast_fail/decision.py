@@ -259,7 +259,7 @@ class _Peer:
         self.hello = hello
         self.is_connected = True
         self.delays_ns: deque[int] = deque(maxlen=_SAMPLES)
-        """Of its messages, by two clocks: the shortest is the difference of the clocks, and the time of the network."""
+        """The delays of its messages, by two clocks: the least is the clocks' difference and the network's time."""
         self.state: JobState | None = None
         self.state_at = 0.0
         self.progress_at: float | None = None

@@ -1,4 +1,4 @@
-"""Where the hub is, for processes that no `jax.distributed` connects: by a file of a shared folder, or of a bucket.
+"""The address of the hub, for processes without `jax.distributed`: in a file of a shared folder, or of a bucket.
 
 The file has the hub's address, port and token, so it is for this user only. A file of an earlier attempt does no harm:
 its hub is gone, or has another process with the same index, and companions that are refused read the file again.
@@ -30,7 +30,7 @@ _BUCKET_SECONDS: Final = 20.0
 
 
 class Address(NamedTuple):
-    """Where the hub is.
+    """The address of the hub.
 
     Attributes:
         address: The address, a number.
@@ -110,7 +110,7 @@ class Meeting:
         """Write the file, in a thread.
 
         Args:
-            address: Where the hub is.
+            address: The address of the hub.
             on_failure: Called in that thread with a text if it cannot be written.
         """
 

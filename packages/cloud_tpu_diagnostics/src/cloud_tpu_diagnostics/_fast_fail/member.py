@@ -58,7 +58,7 @@ class Member:
         self._state = JobState()
         self._next_ping = self._next_attempt = 0.0
         self._since = self._received_at = clock()
-        """Since when there is no star, and the time of the hub's last message."""
+        """The times of the last star, and of the hub's last message."""
         self._needs_stack = False
         self._is_refused = False
         self.is_joined = False

@@ -1,4 +1,4 @@
-"""What companions report to the hub: their identity, the state of their jobs, and events. Pure.
+"""The reports of companions to the hub: their identity, the state of their jobs, and events. Pure.
 
 Values from the network are checked here: of the expected type, and short.
 """

@@ -34,7 +34,7 @@ _OLD_SECONDS: Final = 86_400.0
 
 
 class FastFailStatus(NamedTuple):
-    """What fast-fail has decided on a process.
+    """The decision of fast-fail on a process.
 
     Attributes:
         first_cause: `FirstCause.to_json`; None while it is not known.
