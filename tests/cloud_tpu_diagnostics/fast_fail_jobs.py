@@ -59,7 +59,7 @@ with diagnose(fast_fail=FastFailConfig(enabled=True)):
     spread, same = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in (("hosts",), ()))
     total = jax.jit(lambda x: x.sum(), out_shardings=same)
     x = jax.make_array_from_process_local_data(spread, numpy.ones(len(jax.local_devices()), numpy.float32))
-    for step in range(1_000_000):
+    for step in range(int(os.environ.get("STEPS", 1_000_000))):
         heartbeat(step)
         total(x).block_until_ready()
         exec(next_command(0.01))

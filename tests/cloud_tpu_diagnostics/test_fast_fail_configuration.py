@@ -18,6 +18,7 @@ from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
 from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig, checked
 from cloud_tpu_diagnostics.configuration.first_cause import FirstCause
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
 from ..waiting import run_program
@@ -58,6 +59,13 @@ def test_a_wrong_value_is_refused_with_its_name(values: dict[str, Any], message:
         diagnose(DiagnosticConfig(DebugConfig(fast_fail_config=FastFailConfig(**{"enabled": True, **values})))),
     ):
         pytest.fail("the block was entered")
+
+
+def test_to_end_hanging_jobs_needs_hang_detection() -> None:
+    on = FastFailConfig(enabled=True, hang=True)
+    with pytest.raises(ConfigurationError, match="needs hang detection"):
+        plan_of(None, None, None, on)
+    assert plan_of(None, HangConfig(enabled=True), None, on).fast_fail == on
 
 
 def test_it_is_off_unless_it_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,6 +206,15 @@ def test_a_job_of_jax_ends_at_once_and_names_the_right_process(
     assert codes[culprit] != 76
 
 
+@pytest.mark.slow
+def test_a_healthy_job_of_jax_that_receives_sigterm_ends_well(tmp_path: Path) -> None:
+    """JAX handles SIGTERM in C, and goes on to its end."""
+    with fast_fail_job(tmp_path, *[TRAINER] * 2, prefix=RUN, environ={"STEPS": "1000"}) as job:
+        job.processes[1].process.send_signal(signal.SIGTERM)
+        assert job.codes() == [0, 0]
+        assert job.entries(FAST_FAIL) == []
+
+
 def companions_of(job: FastFailJob, index: int) -> list[int]:
     """Return the companions of a process."""
     found = []

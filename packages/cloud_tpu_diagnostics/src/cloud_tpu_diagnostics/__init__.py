@@ -15,6 +15,7 @@ src             second names, which programs for the public package import
 _config         the checked configuration of a block
 _collect        a block of `diagnose` in the job's process
 _companion      the process that outlives the job: it ships traces, detects hangs and records the exit reason
+_fast_fail      the companions of a job, which end it once one of its processes has failed
 _dumps          dumps of stacks: written, parsed, and grouped by equal stack
 _stacks         the command `tpu-stacks`
 __main__        the command `python -m cloud_tpu_diagnostics run -- CMD`

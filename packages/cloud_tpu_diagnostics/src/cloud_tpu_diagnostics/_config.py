@@ -90,6 +90,10 @@ def _plan_of(
         hangs=replace(hang_configuration.checked(hangs)) if hangs is not None and hangs.enabled else None,
         fast_fail=_fast_fail_of(fast_fail),
     )
+    if plan.fast_fail is not None and plan.fast_fail.hang and plan.hangs is None:
+        raise ConfigurationError(
+            "hang=True in a FastFailConfig needs hang detection: give the block a HangConfig(enabled=True)"
+        )
     if plan.to_cloud or plan.hangs is not None or plan.fast_fail is not None:
         from ml_diagnostics_common.environment import configured_backend
 

@@ -26,7 +26,7 @@ class FastFailConfig:
         grace_seconds: The time that `on_peer_failure` may take before the process ends.
         on_peer_failure: Called in a thread of the job, if Python can run there, with the first cause, before the
             process ends; needs `grace_seconds`.
-        hang: True also ends the job if all its processes have stopped to make progress; needs hang detection.
+        hang: True also ends the job if all its processes have stopped to make progress; needs a `HangConfig`.
         exit_code: The exit code of processes that are ended since another one failed.
     """
 
