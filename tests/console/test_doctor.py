@@ -20,10 +20,10 @@ from ml_diagnostics_console._explanation import explain_rule, explain_verdict
 from ml_diagnostics_console._facts.facts import Fact, Facts
 from ml_diagnostics_console._live.alerts import LOG_ID, AlertError, alerts_of
 from ml_diagnostics_console._live.watch import Watch
-from ml_diagnostics_console._output import format_report
 from ml_diagnostics_console._rules import all_rules
 from ml_diagnostics_console._rules.rule import Rule, Threshold
 from ml_diagnostics_console.doctor import Report, judge
+from ml_diagnostics_console.report import format_report
 from ml_diagnostics_console.verdict import (
     Blame,
     Confidence,

@@ -7,10 +7,10 @@ from typing import Final
 
 from ml_diagnostics_common.entry import format_timestamp
 
-from ml_diagnostics_console._output import format_verdict
 from ml_diagnostics_console._rules import all_rules
 from ml_diagnostics_console._rules.rule import Rule
 from ml_diagnostics_console.doctor import Report
+from ml_diagnostics_console.report import format_verdict
 from ml_diagnostics_console.verdict import Part, Verdict, VerdictClass
 
 __all__ = ["explain_rule", "explain_verdict"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.entry import format_timestamp
 
-from ml_diagnostics_console._output import STYLES, format_report
 from ml_diagnostics_console.doctor import Report
+from ml_diagnostics_console.report import STYLES, format_report
 from ml_diagnostics_console.verdict import Verdict, VerdictClass
 
 if TYPE_CHECKING:

@@ -12,10 +12,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
-
-from ml_diagnostics_common.entry import format_timestamp
 
 from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console._facts.reading import JobReader, Question
@@ -23,63 +19,12 @@ from ml_diagnostics_console._ranking import rank, shown
 from ml_diagnostics_console._rules import all_rules
 from ml_diagnostics_console._rules.observations import observations
 from ml_diagnostics_console._rules.rule import Rule
-from ml_diagnostics_console.verdict import EXIT_CODES, Confidence, NotChecked, Verdict, VerdictClass
+from ml_diagnostics_console.report import Report
+from ml_diagnostics_console.verdict import NotChecked, Verdict
 
 __all__ = ["Report", "examine", "judge"]
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What the doctor found of one job.
-
-    Attributes:
-        facts: What it was judged from.
-        verdicts: All verdicts in their order.
-        shown: The ones that count: the headline, and at most four that add to it.
-        not_checked: The rules that could not be judged, and what is missing.
-        observations: Sentences on the records themselves: lost entries, silent logs, clocks that differ.
-    """
-
-    facts: Facts
-    verdicts: tuple[Verdict, ...]
-    shown: tuple[Verdict, ...]
-    not_checked: tuple[NotChecked, ...]
-    observations: tuple[str, ...]
-
-    @property
-    def headline(self) -> Verdict:
-        """The first verdict."""
-        return self.shown[0] if self.shown else _nothing_known(self.facts)
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the command: 0 if nothing is wrong, else by the class of the headline."""
-        return EXIT_CODES[self.headline.verdict_class]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it in the types of JSON: what `--format json` prints."""
-        facts = self.facts
-        return {
-            "run": facts.name,
-            "job": facts.display_name,
-            "attempt": facts.attempt.number if facts.attempt is not None else None,
-            "attempts": len(facts.attempts),
-            "is_live": facts.is_live,
-            "as_of": format_timestamp(facts.now_ns),
-            "entries": facts.entry_count,
-            "headline": self.headline.to_json(),
-            "exit_code": self.exit_code,
-            "verdicts": [verdict.to_json() for verdict in self.verdicts],
-            "not_checked": [each.to_json() for each in self.not_checked],
-            "observations": list(self.observations),
-        }
-
-    def __str__(self) -> str:
-        from ml_diagnostics_console._output import format_report
-
-        return format_report(self)
 
 
 def examine(
@@ -130,14 +75,3 @@ def judge(facts: Facts, rules: Iterable[Rule] | None = None) -> Report:
             not_checked.append(judgement)
     ranked = rank(facts, verdicts, known)
     return Report(facts, ranked, shown(ranked, known), tuple(not_checked), tuple(observations(facts)))
-
-
-def _nothing_known(facts: Facts) -> Verdict:
-    """Return the verdict on a job of which no rule says anything."""
-    return Verdict(
-        rule="U0",
-        verdict_class=VerdictClass.UNKNOWN,
-        sentence=f"{facts.name} has recorded nothing that shows if something is wrong",
-        blame=None,
-        confidence=Confidence.POSSIBLE,
-    )

@@ -1,19 +1,31 @@
-"""A report as text: at most a screen, 80 columns wide, the answer first. Pure."""
+"""What the doctor found of one job, and the same as text: at most a screen, 80 columns wide, the answer first. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import textwrap
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from ml_diagnostics_common.command.console import BOLD, GREEN, RED, YELLOW
+from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import format_count, format_duration
 
-from ml_diagnostics_console.doctor import Report
-from ml_diagnostics_console.verdict import Blame, Cost, CostBasis, NextCommand, NotChecked, Verdict, VerdictClass
+from ml_diagnostics_console._facts.facts import Facts
+from ml_diagnostics_console.verdict import (
+    EXIT_CODES,
+    Blame,
+    Confidence,
+    Cost,
+    CostBasis,
+    NextCommand,
+    NotChecked,
+    Verdict,
+    VerdictClass,
+)
 
-__all__ = ["STYLES", "TITLES", "format_cost", "format_report", "format_verdict"]
+__all__ = ["STYLES", "TITLES", "Report", "format_cost", "format_report", "format_verdict"]
 
 TITLES: Final[Mapping[VerdictClass, str]] = {
     VerdictClass.WAITING: "Waiting",
@@ -41,6 +53,67 @@ _NOT_CHECKED: Final = 2
 _LABEL: Final = 10
 _BY_CHOICE: Final = ("no cluster was asked", "Google's monitored events are only read")
 """The starts of reasons that are options of the command, which only `--all` lists."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the doctor found of one job.
+
+    Attributes:
+        facts: What it was judged from.
+        verdicts: All verdicts in their order.
+        shown: The ones that count: the headline, and at most four that add to it.
+        not_checked: The rules that could not be judged, and what is missing.
+        observations: Sentences on the records themselves: lost entries, silent logs, clocks that differ.
+    """
+
+    facts: Facts
+    verdicts: tuple[Verdict, ...]
+    shown: tuple[Verdict, ...]
+    not_checked: tuple[NotChecked, ...]
+    observations: tuple[str, ...]
+
+    @property
+    def headline(self) -> Verdict:
+        """The first verdict."""
+        return self.shown[0] if self.shown else _nothing_known(self.facts)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command: 0 if nothing is wrong, else by the class of the headline."""
+        return EXIT_CODES[self.headline.verdict_class]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it in the types of JSON: what `--format json` prints."""
+        facts = self.facts
+        return {
+            "run": facts.name,
+            "job": facts.display_name,
+            "attempt": facts.attempt.number if facts.attempt is not None else None,
+            "attempts": len(facts.attempts),
+            "is_live": facts.is_live,
+            "as_of": format_timestamp(facts.now_ns),
+            "entries": facts.entry_count,
+            "headline": self.headline.to_json(),
+            "exit_code": self.exit_code,
+            "verdicts": [verdict.to_json() for verdict in self.verdicts],
+            "not_checked": [each.to_json() for each in self.not_checked],
+            "observations": list(self.observations),
+        }
+
+    def __str__(self) -> str:
+        return format_report(self)
+
+
+def _nothing_known(facts: Facts) -> Verdict:
+    """Return the verdict on a job of which no rule says anything."""
+    return Verdict(
+        rule="U0",
+        verdict_class=VerdictClass.UNKNOWN,
+        sentence=f"{facts.name} has recorded nothing that shows if something is wrong",
+        blame=None,
+        confidence=Confidence.POSSIBLE,
+    )
 
 
 def format_report(report: Report, width: int | None = None, *, with_all: bool = False) -> str:

@@ -26,7 +26,7 @@ from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, Unkno
 from ml_diagnostics_console._facts.gcloud import read_monitored_events
 from ml_diagnostics_console._facts.kubernetes_facts import KubernetesFacts
 from ml_diagnostics_console._facts.monitored_events import MonitoredEvent
-from ml_diagnostics_console._facts.profile_facts import read_profile
+from ml_diagnostics_console._facts.profile import read_profile
 from ml_diagnostics_console._facts.run_records import RunRecords
 from ml_diagnostics_console.verdict import Ref
 

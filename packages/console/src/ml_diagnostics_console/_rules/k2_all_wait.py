@@ -34,7 +34,7 @@ _LEAST_SAMPLES: Final = 2
 
 
 class _Devices(NamedTuple):
-    """What the devices show since the job is stuck."""
+    """The state of the devices since the job is stuck."""
 
     host: str
     text: str

@@ -25,7 +25,7 @@ from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, Ref, 
 __all__ = ["RULE"]
 
 _LEAST_PROCESSES: Final = 3
-"""Of two, nothing shows which is the other one."""
+"""With two processes, nothing shows which of them is different."""
 
 
 class _Compiled(NamedTuple):

@@ -146,7 +146,9 @@ RULE = Rule(
     judge=_judge,
     thresholds=(
         Threshold("excess of a step", _LEAST_SHARE, "hosts differ by 1 % when healthy, by 6 % on a loaded machine"),
-        Threshold("possible excess", _POSSIBLE_SHARE, "a host that takes 1.1 times as long, where collectives are long"),
+        Threshold(
+            "possible excess", _POSSIBLE_SHARE, "a host that takes 1.1 times as long, where collectives are long"
+        ),
         Threshold("steps in a row for that", _POSSIBLE_STEPS, "five times as many, since it is nearer to the noise"),
         Threshold("critical", _CRITICAL_SHARE, "a fifth of all chips of the job is lost"),
         Threshold("steps in a row", _LEAST_STEPS, "a save or a collection of garbage takes one"),

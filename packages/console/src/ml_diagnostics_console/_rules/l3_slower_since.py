@@ -41,7 +41,7 @@ class _Window(NamedTuple):
     last_step: int
     steps: int
     seconds: float
-    """Of a step."""
+    """The median duration of a step."""
     time_ns: int
     ref: Ref
     summary: StepSummary | None = None

@@ -39,7 +39,7 @@ class _Saves(NamedTuple):
     """Without the longest one, which may be an accident of the storage."""
     longest: float
     share: float
-    """Of these seconds, in them and the steps."""
+    """The share of these seconds in the time of saves and steps."""
     ref: Ref
 
 

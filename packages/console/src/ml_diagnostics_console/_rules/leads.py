@@ -35,6 +35,7 @@ _RECENT_SUMMARIES: Final = 360
 _IN_STEPS: Final = frozenset({"step", "sync", "data"})
 LEAST_STUCK_SECONDS: Final = 10.0
 STUCK_STEPS: Final = 10
+_LEAST_WAIT_SECONDS: Final = 1.0
 _ORDER: Final = {cause: number for number, cause in enumerate(Cause)}
 _JAX_ABORTS: Final = re.compile(
     r"Terminating process because the JAX|CoordinationServiceAgent::SetError|Polled an error from coordination"
@@ -104,24 +105,30 @@ def ended_while_stuck(attempt: AttemptFacts) -> frozenset[int]:
 
     The last progress of such a process is older than a timeout after which a companion of the job reported a hang, or
     ten times as old as the longest step. The timeouts are learned from the steps, so no healthy step lasts that long.
-    Only durations are compared, no clocks.
+    Where another process failed by itself, ten usual steps are enough: it had waited for that one. Only durations are
+    compared, no clocks.
     """
-    asked = [position for position, process in enumerate(attempt.processes) if _is_from_outside(process)]
-    if not asked:
+    processes = attempt.processes
+    outside = [position for position, process in enumerate(processes) if _is_from_outside(process)]
+    if not outside:
         return frozenset()
-    timeouts = [hang.timeout_seconds for each in attempt.processes for hang in each.hangs if hang.timeout_seconds > 0]
-    timeout = min(timeouts, default=math.inf)
-    recent = (summary for each in attempt.processes for summary in each.summaries[-_RECENT_SUMMARIES:])
-    longest = max((summary.wall.max for summary in recent), default=math.inf)
-    by_steps = max(LEAST_STUCK_SECONDS, STUCK_STEPS * longest)
+    timeout = min((hang.timeout_seconds for each in processes for hang in each.hangs), default=math.inf)
+    recent = [summary.wall for each in processes for summary in each.summaries[-_RECENT_SUMMARIES:]]
+    limit = max(LEAST_STUCK_SECONDS, STUCK_STEPS * max((wall.max for wall in recent), default=math.inf))
+    if any(_failed_by_itself(process) for position, process in enumerate(processes) if position not in outside):
+        limit = min(limit, max(_LEAST_WAIT_SECONDS, STUCK_STEPS * max((wall.p95 for wall in recent), default=math.inf)))
     found = set()
-    for position in asked:
-        process = attempt.processes[position]
+    for position in outside:
+        process = processes[position]
         age = process.end_fields.get("progress_age_seconds")
-        limit = min(timeout, by_steps) if process.last_phase in _IN_STEPS else timeout
-        if age >= limit if isinstance(age, (int, float)) else process.end.was_stuck:
+        longest = min(timeout, limit) if process.last_phase in _IN_STEPS else timeout
+        if age >= longest if isinstance(age, (int, float)) else process.end.was_stuck:
             found.add(position)
     return frozenset(found)
+
+
+def _failed_by_itself(process: ProcessFacts) -> bool:
+    return left_by_failure(process) or (process.role is Role.OWN and not is_fallout(process))
 
 
 def _is_from_outside(process: ProcessFacts) -> bool:

@@ -1,7 +1,4 @@
-"""What is worth a note and is no verdict: lost entries, silent logs, clocks apart, processes of which nothing is known.
-
-Pure.
-"""
+"""Notes beside the verdicts: lost entries, silent logs, clocks that differ, processes that recorded nothing. Pure."""
 
 from __future__ import annotations
 

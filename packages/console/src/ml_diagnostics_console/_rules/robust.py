@@ -21,7 +21,7 @@ _OF_NORMAL: Final = 0.6745
 _LEAST_SPREAD: Final = 0.02
 """Equal hosts may have equal values: a spread of less than 2 % of the median counts as 2 %."""
 _LEAST_VALUES: Final = 4
-"""Of three, the median of the others is one of two."""
+"""With three values, the median of the others is one of two."""
 
 
 class Outlier(NamedTuple):
@@ -30,7 +30,7 @@ class Outlier(NamedTuple):
     name: str
     value: float
     median: float
-    """Of all."""
+    """The median of all values."""
     score: float
 
 

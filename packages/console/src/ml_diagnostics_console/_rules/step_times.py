@@ -28,7 +28,7 @@ SUMMARIES: Final = (
     "diagnostic.heartbeat(step) or a GoodputRecorder"
 )
 _MOST_ROWS: Final = 512
-"""Of 10 s each: the last 85 minutes."""
+"""The last 85 minutes, at 10 s a row."""
 _WITH_FIRST: Final = 2
 
 
@@ -67,7 +67,7 @@ class Lateness(NamedTuple):
     first_step: int
     last_step: int
     excess_seconds: float
-    """Of a step: its own time less the median of the others'."""
+    """The own time of a step less the median of the others'."""
     step_seconds: float
     data_seconds: float
     """The part of the excess that is data loading."""

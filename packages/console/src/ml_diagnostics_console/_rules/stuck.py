@@ -88,7 +88,7 @@ class Suspect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StuckJob:
-    """What is known of a stuck job.
+    """The state of a stuck job.
 
     Attributes:
         kind: The kind of picture.

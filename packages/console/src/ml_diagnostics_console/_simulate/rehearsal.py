@@ -17,7 +17,6 @@ from ml_diagnostics_common.command.errors import DONE, FAILED, UsageError
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.texts import format_count, format_duration
 
-from ml_diagnostics_console._output import STYLES, format_report, format_verdict
 from ml_diagnostics_console._simulate.faults import Fault
 from ml_diagnostics_console._simulate.launch import Settings
 from ml_diagnostics_console._simulate.manifest import Workload
@@ -25,6 +24,7 @@ from ml_diagnostics_console._simulate.processes import LAUNCHER, Line
 from ml_diagnostics_console._simulate.report import examined
 from ml_diagnostics_console._simulate.simulation import Outcome, Simulation
 from ml_diagnostics_console._simulate.variables import Pod, pods_of
+from ml_diagnostics_console.report import STYLES, format_report, format_verdict
 from ml_diagnostics_console.verdict import EXIT_CODES, Verdict, VerdictClass
 
 __all__ = ["MOST_PODS", "Plan", "Rehearsal"]
