@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -590,6 +591,8 @@ def test_c6_with_one_signal_says_possibly_and_with_planned_steps_is_likely() -> 
     others = [survivor(1), survivor(2)]
     found = only(facts([process(0, step=30, end="clean"), *others]))
     assert (found.confidence, "possibly left" in found.sentence) == (Confidence.POSSIBLE, True)
+    in_step = [replace(each, last_phase="sync") for each in others]
+    assert only(facts([process(0, step=30, end="clean"), *in_step])).confidence is Confidence.LIKELY
     found = only(facts([process(0, step=30, end="clean", planned_steps=100), *others]))
     assert found.confidence is Confidence.LIKELY
     assert "100 steps were planned" in found.sentence
@@ -821,6 +824,18 @@ def test_a_failure_is_the_cause_though_clocks_show_the_kill_of_a_waiting_process
     left = process(0, step=30, end=end, left_block_ns=after(60), end_fields={"exit_code": 3, **waited})
     found = only(facts([left, killed]))
     assert (found.rule, found.hosts) == ("C1", ("host-0",))
+
+
+@pytest.mark.parametrize(("age", "first"), [(2.0, "host-0"), (1.9, "host-1")])
+def test_a_process_that_had_waited_for_ten_steps_was_not_the_first(age: float, first: str) -> None:
+    wall = Times(10.0, 0.1, 0.2, 1.5)
+    steps = StepSummary(after(50), 0, 30, 30, wall, None, None, None, None, None, ref("steps"))
+    fields = {"progress_age_seconds": age}
+    killed = process(
+        1, step=30, end="signal: SIGKILL", ended=40, last_phase="sync", end_fields=fields, summaries=(steps,)
+    )
+    failed = process(0, step=30, end="exception: ValueError: x", ended=60)
+    assert only(facts([failed, killed])).hosts == (first,)
 
 
 def test_a_stuck_job_that_was_ended_as_a_whole_is_recognised_without_clocks_and_hang_verdicts() -> None:

@@ -16,7 +16,8 @@ from ml_diagnostics_console.verdict import Blame, Ref
 
 __all__ = ["RULE"]
 
-_IN_STEPS: Final = frozenset({"step", "sync", "data", ""})
+_OF_A_STEP: Final = frozenset({"step", "sync", "data"})
+_IN_STEPS: Final = _OF_A_STEP | {""}
 """A process that saves, evaluates or ends at its own pace does not wait for one that left."""
 _CLOCKS_NS: Final = 1_000_000_000
 
@@ -41,7 +42,7 @@ def _judge(facts: Facts) -> Judgement:
     planned = max((each.planned_steps or 0 for each in attempt.processes), default=0)
     step = process.step
     is_early = bool(planned) and step is not None and step < planned - 1
-    is_behind = step is not None and any(each.step is not None and each.step > step for each in left.waiting)
+    is_behind = step is not None and any(_is_in_or_after(each, step) for each in left.waiting)
     left_inside = process.end.how == "exit"  # os._exit: the block was never left.
     confidence = Confidence.LIKELY if is_early or is_behind or left_inside else Confidence.POSSIBLE
     how = "with exit code 0" if process.end.exit_code == 0 or left_inside else "without an error"
@@ -84,6 +85,13 @@ def _left(attempt: AttemptFacts, lead: Lead | None) -> _Left | None:
         return None
     in_order = sorted(clean, key=lambda process: process.end.ended_ns or process.last_event_ns)
     return _Left(tuple(in_order), tuple(process for process, _ in waiting), tuple(hang.ref for _, hang in waiting)[:2])
+
+
+def _is_in_or_after(process: ProcessFacts, step: int) -> bool:
+    """Return True if a process needed the one that left at a step: it was in that step, or a later one."""
+    if process.step is None or process.step < step:
+        return False
+    return process.step > step or process.last_phase in _OF_A_STEP
 
 
 def _by_handler(process: ProcessFacts) -> str:
