@@ -17,6 +17,8 @@ _STEP_SECONDS = 0.02
 _JOIN_SECONDS = 60.0
 _FALLOUT = 76
 _LONGEST_SECONDS = 120.0
+_LINGER_SECONDS = 5.0
+"""The time that companions take to write their last entries."""
 
 
 class Act(NamedTuple):
@@ -165,9 +167,8 @@ class _Job:
                 os.kill(pid, number)
 
     def result(self) -> dict[str, Any]:
-        """Return its exit codes and times, and remove its files."""
+        """Return its exit codes and times."""
         first = self._first_causes() if self.killed_at else []
-        shutil.rmtree(self.folder, ignore_errors=True)
         return {
             "seed": self.seed,
             "is_joined": bool(self.joined_at),
@@ -196,15 +197,19 @@ def _run(scripts: list[tuple[int, list[list[Act]]]], most_at_once: int) -> list[
     import cloud_tpu_diagnostics._collect.fast_fail
     import cloud_tpu_diagnostics.diagnostic  # noqa: F401 (once, not in each process)
 
-    waiting, running, results = list(reversed(scripts)), [], []
+    waiting, running, results, folders = list(reversed(scripts)), [], [], []
     while waiting or running:
         if waiting and len(running) < most_at_once:
             running.append(_Job(*waiting.pop()))
+            folders.append(running[-1].folder)
         for job in list(running):
             if not job.step():
                 running.remove(job)
                 results.append(job.result())
         time.sleep(0.005)
+    time.sleep(_LINGER_SECONDS)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
     return results
 
 

@@ -415,6 +415,16 @@ def test_a_hub_that_cannot_listen_turns_fast_fail_off_with_a_warning() -> None:
     assert "The job continues" in warnings[0]
 
 
+def test_the_hub_reports_once_that_processes_are_missing() -> None:
+    warnings: list[str] = []
+    hub = star(0, 3, [], warnings)
+    for seconds in (0.0, 119.0, 121.0, 300.0):
+        hub.step(time.monotonic() + seconds)
+        assert len(warnings) == (seconds > 120)
+    assert warnings[0].startswith("Fast-fail: 1 of 3 processes have joined.")
+    hub.close()
+
+
 def test_the_hub_listens_on_the_interface_by_which_the_coordinator_is_reached() -> None:
     assert local_address("127.0.0.1:1234") == "127.0.0.1"
     assert local_address("localhost:1234") in ("127.0.0.1", "::1")

@@ -32,6 +32,7 @@ _SEARCH_AFTER_FAILURE_SECONDS: Final = 30.0
 _PLAN_SECONDS: Final = 5.0
 """The interval of checks if the program has announced how many steps the job takes, in its first minutes."""
 _MOST_PLAN_CHECKS: Final = 60
+_NO_HUB_SECONDS: Final = 120.0
 _FLUSH_SECONDS: Final = 0.2
 _KEY: Final = "fast_fail"
 _FIRST_PROCESS: Final = 1
@@ -57,6 +58,7 @@ class JobFastFail:
         self._is_joined = False
         self._searches_until: float | None = None
         self._plan_checks = 0
+        self._asked_since: float | None = None
 
     def start(self) -> None:
         """Search for the other processes from now on."""
@@ -113,6 +115,15 @@ class JobFastFail:
         if self._position is not None and self._position[0] == 0:
             return self._report_plan()
         self._ask_for_hub()
+        self._asked_since = self._asked_since or time.monotonic()
+        if time.monotonic() - self._asked_since >= _NO_HUB_SECONDS and self._published is None:
+            warn_once(
+                "no fast-fail in process 0",
+                "Fast-fail is off in this process: process 0 has not published its address for %g s. It must be on in "
+                "every process.",
+                _NO_HUB_SECONDS,
+            )
+            flush_in_background()
         return _ASK_SECONDS
 
     def _report_plan(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ PUBLISHED: Final = "fast_fail_address"
 """Message of the job, and to it: where the hub is."""
 _READ_SECONDS: Final = 1.0
 _LONGEST_SECONDS: Final = 60.0
+_JOIN_SECONDS: Final = 120.0
+"""The time after which the hub reports that processes are missing."""
 
 
 class Star:
@@ -57,6 +60,8 @@ class Star:
         """An address that another thread has read."""
         self._meeting: Meeting | None = None
         self._next_read = 0.0
+        self._complete_by: float | None = None
+        """When all processes should have joined the hub; None if there is none, or that was checked."""
         self._events: list[Event] = []
         self.processes = 0
         self.is_joined = False
@@ -87,6 +92,7 @@ class Star:
             self._turn_off(f"cannot listen on {address}: {error}" if isinstance(error, OSError) else str(error))
             return
         self.is_joined = True
+        self._complete_by = time.monotonic() + _JOIN_SECONDS
         published = Address(hub.address, hub.port, None if token else key.hex())
         self._send({"kind": PUBLISHED, **published._asdict()})
         if self._meeting is not None:
@@ -174,6 +180,8 @@ class Star:
             now: Monotonic seconds.
         """
         if self._hub is not None:
+            if self._complete_by is not None and now >= self._complete_by:
+                self._check_complete(self._hub.decision.connected)
             return self._hub.step()
         if self.is_off or self._hello is None or self._hello.process_index == 0:
             return _LONGEST_SECONDS
@@ -195,6 +203,14 @@ class Star:
         if self._member is not None:
             self._member.close()
         self.is_joined, self.is_off = False, True
+
+    def _check_complete(self, connected: int) -> None:
+        self._complete_by = None
+        if connected < self.processes and not self._events:
+            self._warn(
+                f"Fast-fail: {connected} of {self.processes} processes have joined. A failure of the others is not "
+                "noticed, and does not end this job: it must be on in all, and they must reach this host."
+            )
 
     def _take_found(self, address: Address) -> None:
         self._found = address
