@@ -1,4 +1,4 @@
-"""What is read of a job: joined by host, pid and time, on one clock, and never with a guess."""
+"""Facts are joined by host, pid and time, on one clock, and never guessed."""
 
 from __future__ import annotations
 

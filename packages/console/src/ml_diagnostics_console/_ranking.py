@@ -1,4 +1,4 @@
-"""From the judgements of all rules to a report: costs in chip-hours, what repeats another verdict, and the order. Pure.
+"""Rank verdicts: costs in chip-hours, repetitions of another verdict, and the order. Pure.
 
 Order: part, kind, confidence, cost, earliness. A verdict that another, more specific rule makes redundant is not shown
 by default, and neither are cascades and teardowns: there is one story in the headline.

@@ -62,7 +62,7 @@ def judge(facts: Facts, rules: Iterable[Rule] | None = None) -> Report:
     """Return what rules conclude from facts. Pure.
 
     Args:
-        facts: What is known of a job.
+        facts: The facts of a job.
         rules: The rules; None takes all.
     """
     known = tuple(all_rules() if rules is None else rules)

@@ -1,4 +1,4 @@
-"""What the doctor found of one job, and the same as text: at most a screen, 80 columns wide, the answer first. Pure."""
+"""The report of the doctor on one job, also as text: at most a screen, 80 columns wide, the answer first. Pure."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ _BY_CHOICE: Final = ("no cluster was asked", "Google's monitored events are only
 
 @dataclass(frozen=True)
 class Report:
-    """What the doctor found of one job.
+    """The report of the doctor on one job.
 
     Attributes:
-        facts: What it was judged from.
+        facts: The facts that it was judged from.
         verdicts: All verdicts in their order.
         shown: The ones that count: the headline, and at most four that add to it.
         not_checked: The rules that could not be judged, and what is missing.

@@ -1,4 +1,4 @@
-"""What the doctor concludes of a job: verdicts with their evidence, cost and next command. Pure.
+"""Verdicts of the doctor on a job, with their evidence, cost and next command. Pure.
 
 The form of a verdict as JSON is that of `Verdict.to_json`; times are RFC 3339 in UTC.
 """
@@ -83,7 +83,7 @@ class CostBasis(str, enum.Enum):
 
 
 class Ref(NamedTuple):
-    """Where a fact was read: an entry of a log, a line of a file, an object of Kubernetes."""
+    """The source of a fact: an entry of a log, a line of a file, an object of Kubernetes."""
 
     id: str
     """The insertId, `file:line`, or `pod/<uid>`."""
@@ -102,7 +102,7 @@ class Ref(NamedTuple):
 
 
 class NextCommand(NamedTuple):
-    """What to do now."""
+    """The next command."""
 
     command: str
     """A command line, or two lines of a program; empty if the reason alone is the advice."""
@@ -115,13 +115,13 @@ class NextCommand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the job lost by it.
+    """The loss of the job by it.
 
     Attributes:
         seconds: Wall time.
         basis: The source of that number.
-        chip_hours: Of all chips of the job; None where their number is not known. Filled in by the ranking.
-        says: What it consists of, to follow the duration: `since the last checkpoint (step 40,000)`; may be empty.
+        chip_hours: The same for all chips of the job; None where their number is not known. Filled in by the ranking.
+        says: The parts of it, to follow the duration: `since the last checkpoint (step 40,000)`; may be empty.
     """
 
     seconds: float
@@ -142,7 +142,7 @@ class Verdict:
     Attributes:
         rule: The id of the rule, such as C1.
         verdict_class: Its kind.
-        sentence: What is wrong, with host, step and time where they are known.
+        sentence: The finding, with host, step and time where they are known.
         blame: The side that has to act; None if nothing is wrong.
         confidence: proven: the kernel, the control group, the interpreter or Kubernetes reports it; likely: two
             independent signals; possible: one.
@@ -152,9 +152,9 @@ class Verdict:
         step: The step at which it started.
         began_ns: When it started, in ns since 1970.
         ended_ns: When it ended; None if it has not.
-        cost: What it cost; None where nothing is known.
+        cost: The cost; None where nothing is known.
         evidence: The entries that show it, the most important first. The text output has the first three as proof.
-        next: What to do, the best first.
+        next: The next commands, the best first.
     """
 
     rule: str
@@ -201,7 +201,7 @@ class NotChecked(NamedTuple):
 
     rule: str
     why: str
-    """What is missing, and what would provide it."""
+    """The missing record, and how to provide it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the types of JSON."""

@@ -1,1 +1,1 @@
-"""What is known of a job, from all sources: `facts` is the form, one module for each source reads it."""
+"""Facts of a job, from all sources: `facts` has their form, and each source has a module that reads it."""

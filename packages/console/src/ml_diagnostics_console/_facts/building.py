@@ -1,4 +1,4 @@
-"""From a run's view, its entries and the entries of companions to facts. Pure."""
+"""Build facts from the view of a run, its entries and the entries of companions. Pure."""
 
 from __future__ import annotations
 

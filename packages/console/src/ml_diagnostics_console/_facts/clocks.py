@@ -26,7 +26,7 @@ class Clocks(NamedTuple):
     """The clocks of an attempt's hosts.
 
     Attributes:
-        offsets_ns: By host, its clock less that of the reference host.
+        offsets_ns: The clock of each host less that of the reference host.
         uncertainty_ns: The largest error of times after correction, if all hosts are in `offsets_ns`.
     """
 

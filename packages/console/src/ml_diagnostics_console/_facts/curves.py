@@ -43,7 +43,7 @@ _TEXTS: Final[Mapping[str, float]] = {"NaN": math.nan, "Infinity": math.inf, "-I
 
 
 class CurveKey(NamedTuple):
-    """What makes a curve one of its own."""
+    """The identity of a curve."""
 
     name: str
     host: str

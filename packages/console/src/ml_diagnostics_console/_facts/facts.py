@@ -1,4 +1,4 @@
-"""What is known of a job, for the rules: frozen values with the entries that show them. Pure.
+"""Facts of a job, for the rules: frozen values with the entries that show them. Pure.
 
 A value that is not known is `Unknown` with the reason, so that a rule reports what is missing instead of guessing.
 """
@@ -60,7 +60,7 @@ class Unknown:
     """A value that is not known."""
 
     why: str
-    """What is missing, and what would provide it."""
+    """The missing record, and how to provide it."""
 
 
 class HangVerdict(NamedTuple):
@@ -103,7 +103,7 @@ class KernelState(NamedTuple):
 
     time_ns: int
     states: tuple[str, ...]
-    """Of the main thread: R computes, S asleep, D waits for a disk, T stopped."""
+    """The states of the main thread: R computes, S asleep, D waits for a disk, T stopped."""
     wait_channels: tuple[str, ...]
     cpu_seconds: float | None
     """CPU that the process used between the samples."""
@@ -154,11 +154,11 @@ class StepSummary(NamedTuple):
     """When it returned, by the clock of this host."""
     ref: Ref
     pauses: tuple[Pause, ...] = ()
-    """What the job did between its steps: their time is in none of the times above."""
+    """Phases between the steps: their time is in none of the times above."""
 
 
 class CompileBatch(NamedTuple):
-    """What JAX compiled in some seconds."""
+    """The compilations of JAX in some seconds."""
 
     time_ns: int
     programs: int
@@ -245,7 +245,6 @@ class ProcessFacts:
         last_phase: The phase that it reported last; empty if it reported none.
         exception: The exception that ended it or left its block, first, and those that it is linked to.
         file_systems: The file systems that the exception is about: `path`, `free_bytes`, `total_bytes`, `free_inodes`.
-        has_left_block: True if it left its block before it ended, with `left_block_ns`.
         left_block_ns: When it left the block; None if it did not.
         hangs: The hang verdicts of its companion, the oldest first.
         stacks: Stacks of its main thread, the oldest first: the last ones.
@@ -339,7 +338,7 @@ class AttemptFacts:
         story: The roles of their ends and the first cause, in the same order.
         best_step: The highest step of any process; None if none is known.
         clock_uncertainty_ns: The largest error of the times of ends after correction.
-        clock_offsets_ns: By host, its clock less that of the reference host, where common returns from waits show it.
+        clock_offsets_ns: The clock of each host less that of the reference host, where common returns from waits show it.
     """
 
     number: int
@@ -369,7 +368,7 @@ class Facts:
     """All that is known of one job.
 
     Attributes:
-        name: What the user called it: the run's id, or the name of a job without a run.
+        name: The run's id, or the name of a job without a run.
         display_name: The name that commands of the other libraries know it by: that of the job.
         now_ns: The time of the question, in ns since 1970; of a job that has ended, as of its last event.
         is_live: True if the job may still run.

@@ -46,7 +46,7 @@ _ENDS: Final = ("job_ended", "left_block")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked about which job.
+    """A question about a job.
 
     Attributes:
         name: The run's id, the start of it, `last`, or the name of a job or of a workload.

@@ -16,7 +16,7 @@ _CONFIGS: Final = ("userConfigs", "softwareConfigs", "hardwareConfigs")
 
 
 class ProcessRecords:
-    """What one process recorded in the run's log.
+    """The records of one process in the run's log.
 
     Attributes:
         first: Its first entry on itself; None if it has none.
@@ -78,7 +78,7 @@ class RunRecords:
         """Take entries in the order of time.
 
         Returns:
-            Those that show the states of processes: of a metric only the last entry of each process, since the view of
+            The entries that show the states of processes: of a metric only the last entry of each process, since the view of
             a run needs no more of them.
         """
         processes: list[LogEntry] = []

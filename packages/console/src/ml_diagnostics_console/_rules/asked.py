@@ -29,7 +29,7 @@ class Asked(NamedTuple):
     Attributes:
         time_ns: When it was received; None if that is not recorded.
         sender: The sender as it follows the signal; empty if it is not known.
-        refs: What shows it.
+        refs: The entries that show it.
     """
 
     time_ns: int | None

@@ -47,13 +47,13 @@ _OF_ENVIRON: Final = re.compile(
 
 
 class _Missing(NamedTuple):
-    """What is missing.
+    """A missing thing.
 
     Attributes:
         what: Its kind: command, file, module or variable.
         name: Its name.
         why: The end of the sentence.
-        advice: What to do.
+        advice: The remedy.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""What ended a process: the kind of its end, from signals, exit codes and the texts of exceptions. Pure."""
+"""The kind of the end of a process, from signals, exit codes and the texts of exceptions. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failure cost: by the ledger of goodput, else the time that is known to be lost at least. Pure."""
+"""The cost of a failure: by the ledger of goodput, else the time that is known to be lost at least. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOODPUT = "goodput"
 
 
 class Loss(NamedTuple):
-    """What a failure cost, and what shows it."""
+    """The cost of a failure, and its evidence."""
 
     cost: Cost | None
     refs: tuple[Ref, ...] = ()

@@ -43,14 +43,14 @@ def crash(
         facts: The facts.
         lead: The processes that failed first.
         rule: The rule's id.
-        what: What happened to them, as it follows their names: `ran out of host memory`.
+        what: The event, as it follows their names: `ran out of host memory`.
         blame: The side that has to act.
-        after: What follows step and time, with its own punctuation: `: ValueError: x`.
+        after: The text that follows step and time, with its own punctuation: `: ValueError: x`.
         confidence: The certainty of what happened; that of the first cause limits it.
         verdict_class: The class.
         step: The step; None takes that of the first process.
-        refs: What else shows it; before the entries on the end.
-        commands: What to do.
+        refs: Further entries that show it; before the entries on the end.
+        commands: The next commands.
         part: Its part.
     """
     process, attempt = lead.process, facts.attempt

@@ -35,7 +35,7 @@ _ADVICE: Final = {
     "PROGRAM_STARTUP": ("the first step of each start", "use a compilation cache: JAX_COMPILATION_CACHE_DIR"),
     "INFRASTRUCTURE_RECOVERY": ("waiting for a new start after disruptions", "see why it restarts"),
 }
-"""By the members of `partition.Bucket`: their name, and what saves most of their time."""
+"""The members of `partition.Bucket`: their name, and what saves most of their time."""
 
 
 def _judge(facts: Facts) -> Judgement:

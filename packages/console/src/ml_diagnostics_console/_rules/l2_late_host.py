@@ -147,7 +147,7 @@ RULE = Rule(
     thresholds=(
         Threshold("excess of a step", _LEAST_SHARE, "hosts differ by 1 % when healthy, by 6 % on a loaded machine"),
         Threshold(
-            "possible excess", _POSSIBLE_SHARE, "a host that takes 1.1 times as long, where collectives are long"
+            "possible excess", _POSSIBLE_SHARE, "a host that takes 1.1 times as long"
         ),
         Threshold("steps in a row for that", _POSSIBLE_STEPS, "five times as many, since it is nearer to the noise"),
         Threshold("critical", _CRITICAL_SHARE, "a fifth of all chips of the job is lost"),

@@ -31,7 +31,7 @@ __all__ = ["LEAST_STUCK_SECONDS", "STUCK_STEPS", "Lead", "ended_while_stuck", "l
 _OF_PROGRAMS: Final = frozenset({Cause.MEMORY, Cause.DEVICE_MEMORY, Cause.DISK, Cause.ERROR, Cause.EXIT})
 """Kinds that a program may have on all hosts alike."""
 _RECENT_SUMMARIES: Final = 360
-"""Of an hour."""
+"""An hour."""
 _IN_STEPS: Final = frozenset({"step", "sync", "data"})
 LEAST_STUCK_SECONDS: Final = 10.0
 STUCK_STEPS: Final = 10
@@ -42,7 +42,7 @@ _JAX_ABORTS: Final = re.compile(
     r"|stopped sending heartbeats|detected fatal errors|Gloo \S+ failed|(?:closed|reset) by peer",
     re.IGNORECASE,
 )
-"""What a survivor prints before JAX aborts it (jaxlib 0.10: client.h, coordination_service_agent.cc, gloo's pair.cc).
+"""Texts that a survivor prints before JAX aborts it (jaxlib 0.10: client.h, coordination_service_agent.cc, gloo's pair.cc).
 The start of a healthy job also names Gloo and the coordination service."""
 _LONGEST_TAIL: Final = 8_192
 
@@ -52,8 +52,8 @@ class Lead(NamedTuple):
 
     Attributes:
         cause: The kind of their ends.
-        processes: Those with this kind of end, the earliest first.
-        others: Those that ended at about the same time by another kind.
+        processes: The processes with this kind of end, the earliest first.
+        others: The processes that ended at about the same time by another kind.
         confidence: The certainty that they were the first.
         is_whole_job: True if all processes were ended from outside at once.
         is_common: True if most processes failed by the same error: it is one cause without a host.

@@ -35,7 +35,7 @@ _SHARE: Final = 0.9
 
 
 class _Divergence(NamedTuple):
-    """Where a curve left its level for good."""
+    """The point at which a curve left its level for good."""
 
     start: int
     level: float

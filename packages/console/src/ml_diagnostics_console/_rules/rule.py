@@ -1,4 +1,4 @@
-"""What a rule is: a symptom that is judged from facts alone. Pure."""
+"""Rules: a symptom that is judged from facts alone. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rule:
     Attributes:
         id: Its short name, the prefix of its class and a number: C1.
         title: Its symptom in some words.
-        needs: What it reads, for people: where it comes from, and what to turn on to have it.
+        needs: The records that it reads, for people: where it comes from, and what to turn on to have it.
         judge: Returns the judgement of some facts; never raises.
         thresholds: The numbers that decide.
         example: A sentence of one of its verdicts.

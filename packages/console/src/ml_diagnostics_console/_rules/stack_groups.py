@@ -184,7 +184,7 @@ def _compared(texts: tuple[str, ...]) -> tuple[Frame, ...]:
 
 
 def _shown(frame: Frame) -> str:
-    return str(frame) if frame.line else frame.function
+    return str(frame) if frame.line else frame.function.strip() or "an unknown frame"
 
 
 def _parsed(text: str) -> Frame:

@@ -22,7 +22,7 @@ class Fields:
     """A mapping of a manifest, with its path.
 
     Args:
-        value: What the manifest has there; None is an empty mapping.
+        value: The value of the manifest; None is an empty mapping.
         path: The path for errors, such as `spec.template`.
 
     Raises:

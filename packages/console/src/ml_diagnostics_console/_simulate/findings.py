@@ -1,4 +1,4 @@
-"""What a rehearsal itself finds, apart from what the job records: verdicts in the form of the doctor's. Pure.
+"""Findings of a rehearsal itself, apart from what the job records: verdicts in the form of the doctor's. Pure.
 
 These are known for certain, since `simulate` has the whole manifest and has started every process: a pod that no
 machine can run (B1), processes that never start (B3), and two pods with one index (B4).

@@ -1,4 +1,4 @@
-"""What a rehearsal on this machine does not do: a line for each part of the manifest that it ignores. Pure."""
+"""Parts of a manifest without an effect on this machine: a line for each. Pure."""
 
 from __future__ import annotations
 

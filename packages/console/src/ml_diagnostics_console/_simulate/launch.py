@@ -1,4 +1,4 @@
-"""How a pod is started as a process of this machine: its command line, its variables and its folder. Pure.
+"""The start of a pod as a process of this machine: its command line, its variables and its folder. Pure.
 
 A process gets the variables of its pod, and few of this shell: one that is set here and missing in the manifest would
 hide a mistake.
@@ -26,7 +26,7 @@ _KEPT: Final = re.compile(
     r"|COVERAGE_\w+",
     re.ASCII,
 )
-"""What a container's image provides as well, and how this machine reaches the network."""
+"""Variables that a container's image has as well, and those by which this machine reaches the network."""
 _NOT_FOR_CPU: Final = re.compile(r"--(?:xla_tpu_|xla_jf_|xla_sc_|megascale_)\S*")
 """Flags that XLA ends the process for on a CPU, since it does not know them there."""
 _DEVICES: Final = "--xla_force_host_platform_device_count"
@@ -36,7 +36,7 @@ SIMULATION: Final = "ML_DIAGNOSTICS_SIMULATION"
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for all pods.
+    """Settings of all pods.
 
     Attributes:
         shell: The variables of this shell.
@@ -72,7 +72,7 @@ class Launch:
         variables: All variables of the process.
         python_path: PYTHONPATH of the command alone: the launcher is its first folder.
         directory: The folder that it starts in.
-        notes: What differs from a cluster, for the user.
+        notes: Differences to a cluster, for the user.
     """
 
     command: tuple[str, ...]
@@ -102,7 +102,7 @@ def launch_of(sources: Sources, pods: Sequence[Pod], address: str, settings: Set
         sources: The pod, and what its variables are made from.
         pods: All pods.
         address: The coordinator's address on this machine.
-        settings: What is the same for all pods.
+        settings: Settings of all pods.
     """
     pod, container = sources.pod, sources.pod.job.template.container
     group = group_of(pod, pods)

@@ -1,4 +1,4 @@
-"""Whether any machine could ever run a pod: its requests against known machine types, or nodes of a cluster. Pure."""
+"""Machines that could ever run a pod: its requests against known machine types, or nodes of a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fit_of(requests: Mapping[str, float], selector: Mapping[str, str], machines:
     """Return whether a pod fits any machine while nothing else runs on it.
 
     Args:
-        requests: What the pod requests of its node.
+        requests: The amounts that the pod requests of its node.
         selector: Its node selector; of a machine type, only the labels of its kind are known.
         machines: `KNOWN_MACHINES`, or the nodes of a cluster.
     """

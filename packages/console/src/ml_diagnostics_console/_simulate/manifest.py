@@ -97,7 +97,7 @@ class Job:
         per_index_limit: The same for each index; None if failures are counted together.
         most_failed_indexes: With `per_index_limit`: how many indexes may fail before the job does.
         pod_rules: The rules of its podFailurePolicy.
-        succeeds_with: By its successPolicy: the indexes, and how many of them suffice; None takes all.
+        succeeds_with: Rules of its successPolicy: the indexes, and how many of them suffice; None takes all.
         deadline_seconds: How long it may run; None for any time.
         spec: Its spec in the manifest.
         replicated_job: The name in the JobSet.
@@ -126,7 +126,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is simulated.
+    """A workload to simulate.
 
     Attributes:
         kind: Job, JobSet or command.

@@ -1,4 +1,4 @@
-"""What the end of a pod leads to, by backoffLimit, podFailurePolicy, failurePolicy and successPolicy. Pure."""
+"""Consequences of the end of a pod, by backoffLimit, podFailurePolicy, failurePolicy and successPolicy. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEFAULT_REASON: Final = "BackoffLimitExceeded"
 
 
 class Action(enum.Enum):
-    """What is done after the end of a pod."""
+    """The consequence of the end of a pod."""
 
     NOTHING = "nothing"
     START_NEXT = "start next"

@@ -31,7 +31,7 @@ __all__ = ["MOST_PODS", "Plan", "Rehearsal"]
 
 MOST_PODS: Final = 64
 _COLORS: Final = ("36", "33", "35", "32", "34", "31", "96", "93", "95", "92", "94", "91")
-"""Of pods, on a terminal."""
+"""Colors of pods, on a terminal."""
 _LONGEST_NAME: Final = 60
 _NOTHING: Final = (
     "Unknown: the job has recorded nothing so far.\n  next    wrap its training in ml_diagnostics.instrument(), or in "
@@ -41,18 +41,18 @@ _NOTHING: Final = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What the user asked for.
+    """The request of the user.
 
     Attributes:
         workload: The workload.
         source: The manifest's file, or the command.
         hosts: The most pods of each job; None for all.
         devices: Virtual devices of each process; None takes the chips that the pod asks for.
-        faults: What to inject.
+        faults: Faults to inject.
         time_limit_seconds: When the job is ended.
         variables: Variables of all pods.
         volumes: Folders by the name of the volume.
-        found: What was found before the start.
+        found: Findings from before the start.
     """
 
     workload: Workload
@@ -70,7 +70,7 @@ class Rehearsal:
     """One rehearsal.
 
     Args:
-        plan: What the user asked for.
+        plan: The request of the user.
         console: The terminal.
 
     Raises:

@@ -12,7 +12,8 @@ from ml_diagnostics_common.command.errors import NotFoundError
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts
 from ml_diagnostics_console._facts.reading import JobReader, Question
-from ml_diagnostics_console.doctor import Report, judge
+from ml_diagnostics_console.doctor import judge
+from ml_diagnostics_console.report import Report
 
 __all__ = ["examined"]
 

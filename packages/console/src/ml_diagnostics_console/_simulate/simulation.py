@@ -45,7 +45,7 @@ class Outcome:
     Attributes:
         exit_code: The job's exit code: 0, or that of the pod which failed it; None if it did not end by itself.
         reason: Why the job has failed, or was ended, for people; empty if it has succeeded.
-        verdicts: What the rehearsal itself has found.
+        verdicts: Findings of the rehearsal itself.
         is_time_limit: True if the job still ran when the time was over.
         not_injected: Faults that never were due.
     """
@@ -62,9 +62,9 @@ class Simulation:
 
     Args:
         workload: The workload.
-        settings: What is the same for all pods.
+        settings: Settings of all pods.
         hosts: The most pods of each job; None for all.
-        faults: What to inject.
+        faults: Faults to inject.
         time_limit_seconds: When the job is ended.
         source: The manifest's file, or the command.
         show: Prints a line of a pod.

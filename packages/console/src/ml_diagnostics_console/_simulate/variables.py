@@ -49,7 +49,7 @@ class Pod:
 
 @dataclass
 class Sources:
-    """What a pod's variables may be made from.
+    """Sources of a pod's variables.
 
     Attributes:
         workload: The workload.
@@ -57,7 +57,7 @@ class Sources:
         attempt: How often the pod has been started before.
         restarts: How often the whole JobSet has been restarted.
         given: Variables from `--env`, which win.
-        notes: What is not known here, for the user.
+        notes: Sources that are not known here, for the user.
     """
 
     workload: Workload
@@ -97,7 +97,7 @@ def variables_of(sources: Sources, base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the pod's container: those of the manifest, in its order.
 
     Args:
-        sources: What they are made from; `notes` get what is not known.
+        sources: Their sources; `notes` get what is not known.
         base: Variables that the cluster sets: those of the manifest may refer to them, and win.
     """
     container = sources.pod.job.template.container

@@ -209,12 +209,29 @@ def shift_clocks(diagnostics: Path, offsets_seconds: Mapping[str, float]) -> Non
         if offset_ns:
             path.write_bytes(b"\n".join([lines[0], *(_shifted_line(line, offset_ns) for line in lines[1:])]))
     for path in diagnostics.rglob("run.json"):
-        run = json.loads(path.read_text())
-        for attempt in run.get("attempts", ()):
-            for number, process in enumerate(attempt.get("processes", ())):
-                offset_ns = offsets.get(process.get("hostname", ""), 0)
-                attempt["processes"][number] = _shifted(process, offset_ns)
-        path.write_text(json.dumps(run))
+        path.write_text(json.dumps(_shifted_run(json.loads(path.read_text()), offsets)))
+
+
+def _shifted_run(run: dict[str, Any], offsets: Mapping[str, int]) -> dict[str, Any]:
+    """Return the document of a run on other clocks: what it has of no single process is by the clock of the first."""
+    hosts = [
+        process.get("hostname", "")
+        for attempt in run.get("attempts", ())
+        for process in attempt.get("processes", ())
+        if process.get("process_index") == 0
+    ]
+    offset_ns = offsets.get(hosts[0], 0) if hosts else 0
+    attempts = [
+        {
+            **_shifted({**attempt, "processes": []}, offset_ns),
+            "processes": [
+                _shifted(process, offsets.get(process.get("hostname", ""), 0))
+                for process in attempt.get("processes", ())
+            ],
+        }
+        for attempt in run.get("attempts", ())
+    ]
+    return {**_shifted({**run, "attempts": []}, offset_ns), "attempts": attempts}
 
 
 def hosts_of(diagnostics: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What each Python of a simulated pod runs first: it passes `jax.distributed.initialize()` what a cluster would give.
+"""The first module of each Python of a simulated pod: passes `jax.distributed.initialize()` what a cluster would give.
 
 The folder of this file is first on PYTHONPATH of the pod. So it works for `python train.py`, for a module, and where a
 shell or another program starts Python. It needs the standard library alone, since the pod's Python may be another one
