@@ -1,7 +1,7 @@
 """Subcommands of other distributions, found by the entry point group `ml_diagnostics.commands`.
 
 Each entry point is a class without arguments that is a `command.program.Command`. Subcommands of a distribution of ours
-that is not installed are listed all the same, and say how to install it.
+that is not installed are listed all the same, and print how to install it.
 """
 
 from __future__ import annotations
