@@ -1,4 +1,4 @@
-"""What `simulate` makes of manifests: pods, variables, decisions after the ends of pods, and what it ignores."""
+"""`simulate` reads manifests: pods, variables, decisions after the ends of pods, and what it ignores."""
 
 from __future__ import annotations
 
