@@ -13,7 +13,7 @@ step_summary   the steps of ten seconds: pure
 process_state  the state of a stuck job, as the kernel shows it
 console    the last lines that the job printed
 sigterm    the job's handler of SIGTERM
-fast_fail  reports to the star, and the end of the job once another one has failed
+fast_fail  reports to the star, and the end of the job once another one has failed; `fast_fail_job` is the job's part
 log        entries to the journal and to Cloud Logging
 """
 

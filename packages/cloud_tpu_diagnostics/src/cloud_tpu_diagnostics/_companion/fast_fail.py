@@ -16,6 +16,7 @@ from ml_diagnostics_common.sidecar_parent import WARNING, Parent
 from ml_diagnostics_common.story import ProcessEnd
 
 from cloud_tpu_diagnostics._companion.endings import Ending, ExitReason, Note, left_block
+from cloud_tpu_diagnostics._companion.fast_fail_job import CHECK_SECONDS, ForcedEnd, LastStack, LongestSilence
 from cloud_tpu_diagnostics._companion.job import Job
 from cloud_tpu_diagnostics._companion.log import EntryLog
 from cloud_tpu_diagnostics._fast_fail.reports import ASKED, ENDED, LEFT, Event, JobState
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["FastFail"]
 
 _STATE_SECONDS: Final = 0.5
-_KILL_SECONDS: Final = 0.5
-"""The time of the job's Python to exit, after the grace."""
-_STACK_SECONDS: Final = 0.3
-"""The same to send its stacks, before faulthandler is asked."""
 _LEFT_CLEAN_SECONDS: Final = 10.0
 """The time of a process that has left its block well: it may still save."""
 _LEFT_SECONDS: Final = 1.0
@@ -53,12 +50,7 @@ _CLEAN_SECONDS: Final = 1.0
 _HUB_SECONDS: Final = 20.0
 """The time that the hub stays for the others, after the end of its own job."""
 _EXIT_SECONDS: Final = 1.0
-_FRESH_STACK_SECONDS: Final = 5.0
 _STACK_INTERVAL_SECONDS: Final = 2.0
-_COMPILING: Final = ("backend_compile", "compile_and_load", "compile_or_get_cached")
-"""Parts of the names of JAX's functions in which a program is compiled."""
-_WARM_UP_STEPS: Final = 3
-_IN_A_STEP: Final = ("step", "sync")
 _FAILED: Final = 1
 _HUNG: Final = 134
 """The exit codes of processes that are the first cause: of an exception, and of an abort as shells report it."""
@@ -96,8 +88,8 @@ class FastFail:
             send=parent.send,
             warn=lambda text: parent.log(WARNING, text),
         )
-        self._stacks = _Stacks()
-        self._silences = _Silences()
+        self._stacks = LastStack(job.pid)
+        self._silences = LongestSilence()
         self._next_state = self._next_stack = 0.0
         self._was_joined = False
         self._was_asked = False
@@ -107,10 +99,10 @@ class FastFail:
         self._is_over = False
         """True once the job has ended."""
         self._is_decided = False
-        self._ending: _End | None = None
+        self._ending: ForcedEnd | None = None
         self._payload: dict[str, Any] | None = None
         """The entry on the decision, until it is written."""
-        self._is_off_written = False
+        self._is_off_written = self._has_warned = False
         self._has_sigterm = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -207,8 +199,14 @@ class FastFail:
             self._next_stack = now + _STACK_INTERVAL_SECONDS
             self._stacks.ask(now)
             self._parent.send({"kind": "fast_fail_stack"})
-        if self._stacks.is_unanswered(now):
-            self._job.ask(self._dump_signal)
+        if self._stacks.is_waiting and not self._is_over:
+            seconds = min(seconds, CHECK_SECONDS)
+            if self._stacks.is_unanswered(now):
+                self._job.ask(self._dump_signal)
+        if self._star.refused and not self._has_warned:
+            self._has_warned = True
+            reason = next(iter(self._star.refused))
+            self._parent.log(WARNING, f"Fast-fail has refused a connection ({reason}); later ones are only counted")
         cause = self._star.first_cause
         if cause is not None and not self._is_decided:
             self._decide(cause, now)
@@ -249,7 +247,7 @@ class FastFail:
         """Stay while the others need the hub; then leave the star."""
         self._serve(_HUB_SECONDS, self._star.is_needed)
         refused = self._star.refused
-        if refused and self._log.is_open:
+        if refused:
             text = "Fast-fail has refused connections: " + ", ".join(f"{refused[each]} {each}" for each in refused)
             self._log.write(entry(FAST_FAIL, text, state="closed", role=self._star.role, refused=refused))
         self._star.close()
@@ -297,7 +295,7 @@ class FastFail:
             refused=self._star.refused or None,
         )
 
-    def _start_end(self, cause: FirstCause, now: float) -> _End:
+    def _start_end(self, cause: FirstCause, now: float) -> ForcedEnd:
         is_first = self._star.is_first
         code = self._exit_code
         if is_first:  # Its end is the reason, so it does not end as those that are only ended with it.
@@ -318,7 +316,7 @@ class FastFail:
                 "is_first": is_first,
             }
         )
-        return _End(now, wait + grace, code)
+        return ForcedEnd(self._job.pid, now, wait + grace, code)
 
     def _state(self, now: float, progress: Progress | None, is_suspected: bool) -> JobState:
         age = None if progress is None else max(0.0, (time.monotonic_ns() - progress.monotonic_ns) / 1e9)
@@ -336,87 +334,6 @@ class FastFail:
     def _on_sigterm(self, *_: object) -> None:
         """Note a SIGTERM to this process: `run`, or a scheduler that asks all processes of a job, has sent it."""
         self._has_sigterm = True
-
-
-class _End:
-    """The end of the job, once it was asked to exit.
-
-    Args:
-        now: Monotonic seconds.
-        seconds: The time that its Python has.
-        exit_code: The code that it exits with.
-    """
-
-    def __init__(self, now: float, seconds: float, exit_code: int) -> None:
-        self.exit_code = exit_code
-        self._stacks_at = now + _STACK_SECONDS
-        self._kill_at = now + seconds + _KILL_SECONDS
-        self.has_stacks = False
-
-    def step(self, now: float, job: Job, dump_signal: int | None) -> float:
-        """Do what is due; return the seconds until the next call."""
-        if now >= self._stacks_at and not self.has_stacks:
-            self.has_stacks = True
-            job.ask(dump_signal)
-        if now >= self._kill_at:
-            job.send(signal.SIGKILL)
-            self._kill_at = now + _KILL_SECONDS
-        return max(0.0, min(self._kill_at, now + 0.1) - now)
-
-
-class _Stacks:
-    """The last stack of the job's main thread."""
-
-    def __init__(self) -> None:
-        self._frames: tuple[Frame, ...] = ()
-        self._at = self._asked_at = -_FRESH_STACK_SECONDS
-        self._is_waiting = False
-
-    def add(self, frames: tuple[Frame, ...], now: float) -> None:
-        self._frames, self._at, self._is_waiting = frames, now, False
-
-    def ask(self, now: float) -> None:
-        self._asked_at, self._is_waiting = now, True
-
-    def is_unanswered(self, now: float) -> bool:
-        """Return True once if the job's Python does not answer."""
-        if self._is_waiting and now - self._asked_at >= _STACK_SECONDS:
-            self._is_waiting = False
-            return True
-        return False
-
-    def is_compiling(self, now: float) -> bool | None:
-        if not self._is_fresh(now):
-            return None
-        return any(part in frame.function for frame in self._frames for part in _COMPILING)
-
-    def frame(self, now: float) -> str | None:
-        if not self._is_fresh(now) or not self._frames:
-            return None
-        from cloud_tpu_diagnostics._dumps.grouping import relevant_frame, where
-
-        return where(relevant_frame(self._frames))
-
-    def _is_fresh(self, now: float) -> bool:
-        return now - self._at < _FRESH_STACK_SECONDS
-
-
-class _Silences:
-    """The longest time between two reports of progress in a step, from those that are read about twice a second."""
-
-    def __init__(self) -> None:
-        self._last: Progress | None = None
-        self._steps = 0
-        self.longest_seconds = 0.0
-
-    def add(self, progress: Progress | None) -> None:
-        last, self._last = self._last, progress
-        if last is None or progress is None or progress.sequence == last.sequence:
-            return
-        self._steps += progress.phase in _IN_A_STEP
-        if self._steps > _WARM_UP_STEPS and last.phase in _IN_A_STEP:
-            # With reports between the two, the silence was shorter than what is known: that is on the safe side.
-            self.longest_seconds = max(self.longest_seconds, (progress.monotonic_ns - last.monotonic_ns) / 1e9)
 
 
 def _redacted(text: str) -> str:
