@@ -37,6 +37,9 @@ _LEFT_OUT: Final = ("state", "locks", ".lock")
 """Parts of ML_DIAGNOSTICS_DIR: the state of readers, and locks that no process holds any more."""
 _EARLIEST_NS, _LATEST_NS = 1_500_000_000 * 10**9, 2_500_000_000 * 10**9
 _SECOND_NS: Final = 1_000_000_000
+_SECONDS: Final = ("_time", "_began", "_started", "_ended")
+"""The ends of the names of fields with a time in seconds."""
+_START: Final = re.compile(r"(?<=-)\d{19}(?=-)")
 _RFC_3339: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 
 
@@ -202,12 +205,15 @@ def shift_clocks(diagnostics: Path, offsets_seconds: Mapping[str, float]) -> Non
         offsets_seconds: The offset of each host. A history of processes that share a host name has one clock.
     """
     offsets = {host: round(seconds * _SECOND_NS) for host, seconds in offsets_seconds.items()}
-    for path in diagnostics.rglob("*.jsonl"):
+    for path in list(diagnostics.rglob("*.jsonl")):
         lines = path.read_bytes().split(b"\n")
         header = json.loads(lines[0])
         offset_ns = offsets.get(header.get("labels", {}).get("host", ""), 0)
         if offset_ns:
-            path.write_bytes(b"\n".join([lines[0], *(_shifted_line(line, offset_ns) for line in lines[1:])]))
+            header["writer"] = _shifted_name(header["writer"], offset_ns)
+            shifted = [json.dumps(header).encode(), *(_shifted_line(line, offset_ns) for line in lines[1:])]
+            path.unlink()
+            path.with_name(_shifted_name(path.name, offset_ns)).write_bytes(b"\n".join(shifted))
     for path in diagnostics.rglob("run.json"):
         path.write_text(json.dumps(_shifted_run(json.loads(path.read_text()), offsets)))
 
@@ -243,6 +249,11 @@ def hosts_of(diagnostics: Path) -> list[str]:
     return sorted(hosts)
 
 
+def _shifted_name(name: str, offset_ns: int) -> str:
+    """Return the name of a writer, or of its file, which has the time of its start."""
+    return _START.sub(lambda found: str(int(found[0]) + offset_ns), name, count=1)
+
+
 def _shifted_line(line: bytes, offset_ns: int) -> bytes:
     try:
         entry = json.loads(line)
@@ -261,7 +272,7 @@ def _shifted(value: Any, offset_ns: int, key: str = "") -> Any:
         return value
     if isinstance(value, int) and _EARLIEST_NS < value < _LATEST_NS and (key.endswith("_ns") or key == "t"):
         return value + offset_ns
-    if isinstance(value, (int, float)) and _EARLIEST_NS < value * _SECOND_NS < _LATEST_NS and "time" in key:
+    if isinstance(value, (int, float)) and _EARLIEST_NS < value * _SECOND_NS < _LATEST_NS and key.endswith(_SECONDS):
         return value + offset_ns / _SECOND_NS
     if isinstance(value, str) and _RFC_3339.fullmatch(value) and (moment := parse_timestamp(value)) is not None:
         return format_timestamp(moment + offset_ns)
