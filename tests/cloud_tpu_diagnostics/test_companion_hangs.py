@@ -128,7 +128,7 @@ def test_a_job_that_is_to_be_aborted_is_ended_after_its_stacks_are_recorded(
     assert [dump["trigger"] for dump in of_kind(DUMP)] == ["signal", "signal", "fault"]
 
 
-def test_a_job_that_stays_stopped_is_shown_as_such_and_is_no_hang(
+def test_a_job_that_stays_stopped_is_recorded_as_stopped_and_not_as_a_hang(
     monkeypatch: pytest.MonkeyPatch, outcomes: AtOnce[str, Outcome]
 ) -> None:
     records, ended = outcomes.result(_IS_STOPPED)

@@ -67,7 +67,7 @@ def test_data_that_is_loaded_after_the_wait_is_time_of_the_host() -> None:
     assert found["return_ns"] == _OFFSET_NS + (5 * 91 + 25) * MS
 
 
-def test_saves_and_evaluations_are_no_steps_but_pauses() -> None:
+def test_saves_and_evaluations_count_as_pauses_and_not_as_steps() -> None:
     host = Host()
     for step in range(9):
         host.mark("step", step, lasts_ms=10)

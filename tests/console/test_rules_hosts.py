@@ -446,7 +446,7 @@ def any_facts(draw: st.DrawFn) -> Facts:
     return facts(*([attempt(processes, clock_offsets_ns=offsets)] if processes else []), **fields)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(known=any_facts())
 def test_no_rule_raises_whatever_the_facts_are(known: Facts) -> None:
     for note in observations(known):

@@ -20,7 +20,8 @@ from ml_diagnostics_console._facts.facts import (
     Times,
     Unknown,
 )
-from ml_diagnostics_console._facts.profile_facts import ProfileFacts, read_profile, summary_of
+from ml_diagnostics_console._facts.profile import read_profile, summary_of
+from ml_diagnostics_console._facts.profile_facts import ProfileFacts
 from ml_diagnostics_console._rules import all_rules
 from ml_diagnostics_console._rules.robust import high_outliers, last_change
 from ml_diagnostics_console.verdict import Blame, Confidence, NotChecked, Part, Verdict, VerdictClass
