@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..loopback.kubernetes import KubernetesServer
+from ..terminals import run_in_terminal
 from ..testing.kubectl import needs_kubectl
 from ..waiting import is_alive, wait_until
 from .made_clusters import node
@@ -144,6 +145,15 @@ def test_lines_have_the_name_of_their_pod_on_the_stream_that_they_were_printed_o
         assert f"python-{index} | to out\n" in done.stdout
         assert f"python-{index} | in parts\n" in done.stdout
         assert f"python-{index} | to err\n" in done.stderr
+
+
+def test_each_pod_has_a_color_of_its_own_on_a_terminal(tmp_path: Path) -> None:
+    command = arguments("--hosts", "2", "--", "python", "-c", "import sys; print('a'); print('b', file=sys.stderr)")
+    shown = run_in_terminal(command, environ=environment(tmp_path))
+    assert shown.code == 0
+    for stream, text in ((shown.output, "a"), (shown.errors, "b")):
+        assert f"\x1b[36mpython-0 |\x1b[0m {text}\n" in stream
+        assert f"\x1b[33mpython-1 |\x1b[0m {text}\n" in stream
 
 
 def test_a_program_runs_as_it_is(tmp_path: Path) -> None:
@@ -288,6 +298,30 @@ def test_ctrl_c_ends_everything_that_was_started(tmp_path: Path, number: signal.
     simulation.communicate(timeout=60)
     assert simulation.returncode == 130
     assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_a_reader_that_stops_reading_ends_everything(tmp_path: Path) -> None:
+    """As `head` does."""
+    (tmp_path / "endless.py").write_text(
+        "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.01)\n"
+    )
+    simulation = subprocess.Popen(
+        arguments("--", "python", "endless.py"),
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert simulation.stdout is not None
+    simulation.stdout.readline()
+    (parent,) = _children(simulation.pid)
+    simulation.stdout.close()
+    assert simulation.wait(60) == 0
+    assert not is_alive(int(parent))
+    assert simulation.stderr is not None
+    assert "Traceback" not in simulation.stderr.read()
+    simulation.stderr.close()
 
 
 def test_the_pods_end_with_a_simulation_that_is_killed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The variables that the injection webhook gives pods, for programs that stand in for a cluster. No clock, no network."""
+"""Variables that the injection webhook gives pods, for programs that stand in for a cluster. No clock, no network."""
 
 from __future__ import annotations
 
