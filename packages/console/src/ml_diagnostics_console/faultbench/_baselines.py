@@ -20,6 +20,8 @@ __all__ = ["BASELINES"]
 _ERROR_LINE: Final = re.compile(
     r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*|^Fatal Python error.*|^F\d{4} .*"
 )
+_INFO: Final = re.compile(r"^I\d{4} .*$", re.MULTILINE)
+"""Lines of native code that are no errors."""
 _TIMEOUT_NS: Final = 600 * 10**9
 _PATTERNS: Final = (
     (re.compile(r"out of memory|MemoryError|oom|Unable to allocate", re.IGNORECASE), VerdictClass.CRASH),
@@ -98,9 +100,10 @@ def kubernetes_reason(history: History) -> Answer:
 
 
 def console_patterns(history: History) -> Answer:
-    """A list of patterns over what all processes have printed; the first match counts, and its process."""
+    """A list of patterns over what all processes have printed but INFO; the first match counts, and its process."""
+    outputs = [_INFO.sub("", output) for output in history.outputs]
     for pattern, verdict_class in _PATTERNS:
-        for index, output in enumerate(history.outputs):
+        for index, output in enumerate(outputs):
             if match := pattern.search(output):
                 return Answer(verdict_class, (index,), sentence=match[0])
     return Answer(VerdictClass.HEALTHY)

@@ -110,7 +110,6 @@ class Job:
             "ML_DIAGNOSTICS_JOB": self.plan.name,
             "ML_DIAGNOSTICS_ATTEMPT": str(self._attempt - 1),
             "JAX_PLATFORMS": "cpu",
-            "TF_CPP_MIN_LOG_LEVEL": "0",
             "FAULTBENCH_HOST": host_name(self.plan, slot),
             "FAULTBENCH_CLOCK": json.dumps(self._clock(slot)),
             "FAULTBENCH_PYTHON": sys.executable,

@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """The processes that do what the kind says."""
+        """The processes that do what the kind shows."""
         return tuple(range(self.processes)) if self.is_on_all else (self.culprit,)
 
     def to_json(self) -> dict[str, Any]:

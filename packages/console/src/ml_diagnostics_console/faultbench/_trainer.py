@@ -1,4 +1,4 @@
-"""A process of a job of faultbench: it trains with JAX and all libraries, and does to itself what its plan says.
+"""A process of a job of faultbench: it trains with JAX and all libraries, and does to itself what its plan shows.
 
 The bench copies this file into the folder of each job, so that its frames are those of a user's program. It imports
 nothing of the console.
@@ -69,7 +69,7 @@ marks = Marks()
 
 
 def inject(step: int) -> None:
-    """Do what the plan says, at its step."""
+    """Do what the plan shows, at its step."""
     if FAULT not in IN_STEP or step != PLAN["step"]:
         return
     marks.note("injected")
