@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from ml_diagnostics_console._facts.kubernetes_facts import NodeFacts
 from ml_diagnostics_console._simulate.fields import ManifestError
 from ml_diagnostics_console._simulate.findings import Call, count_verdict, resource_findings
 from ml_diagnostics_console._simulate.ignored import ignored_parts
-from ml_diagnostics_console._simulate.launch import Launch, Settings, launch_of
+from ml_diagnostics_console._simulate.launch import Launch, Settings, groups_of, launch_of
 from ml_diagnostics_console._simulate.manifest import Workload, of_command, parse
 from ml_diagnostics_console._simulate.policies import Action, Progress
 from ml_diagnostics_console._simulate.variables import Sources, expanded, pods_of
@@ -142,6 +143,29 @@ def test_slices_of_a_jobset_have_an_index_of_their_own() -> None:
     variables = launch(workload, 5).variables
     assert (variables["MEGASCALE_SLICE_ID"], variables["TPU_WORKER_ID"]) == ("2", "1")
     assert variables["MEGASCALE_NUM_SLICES"] == "3"
+
+
+LEADER_AND_WORKERS = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: js}
+spec:
+  replicatedJobs:
+    - {name: leader, template: {spec: {template: {spec: {containers: [{name: l, command: [x]}]}}}}}
+    - name: workers
+      replicas: 2
+      template: {spec: {parallelism: 2, template: {spec: {containers: [{name: w, command: [x]}]}}}}
+"""
+
+
+def test_pods_of_one_replicated_job_are_one_job_of_jax() -> None:
+    groups = groups_of(pods_of(parse(LEADER_AND_WORKERS)))
+    assert [[pod.name for pod in group] for group in groups] == [
+        ["js-leader-0-0"],
+        ["js-workers-0-0", "js-workers-0-1", "js-workers-1-0", "js-workers-1-1"],
+    ]
+    launched = json.loads(launch(parse(LEADER_AND_WORKERS), 3).variables["ML_DIAGNOSTICS_SIMULATION"])
+    assert (launched["index"], launched["count"]) == (2, 4)
 
 
 def test_paths_of_a_volume_are_those_of_its_folder() -> None:

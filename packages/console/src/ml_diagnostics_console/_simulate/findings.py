@@ -6,7 +6,7 @@ machine can run (B1), processes that never start (B3), and two pods with one ind
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from ml_diagnostics_common.texts import format_count
 
 from ml_diagnostics_console._facts.kubernetes_facts import NodeFacts
 from ml_diagnostics_console._facts.kubernetes_objects import pod_requests
-from ml_diagnostics_console._simulate.launch import group_of
+from ml_diagnostics_console._simulate.launch import groups_of
 from ml_diagnostics_console._simulate.machines import KNOWN_MACHINES, fit_of
 from ml_diagnostics_console._simulate.manifest import Workload
 from ml_diagnostics_console._simulate.variables import Pod
@@ -92,7 +92,7 @@ def resource_findings(workload: Workload, nodes: Sequence[NodeFacts] | None, sou
             sentence=f"the pods of {name} can never start: none fits {kind}; {fit.reason}",
             blame=Blame.USER,
             confidence=Confidence.PROVEN if nodes is not None else Confidence.LIKELY,
-            evidence=(Ref(f"{source}:{job.template.spec.path}", _SOURCE, says=f"{source} requests it for {name}"),),
+            evidence=(Ref(f"{source}:{job.template.spec.path}", _SOURCE, shows=f"{source} requests it for {name}"),),
             next=(NextCommand("", advice),),
         )
     return list(found.values())
@@ -113,7 +113,7 @@ def count_verdict(
         is_settled: True if no further call is to be expected.
         source: The manifest's file, or the command.
     """
-    for group in _groups(pods):
+    for group in groups_of(pods):
         ranks = {pod.rank for pod in group}
         own = [call for call in calls if call.pod in ranks and call.count is not None]
         claimed = _claimed_twice(group, own)
@@ -127,15 +127,6 @@ def count_verdict(
         if has_all and is_settled and present < expected:
             return _wrong_count(workload, group, expected, source, own)
     return None
-
-
-def _groups(pods: Sequence[Pod]) -> Iterator[list[Pod]]:
-    seen: set[int] = set()
-    for pod in pods:
-        if pod.rank not in seen:
-            group = group_of(pod, pods)
-            seen |= {each.rank for each in group}
-            yield group
 
 
 def _claimed_twice(group: Sequence[Pod], calls: Sequence[Call]) -> tuple[Call, Call] | None:
@@ -162,7 +153,7 @@ def _twice(claimed: tuple[Call, Call], pods: Sequence[Pod], source: str) -> Verd
         confidence=Confidence.PROVEN,
         process_indices=() if index is None else (index,),
         evidence=tuple(
-            Ref(f"{name}/{call.pid}", "process", says=f"{name} called jax.distributed.initialize(process_id={index})")
+            Ref(f"{name}/{call.pid}", "process", shows=f"{name} called jax.distributed.initialize(process_id={index})")
             for name, call in zip(names, claimed, strict=True)
         ),
         next=(NextCommand("", f"pass an index that differs in each pod, such as JOB_COMPLETION_INDEX, in {source}"),),
@@ -195,7 +186,7 @@ def _wrong_count(
             Ref(
                 f"{pod.name}/{call.pid}",
                 "process",
-                says=f"{pod.name} called jax.distributed.initialize(num_processes={call.count}, "
+                shows=f"{pod.name} called jax.distributed.initialize(num_processes={call.count}, "
                 f"process_id={call.index})",
             )
             for call in calls[:3]

@@ -18,7 +18,7 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_diagnostics_console._simulate.faults import Fault
-from ml_diagnostics_console._simulate.launch import Settings
+from ml_diagnostics_console._simulate.launch import Settings, groups_of
 from ml_diagnostics_console._simulate.manifest import Workload
 from ml_diagnostics_console._simulate.processes import LAUNCHER, Line
 from ml_diagnostics_console._simulate.report import examined
@@ -176,7 +176,8 @@ class Rehearsal:
         lines = [line for verdict in own for line in [*format_verdict(verdict, width or 80), ""]]
         verdict_class = own[0].verdict_class if own else None
         if not found:
-            names = {pod.rank: pod.name for pod in self._pods}
+            training = max(groups_of(self._pods), key=len)
+            names = {index: pod.name for index, pod in enumerate(training)}
             report = examined(self._plan.workload.name, self._started_ns, names, self._console.detail)
             if report is None:
                 lines.append(_NOTHING)
