@@ -34,6 +34,7 @@ from ml_diagnostics_console.faultbench import (
     plan_of,
     plans_of,
     read,
+    run_all,
     score,
     score_all,
     seeds_of,
@@ -137,7 +138,7 @@ def _kind_of(archive: Path) -> str:
         return name
 
 
-def test_all_processes_of_a_host_have_the_clock_that_its_plan_says(tmp_path: Path) -> None:
+def test_all_processes_of_a_host_have_the_clock_that_its_plan_shows(tmp_path: Path) -> None:
     archive = next(archive for archive in HISTORIES if archive.name.startswith("clock-offset-"))
     with read(archive, tmp_path) as history:
         offsets = history.about["plan"]["clock_offsets_seconds"]
@@ -174,6 +175,21 @@ def test_live_jobs_are_diagnosed_right(tmp_path: Path) -> None:
     ], done.stdout
     assert results["scores"][0]["right_culprit"]["share"] == 1.0
     assert (output / "results.md").read_text() in done.stdout + "\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["disk_full", "cgroup_memory", "partition", "packet_loss"])
+def test_an_injection_that_needs_rights_has_its_effect_or_is_skipped_with_the_reason(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    lines: list[str] = []
+    archives = run_all([plan_of(kind, "0")], tmp_path / "histories", lines.append, is_live=False)
+    if not archives:
+        assert "skipped: " in lines[0]
+        pytest.skip(lines[0])
+    folder = tmp_path / "history"
+    folder.mkdir()
+    with read(archives[0], folder) as history:
+        assert history.void == ""
 
 
 # --- Plans ------------------------------------------------------------------------------------------------
@@ -227,9 +243,9 @@ _CRASH = Label((VerdictClass.CRASH,), (Blame.USER,), culprit=1, step=30, cascade
 _HEALTHY = Label((VerdictClass.HEALTHY,), is_fault=False)
 
 
-def _case(label: Label, said: VerdictClass, *culprits: int, probability: float | None = None) -> Case:
-    blame = Blame.USER if said is VerdictClass.CRASH else None
-    return Case("run", "sigkill", label, Answer(said, culprits, blame, probability))
+def _case(label: Label, reported: VerdictClass, *culprits: int, probability: float | None = None) -> Case:
+    blame = Blame.USER if reported is VerdictClass.CRASH else None
+    return Case("run", "sigkill", label, Answer(reported, culprits, blame, probability))
 
 
 def test_a_score_counts_classes_culprits_and_false_alarms() -> None:
@@ -253,7 +269,7 @@ def test_a_score_counts_classes_culprits_and_false_alarms() -> None:
     json.dumps(found.to_json())
 
 
-def test_a_right_answer_on_a_negative_is_no_false_alarm() -> None:
+def test_a_right_answer_on_a_negative_counts_as_right() -> None:
     asked = Label((VerdictClass.HEALTHY,), with_blame=Blame.PREEMPTION, is_fault=False)
     answer = Answer(VerdictClass.CRASH, (), Blame.PREEMPTION)
     assert is_right_class(asked, answer)
