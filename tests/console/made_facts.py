@@ -22,10 +22,10 @@ def after(seconds: float) -> int:
     return START_NS + round(seconds * SECOND_NS)
 
 
-def ref(says: str = "", *, seconds: float = 0.0, host: str = "host-0") -> Ref:
+def ref(shows: str = "", *, seconds: float = 0.0, host: str = "host-0") -> Ref:
     """Return a reference to an entry."""
     number = round(seconds * 1000) + 100_000_000_000
-    return Ref(f"{host}.{number}", "tpu.googleapis.com/runtime_monitor", after(seconds), host, says)
+    return Ref(f"{host}.{number}", "tpu.googleapis.com/runtime_monitor", after(seconds), host, shows)
 
 
 def process(index: int = 0, *, host: str = "", step: int | None = None, **fields: Any) -> ProcessFacts:

@@ -86,8 +86,8 @@ def test_the_more_certain_verdict_is_first_then_the_costlier_then_the_earlier() 
     ordered = [
         verdict("C1"),
         verdict("C5", confidence=Confidence.LIKELY, cost=Cost(100)),
-        verdict("C6", confidence=Confidence.LIKELY, cost=Cost(10), began_ns=1),
-        verdict("C7", confidence=Confidence.LIKELY, cost=Cost(10), began_ns=2),
+        verdict("C6", confidence=Confidence.LIKELY, cost=Cost(10), since_ns=1),
+        verdict("C7", confidence=Confidence.LIKELY, cost=Cost(10), since_ns=2),
     ]
     assert [each.rule for each in report_of(*reversed(ordered)).verdicts] == ["C1", "C5", "C6", "C7"]
 
@@ -126,7 +126,7 @@ def test_nothing_known_is_unknown_and_not_healthy() -> None:
             confidence=st.sampled_from(Confidence),
             part=st.sampled_from(Part),
             sentence=st.text(min_size=1, max_size=300),
-            began_ns=st.none() | st.integers(0, 2**62),
+            since_ns=st.none() | st.integers(0, 2**62),
             cost=st.none() | st.builds(Cost, st.floats(0, 1e9)),
         ),
         max_size=20,
@@ -341,7 +341,7 @@ def test_an_alert_that_is_not_valid_is_a_usage_error(target: str) -> None:
 
 @pytest.mark.parametrize(("target", "key"), [("entry", "rule"), ("event", "displayName")])
 def test_a_verdict_can_be_an_entry_of_the_journal(target: str, key: str) -> None:
-    report = report_of(verdict("C1", began_ns=after(3)))
+    report = report_of(verdict("C1", since_ns=after(3)))
     (alert,) = alerts_of([target], allows_private=False)
     alert.send(report, report.headline)
     (entry,) = [each for batch in JournalReader(LOG_ID, root=diagnostics_directory()).read_new() for each in batch]

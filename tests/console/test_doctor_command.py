@@ -128,7 +128,7 @@ def test_the_report_fits_a_terminal_and_is_colored_there(of_failed: Ended) -> No
     assert run_in_terminal(command, 80, {**os.environ, "NO_COLOR": "1"}).output.count("\x1b") == 0
 
 
-def test_without_the_distribution_the_command_says_how_to_install_it() -> None:
+def test_without_the_distribution_the_command_shows_how_to_install_it() -> None:
     program = (
         "import sys, importlib.metadata as m; m.entry_points = lambda **_: (); "
         "from google_cloud_mldiagnostics.cli import main; sys.exit(main(['doctor', 'last']))"

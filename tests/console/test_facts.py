@@ -69,7 +69,7 @@ def test_the_facts_hold_metrics_goodput_configs_and_versions(of_failed: Facts) -
     assert isinstance(of_failed.chips, Unknown)
 
 
-def test_a_job_that_began_no_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_started_no_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_job(tmp_path, "sys.exit('no data in /data')", with_run=False, name="early")
     run_job(tmp_path, "os.kill(os.getpid(), 9)", with_run=False, name="early")
     monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path))
@@ -122,7 +122,7 @@ def test_a_pid_that_is_used_again_is_another_process() -> None:
     assert [text.text for text in first.console.values()] == ["first"]
     assert [entry.payload["kind"] for entry in first.ends] == ["job_ended", "left_block"]
     assert (len(first.hangs), len(second.hangs)) == (0, 1)
-    assert second.hangs[0].began_ns == after(31)
+    assert second.hangs[0].since_ns == after(31)
     assert lives.of_process("host-0", 41, after(70), after(80)) is None
 
 
@@ -201,7 +201,7 @@ def test_metrics_of_any_form_are_read_or_left_out(payload: dict[str, Any]) -> No
     for number in range(3):
         curves.add("loss", LogEntry(number, 100_000_000_000 + number, payload, context))
     for curve in curves:
-        assert isinstance(curve.ref().says, str)
+        assert isinstance(curve.ref().shows, str)
         assert isinstance(curve.last, float)
 
 

@@ -252,7 +252,7 @@ def test_a_cluster_is_only_read(server: KubernetesServer) -> None:
     assert {request.method for request in server.requests} == {"GET"}
 
 
-# --- What it says if it cannot ----------------------------------------------------------------------------
+# --- What it shows if it cannot ----------------------------------------------------------------------------
 
 
 def why(name: str = "train", *, context: str | None = None, timeout_seconds: float = 20.0) -> str:

@@ -295,7 +295,7 @@ def test_a_run_that_does_not_exist_is_not_found(capsys: Captured) -> None:
     assert logs("nothing") == 3
 
 
-def test_a_job_of_which_nothing_was_kept_says_what_would_keep_it(capsys: Captured) -> None:
+def test_a_job_of_which_nothing_was_kept_shows_what_would_keep_it(capsys: Captured) -> None:
     log = EntryLog({"job": "llama", "run": "llama", "host": "h", "pid": "7", "process_index": "0"}, is_shipped=False)
     log.write(entry(JOB_ENDED, "ended", how="clean", exit_code=0))
     log.close(1.0)
@@ -321,7 +321,7 @@ def test_a_pod_that_waits_has_no_log_yet(cluster: KubernetesServer, capsys: Capt
     assert main(["logs", "train"]) == 3
     err = capsys.readouterr().err
     assert re.search(
-        r"No log yet: the pod train-0-\w+ is Pending \(rule W1\); `mldiagnostics doctor train` says why", err
+        r"No log yet: the pod train-0-\w+ is Pending \(rule W1\); `mldiagnostics doctor train` shows why", err
     )
 
 

@@ -62,7 +62,7 @@ def test_findings_are_read_with_the_reports_of_analyzers(gcloud: Path) -> None:
     assert isinstance(found, Fact)
     (event,) = found.value
     assert (event.id, event.type, event.has_insight) == ("abc-1", "PERFORMANCE_DEGRADATION", True)
-    assert event.ended_ns - event.began_ns == 600 * 1_000_000_000
+    assert event.ended_ns - event.since_ns == 600 * 1_000_000_000
     (report,) = event.reports
     assert (report.analyzer, report.is_detected, report.actions) == ("ICI Link Analyzer", True, ("Contact Google.",))
     assert found.refs[0].id == "abc-1"
@@ -113,7 +113,7 @@ def test_without_gcloud_nothing_is_known(gcloud: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["echo '['", "echo '{}'", "echo '[3]'", "true"])
-def test_an_answer_of_another_form_is_no_event(gcloud: Path, text: str) -> None:
+def test_an_answer_of_another_form_is_skipped(gcloud: Path, text: str) -> None:
     program(gcloud, text)
     found = read()
     assert isinstance(found, Unknown) or found.value == ()

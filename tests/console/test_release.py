@@ -68,7 +68,7 @@ def test_a_host_that_is_not_held_is_not_found(capsys: Captured) -> None:
     assert "host-1 is not held: there is no file in" in capsys.readouterr().err
 
 
-def test_a_host_that_was_released_before_says_by_what(capsys: Captured) -> None:
+def test_a_host_that_was_released_before_shows_by_what(capsys: Captured) -> None:
     _record_hold("host-1", 12, released_by="SIGTERM to process 12")
     assert release("llama", "host-1") == 3
     assert "it was released by SIGTERM to process 12" in capsys.readouterr().err

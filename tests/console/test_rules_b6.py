@@ -76,7 +76,7 @@ def test_what_is_missing_is_named_from_the_last_lines(code: int, text: str, sent
     assert found.sentence.startswith(f"{sentence} where the program runs")
     assert (found.verdict_class, found.blame) == (VerdictClass.BEFORE_START, Blame.USER)
     assert found.confidence is Confidence.PROVEN
-    assert found.evidence[0].says.startswith("printed ")
+    assert found.evidence[0].shows.startswith("printed ")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_exception_that_was_recorded_is_enough() -> None:
 def test_equal_processes_are_one_cause() -> None:
     found = verdict(*(failed(index, text=MODULE) for index in range(4)))
     assert found.sentence.endswith("ModuleNotFoundError, on all 4 processes")
-    assert len([each for each in found.evidence if each.says.startswith("printed")]) == 1
+    assert len([each for each in found.evidence if each.shows.startswith("printed")]) == 1
 
 
 def test_one_host_with_another_image_is_named() -> None:

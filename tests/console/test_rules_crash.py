@@ -141,7 +141,7 @@ def test_each_cause_has_one_rule_which_names_the_culprit_not_the_survivors(name:
     assert found.hosts == ("host-0",)
     assert found.process_indices == (0,)
     assert found.step == 30
-    assert found.began_ns == after(60)
+    assert found.since_ns == after(60)
     assert "host-0" in found.sentence
     assert "at step 30" in found.sentence
     assert found.evidence
@@ -318,13 +318,13 @@ def test_b2_is_not_for_failures_of_one_host_or_after_steps(processes: list[Proce
 # --- C2 -----------------------------------------------------------------------------------------------------
 
 
-def test_c2_says_how_fast_the_memory_grew_and_the_limit() -> None:
+def test_c2_shows_how_fast_the_memory_grew_and_the_limit() -> None:
     known = facts([process(0, step=30, end="out_of_memory")], metrics=memory(70, 75, 80, 85, 90, 95, 100))
     found = verdict("C2", known)
     # 5 % of 512 GiB in 10 s.
     assert "it grew by 164,927 MB/min, its limit is 512 GiB" in found.sentence
     assert any(
-        "container_memory 70 -> 100 % in 1 min 0 s (+164,927 MB/min); limit 512 GiB" in each.says
+        "container_memory 70 -> 100 % in 1 min 0 s (+164,927 MB/min); limit 512 GiB" in each.shows
         for each in found.evidence
     )
     assert found.blame is Blame.USER
@@ -415,7 +415,7 @@ def test_c4_killed_after_the_grace_period() -> None:
         "at 04:40:30 UTC, from outside of its container, and did not end in 30.0 s: it was killed at step 30 ("
         in found.sentence
     )
-    assert found.evidence[0].says == "SIGTERM from 0"
+    assert found.evidence[0].shows == "SIGTERM from 0"
 
 
 def test_c4_a_job_that_ran_on_did_not_stop() -> None:
@@ -430,7 +430,7 @@ def test_c4_is_seen_in_what_jax_writes() -> None:
     culprit = asked(ProcessEnd("signal", signal="SIGKILL"), console=(console(text),))
     found = only(with_survivors(culprit))
     assert found.rule == "C4"
-    assert "preemption_notifier" in found.evidence[0].says
+    assert "preemption_notifier" in found.evidence[0].shows
 
 
 def test_c4_a_handler_that_saves_and_ends_is_nothing_wrong() -> None:
@@ -465,7 +465,7 @@ def test_c4_a_whole_job_that_was_asked_has_no_culprit() -> None:
     assert only(killed).rule == "C7"
 
 
-def test_c4_says_that_a_running_job_was_asked() -> None:
+def test_c4_shows_that_a_running_job_was_asked() -> None:
     known = facts([process(0, step=30, signals=(signal(80.0),)), process(1, step=30)], is_live=True)
     found = verdict("C4", known)
     assert "40.0 s ago, and has not ended since" in found.sentence
@@ -559,7 +559,7 @@ def test_c6_a_process_that_left_well_has_left_though_jax_aborts_it_later() -> No
     others = [process(index, step=30, end="signal: SIGABRT", ended=71.1, hangs=(hang(),)) for index in (1, 2)]
     found = only(facts([left, *others]))
     assert (found.rule, found.hosts) == ("C6", ("host-0",))
-    assert found.began_ns == after(60)
+    assert found.since_ns == after(60)
 
 
 def test_c1_an_exit_code_counts_though_jax_aborts_the_process_later() -> None:
@@ -587,7 +587,7 @@ def test_c6_a_handler_of_sigterm_may_have_ended_it() -> None:
     assert "possibly it was asked to stop, and its handler of SIGTERM (on_term) ended it" in found.sentence
 
 
-def test_c6_with_one_signal_says_possibly_and_with_planned_steps_is_likely() -> None:
+def test_c6_with_one_signal_shows_possibly_and_with_planned_steps_is_likely() -> None:
     others = [survivor(1), survivor(2)]
     found = only(facts([process(0, step=30, end="clean"), *others]))
     assert (found.confidence, "possibly left" in found.sentence) == (Confidence.POSSIBLE, True)
@@ -719,7 +719,7 @@ def test_c8_names_the_path(exception: RaisedException, blame: Blame, what: str) 
     assert "mldiagnostics ssh run-1 host-0 -- " in found.next[0].command
 
 
-def test_c8_says_how_much_was_free() -> None:
+def test_c8_shows_how_much_was_free() -> None:
     exception = raised("OSError", "600000 requested and 262112 written")
     system = {"path": "/ckpt", "free_bytes": 0, "total_bytes": 10**12, "free_inodes": 5}
     culprit = process(0, step=4, end=f"exception: {exception.title}", exception=(exception,), file_systems=(system,))
@@ -867,13 +867,13 @@ def test_a_stuck_job_that_was_ended_as_a_whole_is_recognised_without_clocks_and_
 # --- Costs --------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_costs_what_the_ledger_says_of_its_disruption() -> None:
+def test_a_failure_costs_what_the_ledger_shows_of_its_disruption() -> None:
     ledger = report([summary(1, 0, 60, last_checkpoint_step=20, steps_lost=10), summary(2, 180, 1000)], [disruption()])
     known = facts([process(0, step=30, end="signal: SIGKILL")], [process(0, step=400)], ledger=ledger, judged=0)
     cost = verdict("C7", known).cost
     assert cost is not None
     assert (cost.seconds, cost.basis) == (150.0, CostBasis.LEDGER)
-    assert cost.says == "with 10 steps since the last checkpoint (step 20) to repeat"
+    assert cost.shows == "with 10 steps since the last checkpoint (step 20) to repeat"
 
 
 def test_before_the_job_resumes_a_failure_costs_the_steps_since_the_last_checkpoint() -> None:
@@ -885,8 +885,10 @@ def test_before_the_job_resumes_a_failure_costs_the_steps_since_the_last_checkpo
     found = verdict("C7", known)
     assert found.cost is not None
     assert (found.cost.seconds, found.cost.basis) == (pytest.approx(124.0), CostBasis.LOWER_BOUND)
-    assert found.cost.says == "since the last checkpoint (step 20)"
-    assert any("10 steps since the last checkpoint (step 20): 20.0 s to repeat" in each.says for each in found.evidence)
+    assert found.cost.shows == "since the last checkpoint (step 20)"
+    assert any(
+        "10 steps since the last checkpoint (step 20): 20.0 s to repeat" in each.shows for each in found.evidence
+    )
 
 
 def test_without_a_ledger_a_failure_costs_at_least_the_time_until_all_are_gone() -> None:
@@ -953,7 +955,7 @@ def test_u0_a_job_that_was_ended_while_it_was_stuck_is_wrong_and_unknown() -> No
     assert judged("H0", facts(everyone)) is None
 
 
-def test_h0_says_the_goodput_and_what_would_save_most() -> None:
+def test_h0_shows_the_goodput_and_what_would_save_most() -> None:
     ledger = report([summary(1, 0, 1000)], buckets={Bucket.DATA_LOADING_SYNC: 60, Bucket.CHECKPOINT_SAVE: 20})
     known = facts([process(index, step=400) for index in range(4)], is_live=True, ledger=ledger)
     found = verdict("H0", known)
@@ -965,7 +967,7 @@ def test_h0_says_the_goodput_and_what_would_save_most() -> None:
     assert judge(known).exit_code == 0
 
 
-def test_h0_says_that_goodput_is_not_known() -> None:
+def test_h0_shows_that_goodput_is_not_known() -> None:
     found = verdict("H0", facts([process(0, step=400, end="clean", planned_steps=1000)]))
     assert "the job ended well at step 400 of 1,000 planned" in found.sentence
     assert "its goodput is not known" in found.sentence

@@ -59,7 +59,7 @@ def only(known: Facts, rule: str) -> Verdict:
     verdict = found[rule]
     assert verdict.evidence
     assert verdict.next
-    assert all(entry.id and entry.says for entry in verdict.evidence)
+    assert all(entry.id and entry.shows for entry in verdict.evidence)
     return verdict
 
 
@@ -121,7 +121,7 @@ def test_b5_uses_digests_alone_only_if_most_hosts_agree() -> None:
     assert judged(facts(of_configs({"a": "1"}, {"a": "2"}, known=False)), "B5") is None
 
 
-def test_b5_says_what_is_missing() -> None:
+def test_b5_shows_what_is_missing() -> None:
     assert "machinelearning_run() on each of them" in judged(facts([process(0), process(1)]), "B5").why
     assert judged(facts([process(0)]), "B5") is None
 
@@ -150,7 +150,7 @@ def test_h1_reports_links_that_are_persistently_bad(health: int, is_bad: bool) -
     assert verdict.blame is Blame.SYSTEM
     assert verdict.hosts == ("host-1",)
     assert verdict.process_indices == (1,)
-    assert verdict.began_ns == after(60)
+    assert verdict.since_ns == after(60)
 
 
 def test_an_unusable_link_explains_a_stuck_job_and_one_with_errors_contributes() -> None:

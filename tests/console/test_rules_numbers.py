@@ -57,7 +57,7 @@ def test_the_first_loss_that_is_not_finite_is_named_with_its_step() -> None:
     assert found.sentence == (
         "loss is not finite (NaN) from step 40 (04:40:40 UTC); before: gradient norm 8.1e+04 (usually 1.2), rate 0.001"
     )
-    assert (found.step, found.began_ns) == (40, after(40))
+    assert (found.step, found.since_ns) == (40, after(40))
     assert found.confidence is Confidence.PROVEN
     assert found.verdict_class is VerdictClass.NUMBERS
     assert found.blame is Blame.USER

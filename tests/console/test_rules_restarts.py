@@ -144,7 +144,7 @@ def test_restarts_are_counted_by_the_side_that_they_are_due_to() -> None:
     assert found.part is Part.CONTRIBUTING
     assert found.cost is not None
     assert (found.cost.seconds, found.cost.basis) == (600.0, CostBasis.LEDGER)
-    assert found.evidence[1].says.endswith("after host-1: SIGTERM")
+    assert found.evidence[1].shows.endswith("after host-1: SIGTERM")
     assert verdict("R2", restarts(end="exception: ValueError: x")).blame is Blame.USER
     assert verdict("R2", restarts(end="signal: SIGSEGV")).blame is Blame.UNKNOWN
 
@@ -175,7 +175,7 @@ def test_without_a_ledger_restarts_are_not_checked() -> None:
     assert "ml_goodput_measurement" in found.why
 
 
-def test_a_job_that_runs_after_expensive_restarts_says_so() -> None:
+def test_a_job_that_runs_after_expensive_restarts_shows_so() -> None:
     assert judge(restarts()).headline.rule == "R2"
     assert judge(restarts()).exit_code == 16
 

@@ -90,7 +90,7 @@ def only(known: Facts, rule: str) -> Verdict:
     verdict = found[rule]
     assert verdict.evidence
     assert verdict.next
-    assert all(entry.id and entry.says for entry in verdict.evidence)
+    assert all(entry.id and entry.shows for entry in verdict.evidence)
     assert verdict.verdict_class is VerdictClass.SLOW
     return verdict
 
@@ -154,7 +154,7 @@ def test_slow_input_of_one_of_two_hosts_is_not_that_of_the_job() -> None:
     assert "L1" not in verdicts(facts([slow, fast]))
 
 
-def test_l1_says_possibly_of_a_duty_cycle_alone() -> None:
+def test_l1_shows_possibly_of_a_duty_cycle_alone() -> None:
     for duty, is_bound in ((19.0, True), (20.0, False)):
         curves = metrics(("tpu_duty_cycle", "host-0", [duty] * 12))
         known = facts([process(0, step=9)], metrics=curves)
@@ -180,7 +180,7 @@ def test_idle_devices_with_short_data_loading_wait_for_something_else() -> None:
     assert "L1" not in verdicts(facts(of_hosts(0.01, data=0.001), metrics=curves))
 
 
-def test_l1_says_what_is_missing() -> None:
+def test_l1_shows_what_is_missing() -> None:
     assert "heartbeat" in judged(facts(of_hosts(0.01)), "L1").why
     assert isinstance(judged(facts([process(0)]), "L1"), NotChecked)
 
@@ -215,7 +215,7 @@ def test_l2_needs_a_tenth_of_the_step_and_calls_a_fifth_critical(own: float, is_
 
 
 @pytest.mark.parametrize(("own", "steps", "is_late"), [(0.0135, 100, False), (0.0147, 100, True), (0.0147, 49, False)])
-def test_l2_says_possibly_of_a_host_that_is_a_tenth_slower(own: float, steps: int, is_late: bool) -> None:
+def test_l2_shows_possibly_of_a_host_that_is_a_tenth_slower(own: float, steps: int, is_late: bool) -> None:
     found = verdicts(facts(of_hosts(0.01, own, 0.01, count=2, steps=steps)))
     assert ("L2" in found) is is_late
     if is_late:
@@ -267,7 +267,7 @@ def test_equal_hosts_are_not_late_and_one_process_cannot_be() -> None:
     assert judged(facts(of_hosts(0.05)), "L2") is None
 
 
-def test_l2_says_what_is_missing() -> None:
+def test_l2_shows_what_is_missing() -> None:
     assert 'phase="sync"' in judged(facts(of_hosts(None, None)), "L2").why
     assert "diagnose()" in judged(facts([process(0), process(1)]), "L2").why
 
@@ -318,7 +318,7 @@ def test_l3_uses_the_metric_of_step_times() -> None:
     assert verdict.step == 100
 
 
-def test_l3_says_what_is_missing() -> None:
+def test_l3_shows_what_is_missing() -> None:
     assert "step_time" in judged(facts([process(0)]), "L3").why
 
 
@@ -353,7 +353,7 @@ def test_l4_counts_each_function_by_itself_and_only_what_costs_time() -> None:
     assert "L4" not in verdicts(facts([process(0, summaries=summaries(0.05), compiles=cheap)]))
 
 
-def test_l4_says_what_is_missing_and_trusts_a_companion_without_events() -> None:
+def test_l4_shows_what_is_missing_and_trusts_a_companion_without_events() -> None:
     assert isinstance(judged(facts([process(0)]), "L4"), NotChecked)
     assert judged(facts(of_hosts(0.05)), "L4") is None
 
@@ -389,7 +389,7 @@ def test_l5_reports_the_bandwidth_of_the_devices_as_a_contribution() -> None:
     assert "L5" not in verdicts(facts([process(0)], metrics=metrics(("tpu_hbm_util", "host-0", [79.0] * 6))))
 
 
-def test_l5_says_possibly_of_a_rate_that_does_not_vary_while_data_is_loaded() -> None:
+def test_l5_shows_possibly_of_a_rate_that_does_not_vary_while_data_is_loaded() -> None:
     for data, rates, is_bound in (
         (0.05, [200e6] * 30, True),
         (0.001, [200e6] * 30, False),
@@ -403,7 +403,7 @@ def test_l5_says_possibly_of_a_rate_that_does_not_vary_while_data_is_loaded() ->
             assert found["L5"].sentence.startswith("possibly bound by disk on host-0: reading from disk at 200 MB/s")
 
 
-def test_l5_says_what_is_missing() -> None:
+def test_l5_shows_what_is_missing() -> None:
     assert isinstance(judged(facts([process(0)]), "L5"), NotChecked)
 
 
@@ -419,7 +419,7 @@ def test_l6_reports_a_job_on_the_cpu_of_a_host_with_accelerators() -> None:
     assert "TPUs" in only(facts([on_tpu]), "L6").sentence
 
 
-def test_l6_says_possibly_of_accelerators_that_did_nothing() -> None:
+def test_l6_shows_possibly_of_accelerators_that_did_nothing() -> None:
     curves = metrics(("gpu_duty_cycle", "host-0", [0.0] * 6))
     found = verdicts(facts([process(0, step=9, hardware={"accelerator_type": "gpu"})], metrics=curves))
     assert found["L6"].sentence.startswith("possibly host-0 computes on the CPU")
@@ -431,7 +431,7 @@ def test_a_job_on_a_laptop_is_not_accused_of_using_its_cpu() -> None:
     assert judged(facts([process(0, step=9, hardware={"accelerator_type": "cpu"})]), "L6") is None
 
 
-def test_l6_says_what_is_missing() -> None:
+def test_l6_shows_what_is_missing() -> None:
     assert isinstance(judged(facts([process(0)]), "L6"), NotChecked)
 
 
@@ -542,7 +542,7 @@ def test_only_a_profile_on_this_machine_is_read(tmp_path: Any) -> None:
     found = read_profile(view(str(tmp_path)), summarise=summarise)
     assert isinstance(found, Fact)
     assert found.value.cause == "Input takes 33.0 % of the step"
-    assert found.refs[0].says == "profile s: Input takes 33.0 % of the step; steps wait for input for 33.0 %"
+    assert found.refs[0].shows == "profile s: Input takes 33.0 % of the step; steps wait for input for 33.0 %"
     refused = read_profile(view(str(tmp_path)), summarise=lambda _: "install XProf")
     assert isinstance(refused, Unknown)
     assert "install XProf" in refused.why

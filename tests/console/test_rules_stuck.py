@@ -79,7 +79,7 @@ def only(known: Facts, rule: str) -> Verdict:
     assert verdict.sentence
     assert verdict.evidence
     assert verdict.next
-    assert all(entry.id and entry.says for entry in verdict.evidence)
+    assert all(entry.id and entry.shows for entry in verdict.evidence)
     return verdict
 
 
@@ -140,7 +140,7 @@ def test_k1_names_the_one_that_is_elsewhere() -> None:
     assert verdict.cost.seconds == pytest.approx(120 - 55)
 
 
-def test_k1_of_two_processes_without_any_difference_names_both_and_says_possibly() -> None:
+def test_k1_of_two_processes_without_any_difference_names_both_and_shows_possibly() -> None:
     verdict = only(facts([stuck(0, STEP), stuck(1, LOCK)]), "K1")
     assert (
         "possibly one of host-0 in train_step (train.py:88) or host-1 in acquire_lock (cache.py:40)" in verdict.sentence
@@ -283,7 +283,7 @@ def test_k1s_reports_the_state_that_the_kernel_shows(state: str, channel: str, t
     assert verdict.hosts == ("host-1",)
 
 
-def test_k1s_reports_a_host_of_which_nothing_is_heard() -> None:
+def test_k1s_reports_a_host_that_records_nothing() -> None:
     silent = process(1, step=30, stacks=(stack(STEP, seconds=20, step=9),), last_event_ns=after(50))
     verdict = only(facts([stuck(0, STEP), silent, stuck(2, STEP)]), "K1s")
     assert verdict.sentence.startswith("host-1 does not answer: its last event was")
@@ -353,7 +353,7 @@ def test_k2_reports_late_hosts_if_queues_are_empty_and_devices_idle() -> None:
 
 
 @pytest.mark.parametrize("lines", ["2\n", "/job:jax_worker/replica:0/task:2\n"])
-def test_k2_names_the_process_that_jax_no_longer_hears_of(lines: str) -> None:
+def test_k2_names_the_process_that_jax_has_no_heartbeats_of(lines: str) -> None:
     text = (
         f"UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n{lines}The tasks have crashed."
     )
@@ -363,7 +363,7 @@ def test_k2_names_the_process_that_jax_no_longer_hears_of(lines: str) -> None:
     assert "host-2 stopped sending heartbeats, so its network is cut, or its machine is dead" in verdict.sentence
     assert verdict.hosts == ("host-2",)
     assert verdict.confidence is Confidence.LIKELY
-    assert verdict.evidence[0].says == "JAX on host-0: process 2 stopped sending heartbeats"
+    assert verdict.evidence[0].shows == "JAX on host-0: process 2 stopped sending heartbeats"
 
 
 def test_k2_names_a_missing_process() -> None:
@@ -423,7 +423,7 @@ def test_k4_names_the_process_that_reads_input_and_what_it_waits_for() -> None:
     assert verdict.confidence is Confidence.LIKELY
 
 
-def test_k4_says_possibly_if_only_the_frame_shows_it() -> None:
+def test_k4_shows_possibly_if_only_the_frame_shows_it() -> None:
     verdict = only(facts([stuck(0, STEP), stuck(1, INPUT), stuck(2, STEP)]), "K4")
     assert verdict.sentence.startswith("possibly input is stuck on host-1")
     assert verdict.confidence is Confidence.POSSIBLE
@@ -447,7 +447,7 @@ def test_k4_reports_input_that_is_stuck_everywhere() -> None:
 # --- K5 ---------------------------------------------------------------------------------------------------
 
 
-def test_k5_says_that_a_shutdown_barrier_is_not_a_hang() -> None:
+def test_k5_shows_that_a_shutdown_barrier_is_not_a_hang() -> None:
     failed = process(1, step=30, end="exception: ValueError: batch 12 is empty", ended=50, left_block_ns=after(50))
     verdict = only(facts([stuck(0, STEP), failed, stuck(2, STEP)]), "K5")
     assert verdict.sentence.startswith("not a hang: host-1 raised ValueError: batch 12 is empty at step 30")
@@ -456,7 +456,7 @@ def test_k5_says_that_a_shutdown_barrier_is_not_a_hang() -> None:
     assert verdict.blame is Blame.USER
 
 
-def test_k5_tells_what_the_barrier_has_cost_an_ended_job() -> None:
+def test_k5_reports_what_the_barrier_has_cost_an_ended_job() -> None:
     failed = process(1, step=30, end="exception: ValueError: x", ended=50, left_block_ns=after(50))
     other = process(0, end="signal: SIGABRT", ended=351)
     known = facts(attempt([other, failed], ended_ns=after(351)), is_live=False, now_ns=after(351))
@@ -505,7 +505,7 @@ def test_k6_reports_a_compilation_before_any_hang_and_how_long_they_took() -> No
 # --- B3 ---------------------------------------------------------------------------------------------------
 
 
-def test_b3_names_the_processes_that_never_came() -> None:
+def test_b3_names_the_processes_that_never_arrived() -> None:
     waiting = [
         process(
             index,
@@ -517,14 +517,14 @@ def test_b3_names_the_processes_that_never_came() -> None:
     ]
     verdict = only(facts(waiting), "B3")
     assert verdict.sentence.startswith(
-        "process 2 never came: 3 of 4 processes wait at initialize (jax/_src/distributed.py:180)"
+        "process 2 never arrived: 3 of 4 processes wait at initialize (jax/_src/distributed.py:180)"
     )
     assert verdict.verdict_class is VerdictClass.BEFORE_START
     assert verdict.process_indices == (2,)
     assert verdict.blame is Blame.UNKNOWN
 
 
-def test_b3_of_all_processes_says_that_the_address_is_possibly_wrong() -> None:
+def test_b3_of_all_processes_shows_that_the_address_is_possibly_wrong() -> None:
     waiting = [
         process(
             index,

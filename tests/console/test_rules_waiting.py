@@ -84,7 +84,7 @@ def verdict_of(rule: Rule, kubernetes: Fact[KubernetesFacts], *attempts: Any) ->
     assert isinstance(found, Verdict), found
     assert found.sentence.endswith(".")
     assert found.evidence
-    assert all(ref.says for ref in found.evidence)
+    assert all(ref.shows for ref in found.evidence)
     json.dumps(found.to_json())
     return found
 
@@ -588,7 +588,7 @@ def reason_of(*objects: dict[str, Any], **fields: Any) -> Any:
     kubernetes = cluster(job(), *objects, is_whole=False)
     found = kubernetes_reason(waits(kubernetes, [killed, process(1, host="train-1")]), killed)
     if found is not None:
-        assert found.ref.says == found.text
+        assert found.ref.shows == found.text
         assert not found.text.endswith(".")
     return found
 
@@ -658,7 +658,7 @@ def test_a_container_that_was_out_of_memory_is_named() -> None:
     assert was_container_out_of_memory(waits(cluster(failed("Evicted"))), killed) is None
 
 
-def test_events_name_the_reason_of_a_pod_that_says_nothing() -> None:
+def test_events_name_the_reason_of_a_pod_that_shows_nothing() -> None:
     evicted = event(pod(0), "Preempted", "Preempted by prod/serve on node n-0", seconds=61)
     assert "Preempted by prod/serve on node n-0" in reason_of(failed(), evicted).text
     assert reason_of(failed(), event(pod(0), "Preempted", "x", seconds=700)) is None
@@ -729,12 +729,12 @@ def test_a_finding_of_googles_analyzers_is_quoted_as_theirs() -> None:
 
 
 def seen(**fields: Any) -> MonitoredEvent:
-    known = {"id": "abc", "name": "degraded", "type": "PERFORMANCE_DEGRADATION", "began_ns": after(30)}
+    known = {"id": "abc", "name": "degraded", "type": "PERFORMANCE_DEGRADATION", "since_ns": after(30)}
     return MonitoredEvent(**{**known, "has_insight": True, **fields})
 
 
 def test_only_findings_of_the_attempt_are_quoted() -> None:
-    for event_of_run in (seen(has_insight=False), seen(began_ns=after(-600), ended_ns=after(-60))):
+    for event_of_run in (seen(has_insight=False), seen(since_ns=after(-600), ended_ns=after(-60))):
         assert GE.judge(facts([process(0)], monitored_events=Fact((event_of_run,)))) is None
     assert isinstance(GE.judge(facts([process(0)])), NotChecked)
 

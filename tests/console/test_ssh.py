@@ -101,7 +101,7 @@ def test_the_command_line_is_printed_and_nothing_is_run(cluster: KubernetesServe
     assert cluster.pod(_POD, "ml").commands == []
 
 
-def test_without_the_right_to_start_programs_it_says_which_to_ask_for(
+def test_without_the_right_to_start_programs_it_shows_which_to_ask_for(
     cluster: KubernetesServer, capfd: Captured
 ) -> None:
     cluster.denied = {"create pods/exec", "get pods/exec"}

@@ -34,7 +34,7 @@ def explain_rule(rule: Rule, width: int | None = None) -> str:
         for each in rule.thresholds:
             lines += _item(f"{each.name}: {each.value}. Source: {each.source}", columns)
     if rule.replaces:
-        lines += ["", f"says more than {', '.join(rule.replaces)}, which it replaces"]
+        lines += ["", f"shows more than {', '.join(rule.replaces)}, which it replaces"]
     if rule.example:
         lines += ["", "example", *_item(rule.example, columns)]
     return "\n".join(lines)
@@ -53,7 +53,7 @@ def explain_verdict(report: Report, verdict: Verdict, width: int | None = None) 
     for ref in verdict.evidence:
         when = "" if ref.time_ns is None else f"{format_timestamp(ref.time_ns)}  "
         lines += _item(f"{when}{ref.host}  {ref.source}  {ref.id}", columns)
-        lines += textwrap.wrap(ref.says, columns, initial_indent=_INDENT * 3, subsequent_indent=_INDENT * 3)
+        lines += textwrap.wrap(ref.shows, columns, initial_indent=_INDENT * 3, subsequent_indent=_INDENT * 3)
     if not verdict.evidence:
         lines += _item("none: it follows from what is missing", columns)
     rule = next((each for each in all_rules() if each.id == verdict.rule), None)
@@ -84,7 +84,7 @@ def explain_verdict(report: Report, verdict: Verdict, width: int | None = None) 
 def _why_lost(rival: Verdict, verdict: Verdict, rule: Rule | None) -> str:
     """Return the first difference of two verdicts in the order of ranking."""
     if rule is not None and rival.rule in rule.replaces:
-        return f"lost: {verdict.rule} says more about the same failure"
+        return f"lost: {verdict.rule} shows more about the same failure"
     if rival.part in (Part.CASCADE, Part.TEARDOWN):
         return f"lost: it is a {rival.part.value} of another failure"
     if rival.part is not verdict.part:
@@ -93,7 +93,7 @@ def _why_lost(rival: Verdict, verdict: Verdict, rule: Rule | None) -> str:
         return "lost: a job that has failed or stands still is not first of all slow"
     if rival.confidence is not verdict.confidence:
         return f"its certainty is {rival.confidence.value}, that of this one {verdict.confidence.value}"
-    return "it costs less, or began later"
+    return "it costs less, or started later"
 
 
 def _item(text: str, columns: int) -> list[str]:

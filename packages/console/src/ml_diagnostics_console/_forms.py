@@ -55,7 +55,7 @@ def monitored_event(report: Report, verdict: Verdict) -> dict[str, Any]:
         "name": f"{facts.name}/monitoredEvents/{verdict.rule.lower()}-{facts.attempt.number if facts.attempt else 0}",
         "displayName": verdict.sentence,
         "type": f"ML_DIAGNOSTICS_{verdict.verdict_class.value.upper()}",
-        "startTime": None if verdict.began_ns is None else format_timestamp(verdict.began_ns),
+        "startTime": None if verdict.since_ns is None else format_timestamp(verdict.since_ns),
         "endTime": None if verdict.ended_ns is None else format_timestamp(verdict.ended_ns),
         "details": verdict.to_json(),
     }

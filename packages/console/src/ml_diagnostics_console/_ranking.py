@@ -69,7 +69,7 @@ def shown(verdicts: Sequence[Verdict], rules: Sequence[Rule]) -> tuple[Verdict, 
 
 
 def _replaced(verdicts: Iterable[Verdict], rules: Sequence[Rule]) -> set[str]:
-    """Return the ids of rules whose verdicts repeat what that of a more specific rule says.
+    """Return the ids of rules with verdicts that repeat what that of a more specific rule shows.
 
     A mere possibility replaces nothing that is known better. That something unknown is wrong is reported only where no
     verdict on the state of the job explains it.
@@ -105,6 +105,6 @@ def _key(verdict: Verdict) -> tuple[int, int, int, float, int, str]:
         _CLASSES[verdict.verdict_class],
         _CONFIDENCES.index(verdict.confidence),
         -cost,
-        verdict.began_ns if verdict.began_ns is not None else 2**63,
+        verdict.since_ns if verdict.since_ns is not None else 2**63,
         verdict.rule,
     )

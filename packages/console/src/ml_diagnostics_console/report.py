@@ -106,7 +106,7 @@ class Report:
 
 
 def _nothing_known(facts: Facts) -> Verdict:
-    """Return the verdict on a job of which no rule says anything."""
+    """Return the verdict on a job of which no rule shows anything."""
     return Verdict(
         rule="U0",
         verdict_class=VerdictClass.UNKNOWN,
@@ -148,7 +148,7 @@ def format_verdict(verdict: Verdict, width: int) -> list[str]:
 def _details(verdict: Verdict, width: int) -> list[str]:
     lines = []
     proofs = dict.fromkeys(
-        f"{ref.host}: {ref.says}" if ref.host and ref.host not in ref.says else ref.says for ref in verdict.evidence
+        f"{ref.host}: {ref.shows}" if ref.host and ref.host not in ref.shows else ref.shows for ref in verdict.evidence
     )
     for text in itertools.islice(proofs, _PROOFS):
         lines += _wrapped("proof", text, width)
@@ -177,7 +177,7 @@ def _command(command: NextCommand, width: int) -> list[str]:
 _BLAMES: Final[Mapping[Blame, str]] = {
     Blame.USER: "the program or its configuration",
     Blame.SYSTEM: "the machine, the network or the cluster",
-    Blame.PREEMPTION: "a preemption: the job was asked to make room",
+    Blame.PREEMPTION: "a preemption: the job was asked to free its machines",
 }
 
 
@@ -192,8 +192,8 @@ def format_cost(cost: Cost) -> str:
     """Return a cost: `1 h 12 min, 307 chip-hours`, with `at least` where it is a lower bound."""
     least = "at least " if cost.basis is CostBasis.LOWER_BOUND else ""
     chips = "" if cost.chip_hours is None else f", {cost.chip_hours:,.3g} chip-hours"
-    says = f" {cost.says}" if cost.says else ""
-    return f"{least}{format_duration(cost.seconds)}{says}{chips}"
+    shows = f" {cost.shows}" if cost.shows else ""
+    return f"{least}{format_duration(cost.seconds)}{shows}{chips}"
 
 
 def _not_checked(report: Report, width: int, *, with_all: bool) -> list[str]:

@@ -92,13 +92,13 @@ class Ref(NamedTuple):
     time_ns: int | None = None
     """When it was recorded, in ns since 1970, by the clock of that host."""
     host: str = ""
-    says: str = ""
+    shows: str = ""
     """The sentence for people: what it shows."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the types of JSON."""
         time = None if self.time_ns is None else format_timestamp(self.time_ns)
-        return {"ref": self.id, "log": self.source, "time": time, "host": self.host, "says": self.says}
+        return {"ref": self.id, "log": self.source, "time": time, "host": self.host, "says": self.shows}
 
 
 class NextCommand(NamedTuple):
@@ -121,13 +121,13 @@ class Cost:
         seconds: Wall time.
         basis: The source of that number.
         chip_hours: The same for all chips of the job; None where their number is not known. Filled in by the ranking.
-        says: The parts of it, to follow the duration: `since the last checkpoint (step 40,000)`; may be empty.
+        shows: The parts of it, to follow the duration: `since the last checkpoint (step 40,000)`; may be empty.
     """
 
     seconds: float
     basis: CostBasis = CostBasis.LOWER_BOUND
     chip_hours: float | None = None
-    says: str = ""
+    shows: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the types of JSON."""
@@ -150,7 +150,7 @@ class Verdict:
         hosts: The hosts that it is about.
         process_indices: The processes that it is about.
         step: The step at which it started.
-        began_ns: When it started, in ns since 1970.
+        since_ns: When it started, in ns since 1970.
         ended_ns: When it ended; None if it has not.
         cost: The cost; None where nothing is known.
         evidence: The entries that show it, the most important first. The text output has the first three as proof.
@@ -166,7 +166,7 @@ class Verdict:
     hosts: tuple[str, ...] = ()
     process_indices: tuple[int, ...] = ()
     step: int | None = None
-    began_ns: int | None = None
+    since_ns: int | None = None
     ended_ns: int | None = None
     cost: Cost | None = None
     evidence: tuple[Ref, ...] = ()
@@ -188,7 +188,7 @@ class Verdict:
             "hosts": list(self.hosts),
             "process_indices": list(self.process_indices),
             "step": self.step,
-            "began": time(self.began_ns),
+            "began": time(self.since_ns),
             "ended": time(self.ended_ns),
             "cost": None if self.cost is None else self.cost.to_json(),
             "evidence": [ref.to_json() for ref in self.evidence],

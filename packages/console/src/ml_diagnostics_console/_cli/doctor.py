@@ -25,7 +25,7 @@ _EXIT_CODES: Final = (
 
 
 class DoctorCommand:
-    """Says what is wrong with a job, or explains a verdict."""
+    """Prints what is wrong with a job, or explains a verdict."""
 
     name = "doctor"
     summary = "find out why a job waits, was retried, is slow, is stuck or failed, with proof"
@@ -44,7 +44,7 @@ class DoctorCommand:
         parser.add_argument("--attempt", metavar="N|all", default="", help="judge this attempt (default: the last one)")
         parser.add_argument("--all", action="store_true", help="print all verdicts, and all that was not checked")
         parser.add_argument("--format", choices=_FORMATS, default="text", help="the form of the output (default: text)")
-        parser.add_argument("--live", action="store_true", help="look again every 10 s, and print what is new")
+        parser.add_argument("--live", action="store_true", help="read again every 10 s, and print what is new")
         parser.add_argument("--until", choices=_CLASSES, help="with --live: end at the first verdict of this kind")
         parser.add_argument(
             "--alert",

@@ -54,13 +54,13 @@ def attempts_of_runs(view: RunView, lives: Lives, records: RunRecords) -> list[A
     names = {name for name in (view.run_id, view.display_name) if name}
     for life in lives.labelled(names):
         if id(life) not in used and _may_be_of(life, view, names):
-            _place(life, view.attempts, by_attempt)
+            _assign(life, view.attempts, by_attempt)
     known = {attempt.number: attempt for attempt in view.attempts}
     return [_attempt(number, known.get(number), by_attempt.get(number, [])) for number in sorted({*known, *by_attempt})]
 
 
 def attempts_of_jobs(found: Sequence[Life]) -> list[AttemptFacts]:
-    """Return the attempts of a job that began no run, from the entries of companions alone.
+    """Return the attempts of a job that started no run, from the entries of companions alone.
 
     A process with the host and index of one that has ended is of the next attempt.
 
@@ -91,18 +91,18 @@ def chips_of(view: RunView) -> Fact[int] | Unknown:
         return Unknown("the job computes on CPUs: it uses no accelerator")
     if not number:
         return Unknown("the run's hardware configs have no `num_devices`: its devices were never initialised")
-    says = f"{number} devices"
-    return Fact(number, (Ref(view.run_id, "run", view.started_ns, "", says),), view.started_ns or 0)
+    shows = f"{number} devices"
+    return Fact(number, (Ref(view.run_id, "run", view.started_ns, "", shows),), view.started_ns or 0)
 
 
 def _may_be_of(life: Life, view: RunView, names: set[str]) -> bool:
-    """Return True if a process that is not in the run belongs to it: it ended before the run began in it."""
+    """Return True if a process that is not in the run belongs to it: it ended before the run started in it."""
     run = life.labels.get("run", "")
     started_ns = view.started_ns or 0
     return (run in names or not run) and life.last_ns >= started_ns - _BEFORE_RUN_NS
 
 
-def _place(life: Life, attempts: Sequence[AttemptView], by_attempt: dict[int, list[ProcessFacts]]) -> None:
+def _assign(life: Life, attempts: Sequence[AttemptView], by_attempt: dict[int, list[ProcessFacts]]) -> None:
     """Add a process without entries of the run to the attempt of its time; or what `run` recorded to its child."""
     number = _attempt_at(life, attempts)
     processes = by_attempt.setdefault(number, [])
@@ -215,7 +215,7 @@ def _refs_of_end(life: Life) -> list[Ref]:
 
 
 def _merged(ends: Sequence[LogEntry]) -> dict[str, Any]:
-    """Return the fields of all entries on one end; what the end of the process has comes before that of its block."""
+    """Return the fields of all entries on one end; what the end of the process has is before that of its block."""
     merged: dict[str, Any] = {}
     for entry in sorted(ends, key=lambda entry: entry.payload.get("kind") == "job_ended"):
         merged.update({name: value for name, value in entry.payload.items() if value not in (None, "")})

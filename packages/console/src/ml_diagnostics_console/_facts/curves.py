@@ -93,7 +93,7 @@ class Curve:
         self._lowest: tuple[float, LogEntry] | None = None
 
     def add(self, entry: LogEntry, step: int, value: float) -> None:
-        """Take a point; -1 is no step."""
+        """Take a point; -1 if there is none."""
         if not math.isfinite(value):
             if self.first_not_finite is None or entry.timestamp_ns < self.first_not_finite.time_ns:
                 known = None if step == _NO_STEP else step
@@ -151,20 +151,20 @@ class Curve:
         """The lowest finite value; NaN without one."""
         return self._lowest[0] if self._lowest is not None else math.nan
 
-    def ref(self, which: str = "last", says: str = "") -> Ref:
+    def ref(self, which: str = "last", shows: str = "") -> Ref:
         """Return the entry of a point.
 
         Args:
             which: `first`, `last`, `highest` or `lowest`.
-            says: The sentence of it; empty takes the metric and its value.
+            shows: The sentence of it; empty takes the metric and its value.
         """
         extremes = {"highest": self._highest, "lowest": self._lowest}
         extreme = extremes.get(which)
         entry = extreme[1] if extreme is not None else self._first if which == "first" else self._last
         value = extreme[0] if extreme is not None else self._value(entry)
         if entry is None:
-            return Ref("", "ml_diagnostics_metric", None, self.key.host, says)
-        return self._ref(entry, value, says)
+            return Ref("", "ml_diagnostics_metric", None, self.key.host, shows)
+        return self._ref(entry, value, shows)
 
     def beside(self, name: str) -> float | None:
         """Return a number that the last entry has beside its value, such as `total_bytes`; None without one."""
@@ -189,9 +189,9 @@ class Curve:
         is_one_of_many = self.element < len(numbers) and any(label in _LABELS for label, _ in self.key.labels)
         return _number(numbers[self.element]) if is_one_of_many else _mean(numbers)
 
-    def _ref(self, entry: LogEntry, value: float, says: str = "") -> Ref:
+    def _ref(self, entry: LogEntry, value: float, shows: str = "") -> Ref:
         unit = "" if self.unit in ("", "1") else f" {self.unit}"
-        text = says or f"{self.key.name} {value:.6g}{unit}"
+        text = shows or f"{self.key.name} {value:.6g}{unit}"
         return Ref(entry.insert_id, entry.context.log_id, entry.timestamp_ns, self.key.host, text)
 
 
@@ -209,7 +209,7 @@ class Curves:
 
     def __init__(self) -> None:
         self._curves: dict[CurveKey, Curve] = {}
-        # By the identity of the context, which all entries of a writer share: with a million entries each look at
+        # By the identity of the context, which all entries of a writer share: with a million entries each search in
         # labels counts.
         self._known: dict[tuple[int, str], _Known] = {}
 

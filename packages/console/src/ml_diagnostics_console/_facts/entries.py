@@ -1,7 +1,7 @@
 """The entries of companions and of `run`, gathered by process: what they show of its life. Pure.
 
 Entries are joined with a run by host, pid and time, never by labels: the companion of a process does not know the run
-before it begins. A pid is used again, always so in containers: an entry belongs to the life of a pid that was open at
+before it starts. A pid is used again, always so in containers: an entry belongs to the life of a pid that was open at
 its time. Values of another form are left out, since entries may be of a newer version, or damaged.
 """
 
@@ -50,14 +50,14 @@ _MOST_FRAMES: Final = 64
 _MOST_SAYS: Final = 300
 
 
-def ref_of(entry: LogEntry, says: str = "") -> Ref:
+def ref_of(entry: LogEntry, shows: str = "") -> Ref:
     """Return the reference to an entry.
 
     Args:
         entry: The entry.
-        says: The sentence; empty takes that of the entry.
+        shows: The sentence; empty takes that of the entry.
     """
-    text = says or one_line(str(entry.payload.get("message", "")), _MOST_SAYS)
+    text = shows or one_line(str(entry.payload.get("message", "")), _MOST_SAYS)
     return Ref(entry.insert_id, entry.context.log_id, entry.timestamp_ns, entry.context.labels.get("host", ""), text)
 
 
@@ -202,14 +202,14 @@ class Life:
 
     def _add_console(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
         stream, occasion = str(payload.get("stream", "")), str(payload.get("occasion", ""))
-        says = f"the last lines of std{stream}" if stream in ("out", "err") else "the last lines"
+        shows = f"the last lines of std{stream}" if stream in ("out", "err") else "the last lines"
         text = str(payload.get("message", ""))
         self.console[stream, occasion] = ConsoleText(
             entry.timestamp_ns,
             stream,
             occasion,
             text,
-            ref_of(entry, says),
+            ref_of(entry, shows),
             times=_pairs(payload.get("times")),
             path=str(payload.get("path") or ""),
             is_of_python=payload.get("is_of_python") is True,
@@ -285,7 +285,7 @@ class Lives:
         return None
 
     def labelled(self, names: Iterable[str]) -> list[Life]:
-        """Return the lives whose labels name one of some jobs or runs, in the order of their first entries."""
+        """Return the lives with labels that name one of some jobs or runs, in the order of their first entries."""
         wanted = set(names)
         found = [
             life
@@ -341,7 +341,7 @@ def _of_dump(parts: list[LogEntry]) -> MainStack | None:
 
 def _stack(entry: LogEntry, frames: tuple[str, ...], trigger: str, unchanged: float, headline: str = "") -> MainStack:
     payload = entry.payload
-    says = f"the main thread is in {frames[0]}" if frames else "the main thread has no Python frame"
+    shows = f"the main thread is in {frames[0]}" if frames else "the main thread has no Python frame"
     return MainStack(
         natural_number(payload.get("time_ns")) or entry.timestamp_ns,
         frames,
@@ -349,7 +349,7 @@ def _stack(entry: LogEntry, frames: tuple[str, ...], trigger: str, unchanged: fl
         str(payload.get("phase") or ""),
         unchanged,
         trigger,
-        ref_of(entry, says),
+        ref_of(entry, shows),
         headline,
     )
 

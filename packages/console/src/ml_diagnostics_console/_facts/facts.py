@@ -76,7 +76,7 @@ class HangVerdict(NamedTuple):
     ref: Ref
 
     @property
-    def began_ns(self) -> int:
+    def since_ns(self) -> int:
         """When the last progress was made."""
         return self.time_ns - round(self.stuck_seconds * 1e9)
 

@@ -58,7 +58,7 @@ def read_monitored_events(
         return Unknown(str(error))
     documents = found if isinstance(found, list) else []
     events = [event for document in documents[:_MOST_EVENTS] if (event := parse_event(document)) is not None]
-    events.sort(key=lambda event: event.began_ns or 0, reverse=True)
+    events.sort(key=lambda event: event.since_ns or 0, reverse=True)
     wanted = {event.id for event in events if event.has_insight and not event.reports}
     detailed = {event_id: _described(event_id, options, deadline) for event_id in sorted(wanted)[:_MOST_DETAILS]}
     events = [detailed.get(event.id) or event for event in events]

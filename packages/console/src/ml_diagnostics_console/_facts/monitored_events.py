@@ -47,7 +47,7 @@ class MonitoredEvent:
         id: Its id.
         name: Its name for people.
         type: Its type, such as PERFORMANCE_DEGRADATION.
-        began_ns: When it started, in ns since 1970; None if it is not known.
+        since_ns: When it started, in ns since 1970; None if it is not known.
         ended_ns: When it ended; None if it has not.
         reports: The findings of analyzers.
         has_insight: True if an analyzer found something, also if its report was not read.
@@ -56,7 +56,7 @@ class MonitoredEvent:
     id: str
     name: str
     type: str = ""
-    began_ns: int | None = None
+    since_ns: int | None = None
     ended_ns: int | None = None
     reports: tuple[AnalyzerReport, ...] = ()
     has_insight: bool = False
@@ -64,7 +64,7 @@ class MonitoredEvent:
     @property
     def ref(self) -> Ref:
         """The evidence of it."""
-        return Ref(self.id, SOURCE, self.began_ns, "", f"{self.type or 'event'}: {self.name}")
+        return Ref(self.id, SOURCE, self.since_ns, "", f"{self.type or 'event'}: {self.name}")
 
 
 def parse_event(document: object) -> MonitoredEvent | None:
@@ -80,7 +80,7 @@ def parse_event(document: object) -> MonitoredEvent | None:
         id=event_id,
         name=_text(document, "displayName") or event_id,
         type=_text(document, "type"),
-        began_ns=_time(document, "startTime"),
+        since_ns=_time(document, "startTime"),
         ended_ns=_time(document, "endTime"),
         reports=reports,
         has_insight=document.get("analyzerInsightFound") is True or any(report.is_detected for report in reports),

@@ -1,6 +1,6 @@
 """Read all that is known of a job: the only module of facts with effects on logs and runs.
 
-The job is a run, by its id; or the name of a job that began no run, of which companions, or `run`, recorded the ends;
+The job is a run, by its id; or the name of a job that started no run, of which companions, or `run`, recorded the ends;
 or the name of a workload in Kubernetes that has not recorded anything yet. A reader that is asked again reads only what
 is new.
 """
@@ -153,7 +153,7 @@ class JobReader:
         )
 
     def _without_run(self, error: RunNotFoundError) -> Facts:
-        """Return the facts of a job that began no run; raise the error if nothing is known of it."""
+        """Return the facts of a job that started no run; raise the error if nothing is known of it."""
         name = self._question.name
         self._read_companions(0, {name})
         attempts = attempts_of_jobs(self._lives.labelled([name]))
@@ -242,8 +242,8 @@ def _read_ledger(job: str) -> Fact[JobReport] | Unknown:
         data = report(job).data
     except DiagnosticsError as error:
         return Unknown(f"no goodput is known: {str(error).splitlines()[0]}")
-    says = f"goodput {data.goodput_percent:.1f} % of {data.counted_ns / 1e9:.0f} s"
-    return Fact(data, (Ref(f"goodput/{data.job_name}", "goodput", data.end_ns, "", says),), data.end_ns)
+    shows = f"goodput {data.goodput_percent:.1f} % of {data.counted_ns / 1e9:.0f} s"
+    return Fact(data, (Ref(f"goodput/{data.job_name}", "goodput", data.end_ns, "", shows),), data.end_ns)
 
 
 def _last_events(attempts: Sequence[AttemptFacts]) -> list[int]:

@@ -32,7 +32,7 @@ _ENTRY, _EVENT = "entry", "event"
 
 
 class AlertError(CommandError):
-    """An alert could not be delivered; it is tried again with the next look at the job."""
+    """An alert could not be delivered; it is tried again with the next read of the job."""
 
 
 class Alert(Protocol):

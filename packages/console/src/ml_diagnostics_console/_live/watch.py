@@ -26,7 +26,7 @@ _Key = tuple[str, int, tuple[str, ...]]
 
 
 class Watch:
-    """Looks at a job again and again.
+    """Reads and judges a job repeatedly.
 
     Args:
         reader: Reads the job.
@@ -34,7 +34,7 @@ class Watch:
         form: The form of the output: `text`, `json` or `monitored-event`.
         alerts: Receivers of verdicts.
         until: The kind of verdict at which to end; None ends with the job.
-        wait: Waits some seconds between two looks.
+        wait: Waits some seconds between two reads.
         judged: Judges facts.
     """
 

@@ -1,4 +1,4 @@
-"""Shows what the processes of a job printed: the last lines of one, again and again, or of all around a moment."""
+"""Shows what the processes of a job printed: the last lines of one, repeatedly, or of all around a moment."""
 
 from __future__ import annotations
 
@@ -204,7 +204,9 @@ class Showing:
         """Return why there is nothing to show, and what to do."""
         pods = [target.pod for target in targets if target.pod is not None]
         if pending := [pod for pod in pods if pod.is_pending]:
-            return f"No log yet: {_pods(pending)} Pending (rule W1); `mldiagnostics doctor {self._facts.name}` says why"
+            return (
+                f"No log yet: {_pods(pending)} Pending (rule W1); `mldiagnostics doctor {self._facts.name}` shows why"
+            )
         if not targets:
             return f"No log yet: no process of {self._facts.name} has recorded anything"
         name = targets[0].name if len(targets) == 1 else format_count(len(targets), "process", "processes")

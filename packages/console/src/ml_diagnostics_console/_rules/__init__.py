@@ -11,8 +11,6 @@ from ml_diagnostics_console._rules.rule import Rule
 __all__ = ["all_rules"]
 
 
-
-
 @cache
 def all_rules() -> tuple[Rule, ...]:
     """Return all rules, by the name of their modules: one module of this package that defines `RULE` is one rule."""

@@ -17,7 +17,7 @@ from ml_diagnostics_console.verdict import Ref
 __all__ = ["GRACE_SECONDS", "Asked", "Saved", "asked_of", "is_asked", "is_graceful", "saved_state"]
 
 GRACE_SECONDS: Final = 30.0
-"""Kubernetes kills a pod so long after SIGTERM, unless its terminationGracePeriodSeconds says otherwise."""
+"""Kubernetes kills a pod so long after SIGTERM, unless its terminationGracePeriodSeconds shows otherwise."""
 _CAUGHT: Final = "SIGTERM caught"
 """JAX's preemption notifier writes this, and swallows the signal."""
 _SIGTERM: Final = "SIGTERM"
@@ -54,7 +54,7 @@ def asked_of(process: ProcessFacts) -> Asked | None:
     for console in process.console:
         line = next((line for line in console.text.splitlines() if _CAUGHT in line), None)
         if line is not None:
-            return Asked(None, "", (console.ref._replace(says=f"{process.name} wrote: {line.strip()[:120]}"),))
+            return Asked(None, "", (console.ref._replace(shows=f"{process.name} wrote: {line.strip()[:120]}"),))
     if process.end.was_asked or signal_of(process) == _SIGTERM:
         return Asked(None, "", process.end_refs[:1])
     return None

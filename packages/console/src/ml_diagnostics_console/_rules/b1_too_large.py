@@ -49,8 +49,8 @@ def judge(facts: Facts) -> Judgement:
     if pod is None:
         evidence.append(Ref(large.ref, "kubernetes", None, "", f"its pods request {_requests(large.limits)}"))
     if limit.node is not None:
-        says = f"node {limit.node.name} has {amount(limit.resource, limit.largest)}, the most of all that fit"
-        evidence.append(Ref(limit.node.ref, "kubernetes", None, limit.node.name, says))
+        shows = f"node {limit.node.name} has {amount(limit.resource, limit.largest)}, the most of all that fit"
+        evidence.append(Ref(limit.node.ref, "kubernetes", None, limit.node.name, shows))
     evidence += [event_ref(event) for event in refused[-1:]]
     doubt = "" if refused else " (a node pool without nodes may have larger ones)"
     return Verdict(
@@ -58,11 +58,11 @@ def judge(facts: Facts) -> Judgement:
         verdict_class=VerdictClass.BEFORE_START,
         sentence=f"{_subject(found, large.name, pod is not None)} can never start: {_limits(large.limits)}{doubt}.",
         blame=Blame.USER,
-        # A pool that is scaled to zero is not seen, unless an autoscaler says that none would fit.
+        # A pool that is scaled to zero is not seen, unless an autoscaler shows that none would fit.
         confidence=Confidence.PROVEN if refused else Confidence.LIKELY,
         hosts=tuple(each.host for each in pods),
         process_indices=tuple(each.index for each in pods if each.index is not None),
-        began_ns=since_ns,
+        since_ns=since_ns,
         cost=None if since_ns is None else cost_of(since_ns, found.now_ns),
         evidence=tuple(evidence),
         next=_commands(cluster, limit, found, large.name),

@@ -59,7 +59,7 @@ def _judge(facts: Facts) -> Judgement:
         confidence=Confidence.POSSIBLE,
         cost=Cost(seconds, CostBasis.STUCK_TIME),
         refs=(Ref(facts.name, "run", started_ns, "", f"{known} of {expected} processes have recorded something"),),
-        began_ns=started_ns,
+        since_ns=started_ns,
     )
 
 
@@ -71,7 +71,7 @@ def _of_hang(facts: Facts, attempt: AttemptFacts, job: StuckJob) -> Verdict:
         (text for process in waiting if (text := str(process.fields.get("coordinator_address") or ""))), ""
     )
     where = coordinator or job.waiting.text
-    moment = at(None, job.began_ns)
+    moment = at(None, job.since_ns)
     lasted = format_duration(job.seconds)
     absent = max(0, expected - len(attempt.processes))
     elsewhere = [process for process in attempt.processes if all(process is not each for each in waiting)]
@@ -79,7 +79,7 @@ def _of_hang(facts: Facts, attempt: AttemptFacts, job: StuckJob) -> Verdict:
     lost = _with_another_coordinator(waiting)
     if absent:
         sentence = (
-            f"{_missing(indexes, absent)} never came: {len(waiting)} of {expected} processes wait at {where} {moment} "
+            f"{_missing(indexes, absent)} never arrived: {len(waiting)} of {expected} processes wait at {where} {moment} "
             f"for {lasted}"
         )
     elif lost:
@@ -91,11 +91,11 @@ def _of_hang(facts: Facts, attempt: AttemptFacts, job: StuckJob) -> Verdict:
         )
     elif elsewhere:
         sentence = (
-            f"{named(elsewhere)} never came to {where}: {len(waiting)} processes wait there {moment} for {lasted}"
+            f"{named(elsewhere)} never reached {where}: {len(waiting)} processes wait there {moment} for {lasted}"
         )
     elif len(waiting) == 1:
         sentence = (
-            f"{waiting[0].name} waits at {where} {moment} for {lasted}: possibly other processes never came, or the "
+            f"{waiting[0].name} waits at {where} {moment} for {lasted}: possibly other processes never arrived, or the "
             "coordinator or the devices cannot be reached"
         )
     else:
@@ -112,7 +112,7 @@ def _of_hang(facts: Facts, attempt: AttemptFacts, job: StuckJob) -> Verdict:
         confidence=Confidence.LIKELY if absent or blamed else Confidence.POSSIBLE,
         cost=cost_of(job),
         refs=(*refs[:2], *evidence_of(job)),
-        began_ns=job.began_ns,
+        since_ns=job.since_ns,
         job=job,
         blamed=blamed,
     )
@@ -130,9 +130,9 @@ def _with_another_coordinator(waiting: Sequence[ProcessFacts]) -> list[ProcessFa
 
 
 def _coordinator_ref(process: ProcessFacts) -> Ref:
-    says = f"{process.name}: jax.distributed.initialize was called with {process.coordinator}"
+    shows = f"{process.name}: jax.distributed.initialize was called with {process.coordinator}"
     ref = process.hangs[-1].ref if process.hangs else Ref(f"{process.host}/{process.pid}", "run", process.started_ns)
-    return ref._replace(says=says)
+    return ref._replace(shows=shows)
 
 
 def _verdict(
@@ -143,7 +143,7 @@ def _verdict(
     confidence: Confidence,
     cost: Cost,
     refs: tuple[Ref, ...],
-    began_ns: int,
+    since_ns: int,
     job: StuckJob | None = None,
     blamed: Sequence[ProcessFacts] = (),
 ) -> Verdict:
@@ -157,7 +157,7 @@ def _verdict(
         confidence=confidence,
         hosts=hosts_of(blamed or waiting),
         process_indices=indexes or indices_of(blamed or waiting),
-        began_ns=began_ns,
+        since_ns=since_ns,
         ended_ns=job.until_ns if job is not None and job.is_over else None,
         cost=cost,
         evidence=refs,
@@ -182,13 +182,13 @@ def _missing(indexes: tuple[int, ...], absent: int) -> str:
 
 RULE = Rule(
     id="B3",
-    title="processes never came",
+    title="processes never arrived",
     needs=(*NEEDS, "the number of processes: the launcher's variables, or machinelearning_run(expected_processes=...)"),
     judge=_judge,
     thresholds=(
         Threshold("hang", "the timeout of the phase init", "HangConfig.startup_floor_seconds"),
         Threshold("silence (s)", _SILENT_SECONDS, "initialization_timeout of jax.distributed.initialize"),
     ),
-    example="process 3 never came: 7 of 8 processes wait at initialize (jax/_src/distributed.py:180) at 16:02:11 UTC "
+    example="process 3 never arrived: 7 of 8 processes wait at initialize (jax/_src/distributed.py:180) at 16:02:11 UTC "
     "for 30 min 0 s",
 )

@@ -29,14 +29,14 @@ def judge(facts: Facts) -> Judgement:
     index, alone = first.index, first.process_count <= 1 and second.process_count <= 1
     others = [process for process in attempt.processes if process.index == index and process.host != first.host]
     hosts = hosts_of([first, *others])
-    began_ns = second.started_ns
+    since_ns = second.started_ns
     if alone:
         sentence = (
-            f"{first.host} and {second.host} both run as process {index} of 1 since {clock(began_ns)}: each of the "
+            f"{first.host} and {second.host} both run as process {index} of 1 since {clock(since_ns)}: each of the "
             f"{len(hosts)} hosts trains alone, as if `jax.distributed.initialize` was not called."
         )
     else:
-        sentence = f"Index {index} is claimed by {first.host} and by {second.host} since {clock(began_ns)}."
+        sentence = f"Index {index} is claimed by {first.host} and by {second.host} since {clock(since_ns)}."
         if len(hosts) > 2:
             sentence = f"{sentence[:-1]}, and by {len(hosts) - 2} more hosts."
     return Verdict(
@@ -47,7 +47,7 @@ def judge(facts: Facts) -> Judgement:
         confidence=Confidence.PROVEN if not alone else Confidence.LIKELY,
         hosts=hosts,
         process_indices=() if index is None else (index,),
-        began_ns=began_ns,
+        since_ns=since_ns,
         evidence=tuple(_evidence(process) for process in (first, second)),
         next=tuple(_environment(facts, process) for process in (first, second)),
     )
@@ -85,10 +85,10 @@ def _is_one_job(first: ProcessFacts, second: ProcessFacts) -> bool:
 
 
 def _evidence(process: ProcessFacts) -> Ref:
-    says = f"{process.host}, pid {process.pid}: process {process.index} of {process.process_count or '?'}"
+    shows = f"{process.host}, pid {process.pid}: process {process.index} of {process.process_count or '?'}"
     known = process.end_refs[:1] or (process.last_step.refs[:1] if isinstance(process.last_step, Fact) else ())
     ref = known[0] if known else Ref(f"{process.host}/{process.pid}", "run")
-    return ref._replace(time_ns=process.started_ns, host=process.host, says=says)
+    return ref._replace(time_ns=process.started_ns, host=process.host, shows=shows)
 
 
 def _environment(facts: Facts, process: ProcessFacts) -> NextCommand:

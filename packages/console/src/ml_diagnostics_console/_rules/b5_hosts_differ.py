@@ -82,9 +82,9 @@ def _evidence(facts: Facts, first: _Difference) -> tuple[Ref, ...]:
     refs = []
     for process in (*first.odd[:2], *others[:1]):
         value = _value(process, first.key)
-        says = f"{process.name}: {first.key or 'digest of the configs'} {value}"
+        shows = f"{process.name}: {first.key or 'digest of the configs'} {value}"
         known = process.config_refs[:1] or (Ref(facts.name, "run", process.started_ns, process.host),)
-        refs.append(known[0]._replace(says=says))
+        refs.append(known[0]._replace(shows=shows))
     return tuple(refs)
 
 

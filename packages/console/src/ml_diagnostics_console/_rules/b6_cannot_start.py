@@ -92,7 +92,7 @@ def _verdict(facts: Facts, attempt: AttemptFacts, processes: tuple[ProcessFacts,
         confidence=Confidence.PROVEN,
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
-        began_ns=first.end.ended_ns,
+        since_ns=first.end.ended_ns,
         ended_ns=attempt.ended_ns,
         cost=loss.cost,
         evidence=(*_evidence(processes, missing), *first.end_refs[:1], *loss.refs),
@@ -113,7 +113,7 @@ def _evidence(processes: tuple[ProcessFacts, ...], missing: _Missing) -> Iterato
         text, line = next(lines, (None, ""))
         if text is not None and line not in seen and len(seen) < _MOST_PROOFS:
             seen.add(line)
-            yield text.ref._replace(says=f"printed {quoted(line)!r}")
+            yield text.ref._replace(shows=f"printed {quoted(line)!r}")
 
 
 def _not_checked(own: list[ProcessFacts]) -> NotChecked | None:

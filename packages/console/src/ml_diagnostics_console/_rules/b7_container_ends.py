@@ -62,7 +62,7 @@ def judge(facts: Facts) -> Judgement:
         confidence=Confidence.PROVEN,
         hosts=tuple(dict.fromkeys(each.pod.host for each in ended)),
         process_indices=tuple(sorted({each.pod.index for each in ended if each.pod.index is not None})),
-        began_ns=end.ended_ns,
+        since_ns=end.ended_ns,
         cost=None if since_ns is None else cost_of(since_ns, now_ns),
         evidence=tuple(pod_ref(each.pod, _proof(each), each.end.ended_ns) for each in ended[:3]),
         next=_commands(cluster, ended[0]),

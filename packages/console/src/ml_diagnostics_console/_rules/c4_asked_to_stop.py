@@ -128,7 +128,7 @@ def _still_running(facts: Facts) -> Judgement:
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
         step=process.step,
-        began_ns=time_ns,
+        since_ns=time_ns,
         evidence=seen.refs,
         next=(command(facts, "mldiagnostics show RUN", "see which steps are kept"), _HOW_TO_SAVE),
     )

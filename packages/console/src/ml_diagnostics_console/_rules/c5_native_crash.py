@@ -94,7 +94,7 @@ def _report(process: ProcessFacts) -> tuple[str, Ref] | None:
             continue
         for line in reversed(console.text.splitlines()):
             if _REPORTS.search(line):
-                return line, console.ref._replace(says=f"{process.name} wrote: {quoted(line)}")
+                return line, console.ref._replace(shows=f"{process.name} wrote: {quoted(line)}")
     return None
 
 

@@ -53,7 +53,7 @@ def _judge(facts: Facts) -> Judgement:
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
         step=process.step,
-        began_ns=handler.time_ns,
+        since_ns=handler.time_ns,
         evidence=(handler.ref, first.ref) if first is not handler else (handler.ref,),
         next=(NextCommand(_LINES, "install the handler before: JAX then calls none, and saves"),),
     )

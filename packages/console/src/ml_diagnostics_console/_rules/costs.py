@@ -46,7 +46,7 @@ def disruption_of(report: JobReport, time_ns: int) -> Disruption | None:
     return next((each for each in report.disruptions if each.attempt == summary.number), None)
 
 
-def cost_of_failure(facts: Facts, began_ns: int | None) -> Loss:
+def cost_of_failure(facts: Facts, since_ns: int | None) -> Loss:
     """Return what a failure of the attempt that is judged cost.
 
     With a ledger: from the last event of the attempt to the first new best step, as it is in the ledger; before the job
@@ -55,22 +55,22 @@ def cost_of_failure(facts: Facts, began_ns: int | None) -> Loss:
 
     Args:
         facts: The facts.
-        began_ns: The time of the failure, in ns since 1970; None if it is not known.
+        since_ns: The time of the failure, in ns since 1970; None if it is not known.
     """
     attempt = facts.attempt
     if attempt is None:
         return Loss(None)
     report = report_of(facts)
-    moment_ns = began_ns or attempt.ended_ns
+    moment_ns = since_ns or attempt.ended_ns
     if report is not None and moment_ns is not None:
         disruption = disruption_of(report, moment_ns)
         if disruption is not None:
             return _of_disruption(report, disruption)
         summary = attempt_of_ledger(report, moment_ns)
         if summary is not None:
-            return _since_checkpoint(facts, report, summary, attempt, began_ns)
-    waited = _waited_seconds(facts, attempt, began_ns)
-    return Loss(None if waited is None else Cost(waited, says="until all processes were gone"))
+            return _since_checkpoint(facts, report, summary, attempt, since_ns)
+    waited = _waited_seconds(facts, attempt, since_ns)
+    return Loss(None if waited is None else Cost(waited, shows="until all processes were gone"))
 
 
 def _of_disruption(report: JobReport, disruption: Disruption) -> Loss:
@@ -83,20 +83,20 @@ def _of_disruption(report: JobReport, disruption: Disruption) -> Loss:
     if disruption.steps_lost:
         steps = format_count(disruption.steps_lost, "step")
         parts.append(f"{format_duration(disruption.recompute_ns / 1e9)} to repeat {steps}")
-    says = f"disruption {disruption.number}: {', '.join(parts)}"
+    shows = f"disruption {disruption.number}: {', '.join(parts)}"
     lost = ""
     if disruption.steps_lost:
         since = "" if checkpoint is None else f" since the last checkpoint (step {checkpoint:,})"
         lost = f"with {format_count(disruption.steps_lost, 'step')}{since} to repeat"
-    ref = Ref(f"goodput/{report.job_name}/disruption/{disruption.number}", GOODPUT, disruption.last_event_ns, "", says)
-    return Loss(Cost(seconds, CostBasis.LEDGER, says=lost), (ref,))
+    ref = Ref(f"goodput/{report.job_name}/disruption/{disruption.number}", GOODPUT, disruption.last_event_ns, "", shows)
+    return Loss(Cost(seconds, CostBasis.LEDGER, shows=lost), (ref,))
 
 
 def _since_checkpoint(
-    facts: Facts, report: JobReport, summary: AttemptSummary, attempt: AttemptFacts, began_ns: int | None
+    facts: Facts, report: JobReport, summary: AttemptSummary, attempt: AttemptFacts, since_ns: int | None
 ) -> Loss:
     """Return the cost so far of a failure after which the job has not resumed."""
-    waited = _waited_seconds(facts, attempt, began_ns) or 0.0
+    waited = _waited_seconds(facts, attempt, since_ns) or 0.0
     last, checkpoint = summary.last_step, summary.last_checkpoint_step
     step_seconds = report.ideal_step_seconds
     first = summary.first_step if checkpoint is None else checkpoint
@@ -105,23 +105,23 @@ def _since_checkpoint(
     if not waited and not repeat:
         return Loss(None)
     since = "the start: there is no checkpoint" if checkpoint is None else f"the last checkpoint (step {checkpoint:,})"
-    says = f"since {since}" if repeat else "until all processes were gone"
+    shows = f"since {since}" if repeat else "until all processes were gone"
     shown = f"{format_count(steps, 'step')} since {since}: {format_duration(repeat)} to repeat"
     ref = Ref(f"goodput/{report.job_name}/attempt/{summary.number}", GOODPUT, summary.end_ns, "", shown)
-    return Loss(Cost(waited + repeat, CostBasis.LOWER_BOUND, says=says), (ref,) if repeat else ())
+    return Loss(Cost(waited + repeat, CostBasis.LOWER_BOUND, shows=shows), (ref,) if repeat else ())
 
 
-def _waited_seconds(facts: Facts, attempt: AttemptFacts, began_ns: int | None) -> float | None:
+def _waited_seconds(facts: Facts, attempt: AttemptFacts, since_ns: int | None) -> float | None:
     """Return the time from a failure to the next attempt, to the end of this one, or to now if it goes on."""
-    if began_ns is None:
+    if since_ns is None:
         return None
     index = facts.judged if facts.judged is not None else len(facts.attempts) - 1
     following = facts.attempts[index + 1 :]
-    next_ns = next((each.started_ns for each in following if each.started_ns and each.started_ns > began_ns), None)
+    next_ns = next((each.started_ns for each in following if each.started_ns and each.started_ns > since_ns), None)
     # Ends are the moments of failures: JAX may keep a process for minutes more.
     last_ns = max((_last_ns(attempt, process) for process in attempt.processes), default=0)
     end_ns = next_ns or (facts.now_ns if facts.is_live else max(attempt.ended_ns or facts.now_ns, last_ns))
-    return max(0.0, (end_ns - began_ns) / 1e9)
+    return max(0.0, (end_ns - since_ns) / 1e9)
 
 
 def _last_ns(attempt: AttemptFacts, process: ProcessFacts) -> int:

@@ -73,7 +73,7 @@ def crash(
         hosts=hosts_of(lead.processes),
         process_indices=indices_of(lead.processes),
         step=shown_step,
-        began_ns=started_ns,
+        since_ns=started_ns,
         ended_ns=attempt.ended_ns if attempt is not None else None,
         cost=loss.cost,
         evidence=_unique((*refs, *_of_ends(lead), *loss.refs)),

@@ -29,7 +29,7 @@ def judge(facts: Facts) -> Judgement:
     commands = [NextCommand("", action) for action in (report.actions if report is not None else ())[:1]]
     name = f"monitored-events describe {event.id} --machine-learning-run={facts.name}"
     commands.append(NextCommand(f"gcloud alpha mldiagnostics {name}", "shows the whole report"))
-    since = f" since {clock(event.began_ns)}" if event.began_ns is not None else ""
+    since = f" since {clock(event.since_ns)}" if event.since_ns is not None else ""
     shown = finding.rstrip(".")
     return Verdict(
         rule=RULE.id,
@@ -38,7 +38,7 @@ def judge(facts: Facts) -> Judgement:
         blame=Blame.UNKNOWN,
         confidence=Confidence.LIKELY,
         part=Part.CONTRIBUTING,
-        began_ns=event.began_ns,
+        since_ns=event.since_ns,
         ended_ns=event.ended_ns,
         evidence=tuple(each.ref for each in events[:5]),
         next=tuple(commands),
@@ -47,10 +47,10 @@ def judge(facts: Facts) -> Judgement:
 
 def _is_of_attempt(facts: Facts, event: MonitoredEvent) -> bool:
     attempt = facts.attempt
-    if attempt is None or event.began_ns is None:
+    if attempt is None or event.since_ns is None:
         return True
     started_ns, ended_ns = attempt.started_ns or 0, attempt.ended_ns or facts.now_ns
-    return event.began_ns <= ended_ns + _LATE_NS and (event.ended_ns is None or event.ended_ns >= started_ns)
+    return event.since_ns <= ended_ns + _LATE_NS and (event.ended_ns is None or event.ended_ns >= started_ns)
 
 
 RULE = Rule(

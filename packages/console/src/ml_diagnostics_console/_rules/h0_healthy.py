@@ -57,7 +57,7 @@ def _judge(facts: Facts) -> Judgement:
         blame=None,
         confidence=Confidence.LIKELY if step_refs or refs else Confidence.POSSIBLE,
         step=attempt.best_step,
-        began_ns=attempt.started_ns,
+        since_ns=attempt.started_ns,
         ended_ns=attempt.ended_ns,
         evidence=(*refs, *step_refs),
         next=advice,

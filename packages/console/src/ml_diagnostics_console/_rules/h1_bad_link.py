@@ -60,7 +60,7 @@ def _judge(facts: Facts) -> Judgement:
         process_indices=tuple(
             process.index for process in facts.processes if process.host in hosts and process.index is not None
         ),
-        began_ns=_since_ns(first),
+        since_ns=_since_ns(first),
         evidence=tuple(link.curve.ref("last", f"{link.name}: {link.curve.last:.0f}") for link in links[:3]),
         next=(
             NextCommand(

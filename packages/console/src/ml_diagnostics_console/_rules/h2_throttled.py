@@ -69,9 +69,9 @@ def _judge(facts: Facts) -> Judgement:
         process_indices=tuple(
             process.index for process in facts.processes if process.host in hosts and process.index is not None
         ),
-        began_ns=max(first.curve.last_ns, _until_ns(facts)) - round(first.seconds * 1e9),
+        since_ns=max(first.curve.last_ns, _until_ns(facts)) - round(first.seconds * 1e9),
         cost=Cost(
-            first.seconds * min(1.0, first.percent / 100), CostBasis.LOWER_BOUND, says="if all chips wait for it"
+            first.seconds * min(1.0, first.percent / 100), CostBasis.LOWER_BOUND, shows="if all chips wait for it"
         ),
         evidence=tuple(each.curve.ref("last") for each in found[:3]),
         next=(

@@ -93,11 +93,11 @@ def _use(metric: str, curve: Curve, process: ProcessFacts, end_ns: int) -> Memor
     rate = slope * 60 / 100 * limit / 1e6 if grows and slope is not None and limit is not None else None
     seconds = (last_ns - first_ns) / 1e9
     name = metric.removesuffix("_utilization")
-    says = f"{name} {first:.0f} -> {last:.0f} % in {format_duration(seconds)}" if seconds else f"{name} {last:.0f} %"
-    says += f" (+{rate:,.0f} MB/min)" if rate is not None else ""
-    says += f"; limit {shown_memory(limit)}" if limit is not None else ""
+    shows = f"{name} {first:.0f} -> {last:.0f} % in {format_duration(seconds)}" if seconds else f"{name} {last:.0f} %"
+    shows += f" (+{rate:,.0f} MB/min)" if rate is not None else ""
+    shows += f"; limit {shown_memory(limit)}" if limit is not None else ""
     is_recent = end_ns - last_ns <= RECENT_SECONDS * _SECOND_NS
-    return MemoryUse(metric, first, last, seconds, limit, rate, is_recent, (curve.ref("last", says),))
+    return MemoryUse(metric, first, last, seconds, limit, rate, is_recent, (curve.ref("last", shows),))
 
 
 def _slope(points: list[tuple[int, float]]) -> float | None:

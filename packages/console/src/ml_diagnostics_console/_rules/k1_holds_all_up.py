@@ -42,7 +42,7 @@ def _judge(facts: Facts) -> Judgement:
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
         step=job.step,
-        began_ns=job.began_ns,
+        since_ns=job.since_ns,
         ended_ns=job.until_ns if job.is_over else None,
         cost=cost_of(job),
         evidence=evidence_of(job),
@@ -57,7 +57,7 @@ def _sentence(job: StuckJob, *, is_sure: bool) -> str:
     possibly = "" if is_sure else "possibly "
     if not job.is_decided:
         each = [f"{suspect.process.name}{_frame(suspect.stack)}" for suspect in job.suspects[:3]]
-        return f"possibly one of {' or '.join(each)} holds all up{when(job)}: nothing tells them apart; {duration(job)}"
+        return f"possibly one of {' or '.join(each)} holds all up{when(job)}: nothing separates them; {duration(job)}"
     if job.waiting is None:
         return f"{possibly}{named(processes)} is stuck{where}{when(job)}; {duration(job)}"
     verb = "holds" if len(processes) == 1 else "hold"

@@ -49,7 +49,7 @@ def _judge(facts: Facts) -> Judgement:
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
         step=job.step,
-        began_ns=job.began_ns,
+        since_ns=job.since_ns,
         ended_ns=job.until_ns if job.is_over else None,
         cost=cost_of(job),
         evidence=(*_silence(suspect), *evidence_of(job)),
@@ -91,11 +91,11 @@ def _silence(suspect: Suspect) -> tuple[Ref, ...]:
         return ()
     process = suspect.process
     if process.stacks:
-        return (process.stacks[-1].ref._replace(says=f"the last stack of {process.name}"),)
+        return (process.stacks[-1].ref._replace(shows=f"the last stack of {process.name}"),)
     if isinstance(process.last_step, Fact) and process.last_step.refs:
-        return (process.last_step.refs[0]._replace(says=f"the last step of {process.name}"),)
-    says = f"the last event of {process.name}"
-    return (Ref(f"{process.host}/{process.pid}", "run", process.last_event_ns, process.host, says),)
+        return (process.last_step.refs[0]._replace(shows=f"the last step of {process.name}"),)
+    shows = f"the last event of {process.name}"
+    return (Ref(f"{process.host}/{process.pid}", "run", process.last_event_ns, process.host, shows),)
 
 
 def _next(facts: Facts, job: StuckJob, suspect: Suspect) -> tuple[NextCommand, ...]:

@@ -10,7 +10,7 @@ from ml_diagnostics_common.texts import format_duration
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console._rules.devices import in_force
-from ml_diagnostics_console._rules.heartbeats import Unheard, unheard_processes
+from ml_diagnostics_console._rules.heartbeats import Unresponsive, unresponsive_processes
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stuck import Kind, StuckJob, missing_of, stuck_job
 from ml_diagnostics_console._rules.stuck_texts import (
@@ -48,28 +48,28 @@ def _judge(facts: Facts) -> Judgement:
         return not_checked("K2", facts)
     if job.kind is not Kind.EQUAL or job.waiting is None:
         return None
-    unheard = unheard_processes(facts)
-    devices = _devices(facts, job) if unheard is None else None
+    unresponsive = unresponsive_processes(facts)
+    devices = _devices(facts, job) if unresponsive is None else None
     waiting = job.waiting.processes
     is_host = devices is not None and devices.is_late_host
     hosts = (devices.host,) if devices is not None and not devices.is_late_host else hosts_of(waiting)
-    if unheard is not None:
-        waiting, hosts = unheard.processes, hosts_of(unheard.processes)
-    is_sure = devices is not None or unheard is not None or bool(_missing(facts))
+    if unresponsive is not None:
+        waiting, hosts = unresponsive.processes, hosts_of(unresponsive.processes)
+    is_sure = devices is not None or unresponsive is not None or bool(_missing(facts))
     return Verdict(
         rule="K2",
         verdict_class=VerdictClass.STUCK,
-        sentence=_sentence(facts, job, devices, unheard),
+        sentence=_sentence(facts, job, devices, unresponsive),
         blame=Blame.USER if is_host else Blame.SYSTEM,
         confidence=Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
         hosts=hosts,
         process_indices=indices_of([process for process in waiting if process.host in hosts]),
         step=job.step,
-        began_ns=job.began_ns,
+        since_ns=job.since_ns,
         ended_ns=job.until_ns if job.is_over else None,
         cost=cost_of(job),
         evidence=(
-            *((unheard.ref,) if unheard is not None else ()),
+            *((unresponsive.ref,) if unresponsive is not None else ()),
             *(devices.refs if devices is not None else ()),
             *evidence_of(job),
         ),
@@ -77,7 +77,7 @@ def _judge(facts: Facts) -> Judgement:
     )
 
 
-def _sentence(facts: Facts, job: StuckJob, devices: _Devices | None, unheard: Unheard | None) -> str:
+def _sentence(facts: Facts, job: StuckJob, devices: _Devices | None, unresponsive: Unresponsive | None) -> str:
     assert job.waiting is not None
     many = len(job.waiting.processes)
     subject = f"{job.waiting.processes[0].name} waits" if many == 1 else f"all {many} processes wait"
@@ -85,10 +85,14 @@ def _sentence(facts: Facts, job: StuckJob, devices: _Devices | None, unheard: Un
     if many == 1:
         start = f"{subject} for its devices in {job.waiting.text}{when(job)}"
     missing = _missing(facts)
-    if unheard is not None:
-        names = named(unheard.processes)
-        its = "its network is cut, or its machine" if len(unheard.processes) == 1 else "their network is cut, or they"
-        rest = "is dead" if len(unheard.processes) == 1 else "are dead"
+    if unresponsive is not None:
+        names = named(unresponsive.processes)
+        its = (
+            "its network is cut, or its machine"
+            if len(unresponsive.processes) == 1
+            else "their network is cut, or they"
+        )
+        rest = "is dead" if len(unresponsive.processes) == 1 else "are dead"
         return f"{start}: {names} stopped sending heartbeats, so {its} {rest}; {duration(job)}"
     if missing:
         return f"{start}: {missing}; {duration(job)}"
@@ -114,7 +118,7 @@ def _devices(facts: Facts, job: StuckJob) -> _Devices | None:
     A queue that is not empty and does not fall: a device does not execute. An empty queue while the idle time grows:
     the devices have nothing to do, so a host is late.
     """
-    start_ns, end_ns = job.began_ns, job.until_ns
+    start_ns, end_ns = job.since_ns, job.until_ns
     for curve in facts.metrics.of(QUEUE):
         values = in_force(curve, start_ns, end_ns)
         if len(values) >= _LEAST_SAMPLES and min(values) > 0 and values[-1] >= values[0]:

@@ -53,7 +53,7 @@ def _judge(facts: Facts) -> Judgement:
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
         step=job.step,
-        began_ns=job.began_ns,
+        since_ns=job.since_ns,
         ended_ns=job.until_ns if job.is_over else None,
         cost=cost_of(job),
         evidence=(*evidence_of(job), *(compiled.refs if compiled is not None else ())),
@@ -65,7 +65,7 @@ def _sentence(job: StuckJob, processes: Sequence[ProcessFacts], compiled: _Compi
     names = named(processes)
     verb = "waits" if len(processes) == 1 else "wait"
     if job.kind is Kind.EQUAL and compiled is not None:
-        start = at(job.step, job.began_ns)
+        start = at(job.step, job.since_ns)
         return f"possibly {names} {_runs(processes)} another program {start}: {compiled.text}; {duration(job)}"
     places = [(suspect.process, suspect.stack) for suspect in job.suspects if suspect.stack is not None]
     frames = " and ".join(dict.fromkeys(frame_text(stack) for _, stack in places))
@@ -74,7 +74,7 @@ def _sentence(job: StuckJob, processes: Sequence[ProcessFacts], compiled: _Compi
     possibly = "" if job.is_decided else "possibly "
     other = job.waiting
     rest = "the others" if other is None or len(other.processes) != 1 else other.processes[0].name
-    others = f"{rest} in {other.text} {at(job.step, job.began_ns)}" if other is not None else rest
+    others = f"{rest} in {other.text} {at(job.step, job.since_ns)}" if other is not None else rest
     shapes = "the hosts run different programs or shapes"
     program = f"{shapes}: {compiled.text}" if compiled is not None else shapes
     return f"{possibly}{names} {verb} in {frames}{own}, {others}: {program}; {duration(job)}"

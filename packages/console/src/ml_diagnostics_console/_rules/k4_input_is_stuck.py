@@ -63,7 +63,7 @@ def _judge(facts: Facts) -> Judgement:
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
         step=job.step,
-        began_ns=job.began_ns,
+        since_ns=job.since_ns,
         ended_ns=job.until_ns if job.is_over else None,
         cost=cost_of(job),
         evidence=(*evidence_of(job), *(curve.ref("last") for curve in idle)),
@@ -102,7 +102,7 @@ def _is_asleep(suspect: Suspect) -> bool:
 def _idle(facts: Facts, job: StuckJob, hosts: Sequence[str]) -> tuple[Curve, ...]:
     """Return the throughputs of disk and network of the hosts, if all of them are idle since the job is stuck."""
     curves = [curve for host in hosts for name in (_DISK, _NETWORK) for curve in facts.metrics.of(name, host=host)]
-    found = [(curve, curve.between(job.began_ns, job.until_ns)[1:]) for curve in curves]
+    found = [(curve, curve.between(job.since_ns, job.until_ns)[1:]) for curve in curves]
     if not found or any(not values or max(values) >= _IDLE_BYTES_PER_SECOND for _, values in found):
         return ()
     return tuple(curve for curve, _ in found[:2])

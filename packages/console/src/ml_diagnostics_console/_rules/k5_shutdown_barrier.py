@@ -68,7 +68,7 @@ def _judged(facts: Facts, attempt: AttemptFacts, process: ProcessFacts) -> Verdi
     barrier = next((stack for stack in reversed(process.stacks) if is_in_shutdown(stack)), None)
     evidence: tuple[Ref, ...] = process.end_refs[:2]
     if barrier is not None:
-        evidence = (*evidence, barrier.ref._replace(says=f"{process.name} is in {frame_text(barrier)}"))
+        evidence = (*evidence, barrier.ref._replace(shows=f"{process.name} is in {frame_text(barrier)}"))
     others = [each.hangs[-1].ref for each in attempt.processes if each is not process and each.hangs]
     return Verdict(
         rule="K5",
@@ -80,7 +80,7 @@ def _judged(facts: Facts, attempt: AttemptFacts, process: ProcessFacts) -> Verdi
         hosts=(process.host,),
         process_indices=() if process.index is None else (process.index,),
         step=process.step,
-        began_ns=failed_ns,
+        since_ns=failed_ns,
         ended_ns=None if is_open else until_ns,
         cost=Cost(seconds, CostBasis.STUCK_TIME),
         evidence=(*evidence, *others[:2]),

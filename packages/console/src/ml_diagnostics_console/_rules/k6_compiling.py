@@ -24,7 +24,7 @@ def _judge(facts: Facts) -> Judgement:
     job = stuck_job(facts)
     if job is not None and job.kind is Kind.COMPILING:
         processes = tuple(suspect.process for suspect in job.suspects)
-        return _verdict(facts, processes, job.began_ns, evidence_of(job), _is_busy(job))
+        return _verdict(facts, processes, job.since_ns, evidence_of(job), _is_busy(job))
     if job is not None or facts.attempt is None or not facts.is_live or facts.attempt.has_failed:
         return not_checked("K6", facts) if job is None else None
     compiling = [
@@ -34,26 +34,26 @@ def _judge(facts: Facts) -> Judgement:
     ]
     if not compiling:
         return not_checked("K6", facts)
-    began_ns = min(_since_ns(process, stack) for process, stack in compiling)
+    since_ns = min(_since_ns(process, stack) for process, stack in compiling)
     refs = tuple(stack.ref for _, stack in compiling[:3])
-    return _verdict(facts, tuple(process for process, _ in compiling), began_ns, refs, False)
+    return _verdict(facts, tuple(process for process, _ in compiling), since_ns, refs, False)
 
 
 def _verdict(
-    facts: Facts, processes: tuple[ProcessFacts, ...], began_ns: int, refs: tuple[Ref, ...], is_busy: bool
+    facts: Facts, processes: tuple[ProcessFacts, ...], since_ns: int, refs: tuple[Ref, ...], is_busy: bool
 ) -> Verdict:
     until_ns = facts.now_ns if facts.is_live else max(process.last_event_ns for process in processes)
-    seconds = max(0.0, (until_ns - began_ns) / _SECOND_NS)
-    who = f"all {len(processes)} processes" if 1 < len(processes) == len(facts.processes) else named(processes)
+    seconds = max(0.0, (until_ns - since_ns) / _SECOND_NS)
+    subject = f"all {len(processes)} processes" if 1 < len(processes) == len(facts.processes) else named(processes)
     plural = len(processes) > 1
     longest, longest_ref = _longest(facts)
     known = f"; the longest compilations of 10 s so far took {format_duration(longest)}" if longest_ref else ""
     if facts.is_live:
         verb = "compile" if plural else "compiles"
-        sentence = f"{who} {verb} for {format_duration(seconds)}, since {clock(began_ns)}{known}: wait"
+        sentence = f"{subject} {verb} for {format_duration(seconds)}, since {clock(since_ns)}{known}: wait"
     else:
         verb = "were compiling" if plural else "was compiling"
-        sentence = f"{who} {verb} for {format_duration(seconds)} when the job was ended{known}: it was not stuck"
+        sentence = f"{subject} {verb} for {format_duration(seconds)} when the job was ended{known}: it was not stuck"
     return Verdict(
         rule="K6",
         verdict_class=VerdictClass.HEALTHY,
@@ -63,7 +63,7 @@ def _verdict(
         part=Part.INITIATING if facts.is_live else Part.CONTRIBUTING,
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
-        began_ns=began_ns,
+        since_ns=since_ns,
         ended_ns=None if facts.is_live else until_ns,
         evidence=(*refs, *((longest_ref,) if longest_ref else ())),
         next=(

@@ -72,7 +72,7 @@ def _verdict(facts: Facts, signals: list[_Signal], marks: _Signal | None) -> Ver
     cost = None
     if marks is not None and marks.share is not None:
         seconds = max(sum(each.wall.sum for each in process.summaries) for process in facts.processes) * marks.share
-        cost = Cost(seconds, CostBasis.LOWER_BOUND, says=f"in data loading, of {steps:,} steps")
+        cost = Cost(seconds, CostBasis.LOWER_BOUND, shows=f"in data loading, of {steps:,} steps")
     return Verdict(
         rule="L1",
         verdict_class=VerdictClass.SLOW,
@@ -111,10 +111,10 @@ def _by_marks(processes: tuple[ProcessFacts, ...]) -> _Signal | None:
     if len(shares) > 1:
         text += ", the median host"
     newest = summaries[-1]
-    says = (
+    shows = (
         f"{process.name}: steps {newest.first_step} to {newest.last_step}, data loading {format_percent(100 * share)}"
     )
-    return _Signal(text, newest.ref._replace(says=says), share)
+    return _Signal(text, newest.ref._replace(shows=shows), share)
 
 
 def _by_grain(facts: Facts) -> _Signal | None:

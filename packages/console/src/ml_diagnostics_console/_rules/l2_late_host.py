@@ -68,7 +68,7 @@ def _verdict(facts: Facts, late: Sequence[Lateness], *, is_sure: bool) -> Verdic
         cost=Cost(
             worst.excess_seconds * worst.steps,
             CostBasis.LOWER_BOUND,
-            says=f"in {format_count(worst.steps, 'step')} of all hosts",
+            shows=f"in {format_count(worst.steps, 'step')} of all hosts",
         ),
         evidence=_evidence(facts, worst),
         next=_next(facts, worst, cause),
@@ -116,12 +116,12 @@ def _evidence(facts: Facts, worst: Lateness) -> tuple[Ref, ...]:
     refs = []
     if own is not None and other is not None:
         waited = worst.summary.wait.p50 if worst.summary.wait is not None else 0.0
-        says = f"{worst.process.name}: own time {format_duration(own.p50)} of a step, waits {format_duration(waited)}"
-        refs.append(worst.summary.ref._replace(says=says))
+        shows = f"{worst.process.name}: own time {format_duration(own.p50)} of a step, waits {format_duration(waited)}"
+        refs.append(worst.summary.ref._replace(shows=shows))
         waited = worst.other.wait.p50 if worst.other.wait is not None else 0.0
         name = worst.other.ref.host or "another host"
-        says = f"{name}: own time {format_duration(other.p50)}, waits {format_duration(waited)}"
-        refs.append(worst.other.ref._replace(says=says))
+        shows = f"{name}: own time {format_duration(other.p50)}, waits {format_duration(waited)}"
+        refs.append(worst.other.ref._replace(shows=shows))
     if isinstance(facts.profile, Fact) and facts.profile.value.slow_host == worst.process.host:
         refs += facts.profile.refs[:1]
     return tuple(refs)
@@ -146,9 +146,7 @@ RULE = Rule(
     judge=_judge,
     thresholds=(
         Threshold("excess of a step", _LEAST_SHARE, "hosts differ by 1 % when healthy, by 6 % on a loaded machine"),
-        Threshold(
-            "possible excess", _POSSIBLE_SHARE, "a host that takes 1.1 times as long"
-        ),
+        Threshold("possible excess", _POSSIBLE_SHARE, "a host that takes 1.1 times as long"),
         Threshold("steps in a row for that", _POSSIBLE_STEPS, "five times as many, since it is nearer to the noise"),
         Threshold("critical", _CRITICAL_SHARE, "a fifth of all chips of the job is lost"),
         Threshold("steps in a row", _LEAST_STEPS, "a save or a collection of garbage takes one"),

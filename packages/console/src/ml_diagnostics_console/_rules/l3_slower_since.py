@@ -85,14 +85,14 @@ def _verdict(
         hosts=() if process is None else (process.host,),
         process_indices=() if process is None or process.index is None else (process.index,),
         step=first.first_step,
-        began_ns=first.time_ns,
-        cost=Cost((change.after - change.before) * steps, CostBasis.LOWER_BOUND, says=f"in {steps:,} steps"),
+        since_ns=first.time_ns,
+        cost=Cost((change.after - change.before) * steps, CostBasis.LOWER_BOUND, shows=f"in {steps:,} steps"),
         evidence=(
             before[-1].ref._replace(
-                says=f"steps until {before[-1].last_step:,}: {format_duration(before[-1].seconds)}"
+                shows=f"steps until {before[-1].last_step:,}: {format_duration(before[-1].seconds)}"
             ),
-            first.ref._replace(says=f"steps from {first.first_step:,}: {format_duration(first.seconds)}"),
-            after[-1].ref._replace(says=f"steps until {after[-1].last_step:,}: {format_duration(after[-1].seconds)}"),
+            first.ref._replace(shows=f"steps from {first.first_step:,}: {format_duration(first.seconds)}"),
+            after[-1].ref._replace(shows=f"steps until {after[-1].last_step:,}: {format_duration(after[-1].seconds)}"),
         ),
         next=(
             NextCommand(f"mldiagnostics profile {facts.name}", "compare it with a profile from before that step"),

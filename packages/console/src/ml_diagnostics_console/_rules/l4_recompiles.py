@@ -1,4 +1,4 @@
-"""L4: the job compiles the same function again and again."""
+"""L4: the job compiles the same function repeatedly."""
 
 from __future__ import annotations
 
@@ -52,21 +52,23 @@ def _judge(facts: Facts) -> Judgement:
         return None
     worst = max(found, key=lambda each: each.seconds)
     same = [each.process for each in found if each.function == worst.function]
-    who = f"all {len(same)} hosts recompile" if 1 < len(same) == len(facts.processes) else f"{named(same)} recompiles"
+    subject = (
+        f"all {len(same)} hosts recompile" if 1 < len(same) == len(facts.processes) else f"{named(same)} recompiles"
+    )
     if 1 < len(same) < len(facts.processes):
-        who = f"{named(same)} recompile"
+        subject = f"{named(same)} recompile"
     return Verdict(
         rule="L4",
         verdict_class=VerdictClass.SLOW,
-        sentence=f"{who} {worst.function}: {worst.times} times after the first steps, {format_duration(worst.seconds)} "
+        sentence=f"{subject} {worst.function}: {worst.times} times after the first steps, {format_duration(worst.seconds)} "
         f"in all, {format_percent(100 * worst.share)} of the time",
         blame=Blame.USER,
         confidence=Confidence.LIKELY,
         part=part_of(facts),
         hosts=hosts_of(same),
         process_indices=indices_of(same),
-        began_ns=worst.batches[0].time_ns,
-        cost=Cost(worst.seconds, CostBasis.LOWER_BOUND, says="in compilation after the first steps"),
+        since_ns=worst.batches[0].time_ns,
+        cost=Cost(worst.seconds, CostBasis.LOWER_BOUND, shows="in compilation after the first steps"),
         evidence=tuple(batch.ref for batch in (*worst.batches[:1], *worst.batches[-1:])),
         next=(
             NextCommand("", "pad the shapes of the batches to a few sizes: each new shape is compiled"),
@@ -102,7 +104,7 @@ def _after_warm_up(process: ProcessFacts) -> tuple[CompileBatch, ...]:
 
 RULE = Rule(
     id="L4",
-    title="the same function is compiled again and again",
+    title="the same function is compiled repeatedly",
     needs=("JAX's compile events: cloud_tpu_diagnostics.diagnose()",),
     judge=_judge,
     thresholds=(

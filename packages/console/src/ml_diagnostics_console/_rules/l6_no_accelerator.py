@@ -57,9 +57,11 @@ def _accelerator(facts: Facts, process: ProcessFacts) -> tuple[str, Ref] | None:
                 return kind, curve.ref("last", f"{process.host} reports {name} of its {kind.upper()}s")
     accelerator = process.hardware.get("tpu_accelerator_type")
     if accelerator:
-        says = f"{process.host}: TPU_ACCELERATOR_TYPE is {accelerator}, and the devices of the job are cpu"
+        shows = f"{process.host}: TPU_ACCELERATOR_TYPE is {accelerator}, and the devices of the job are cpu"
         refs = process.config_refs
-        return _TPU, (refs[0] if refs else Ref(facts.name, "run", process.started_ns, process.host))._replace(says=says)
+        return _TPU, (refs[0] if refs else Ref(facts.name, "run", process.started_ns, process.host))._replace(
+            shows=shows
+        )
     return None
 
 

@@ -75,7 +75,7 @@ def _verdict(facts: Facts, middle: _Saves, *, is_median: bool) -> Verdict:
         part=part_of(facts),
         hosts=hosts_of(facts.processes),
         process_indices=indices_of(facts.processes),
-        cost=Cost(middle.seconds, CostBasis.LOWER_BOUND, says="in saves that the steps waited for"),
+        cost=Cost(middle.seconds, CostBasis.LOWER_BOUND, shows="in saves that the steps waited for"),
         evidence=(middle.ref,),
         next=(
             NextCommand("", "save asynchronously, so that steps go on meanwhile; or to a faster storage"),
@@ -94,10 +94,10 @@ def _saves(process: ProcessFacts) -> _Saves | None:
     longest, summary = max(pauses, key=lambda pair: pair[0].max)
     saves, total = sum(pause.times for pause, _ in pauses), sum(pause.sum for pause, _ in pauses)
     seconds = max(0.0, total - longest.max)
-    says = (
+    shows = (
         f"{process.name}: {format_count(saves, 'save')} in {format_duration(total)}, steps in {format_duration(wall)}"
     )
-    return _Saves(process, saves, seconds, longest.max, seconds / (wall + seconds), summary.ref._replace(says=says))
+    return _Saves(process, saves, seconds, longest.max, seconds / (wall + seconds), summary.ref._replace(shows=shows))
 
 
 RULE = Rule(

@@ -128,7 +128,7 @@ def _named(pod: PodFacts) -> str:
 
 
 def _disrupted(cluster: KubernetesFacts, pod: PodFacts, process: ProcessFacts) -> PodReason | None:
-    """Return the reason of the condition DisruptionTarget, which tells what was about to end the pod."""
+    """Return the reason of the condition DisruptionTarget, which has what was about to end the pod."""
     condition = pod.condition("DisruptionTarget")
     if condition is None or condition.status != "True":
         return None

@@ -104,9 +104,9 @@ def _verdict(facts: Facts, loop: list[_Failure], running: AttemptFacts | None) -
         hosts=hosts_of(last.lead.processes),
         process_indices=indices_of(last.lead.processes),
         step=step_of(process),
-        began_ns=first.lead.process.end.ended_ns,
+        since_ns=first.lead.process.end.ended_ns,
         ended_ns=last.attempt.ended_ns,
-        cost=None if seconds is None else Cost(seconds, CostBasis.LOWER_BOUND, says=f"in {count} attempts"),
+        cost=None if seconds is None else Cost(seconds, CostBasis.LOWER_BOUND, shows=f"in {count} attempts"),
         evidence=tuple(dict.fromkeys(refs[:10])),
         next=(
             NextCommand("", "stop the job, and fix the first cause before the next attempt"),

@@ -106,8 +106,8 @@ def _stale_restore(facts: Facts, report: JobReport, stale: _Stale) -> Verdict:
     attempt = f"attempt {following.number}" if following is not None else "the next attempt"
     seconds = disruption.recompute_ns / 1e9 * min(1.0, stale.steps / disruption.steps_lost)
     repeated = format_count(stale.steps, "saved step")
-    says = f"resumed at step {disruption.resumed_step:,}; the checkpoint of step {stale.checkpoint:,} was complete"
-    ref = Ref(f"goodput/{report.job_name}/disruption/{stale.number}", GOODPUT, disruption.resumed_ns, "", says)
+    shows = f"resumed at step {disruption.resumed_step:,}; the checkpoint of step {stale.checkpoint:,} was complete"
+    ref = Ref(f"goodput/{report.job_name}/disruption/{stale.number}", GOODPUT, disruption.resumed_ns, "", shows)
     return Verdict(
         rule="R2",
         verdict_class=VerdictClass.RESTARTS,
@@ -118,8 +118,8 @@ def _stale_restore(facts: Facts, report: JobReport, stale: _Stale) -> Verdict:
         confidence=Confidence.LIKELY,
         part=Part.CONTRIBUTING,
         step=disruption.resumed_step,
-        began_ns=disruption.resumed_ns,
-        cost=Cost(seconds, CostBasis.LEDGER, says="to repeat saved steps"),
+        since_ns=disruption.resumed_ns,
+        cost=Cost(seconds, CostBasis.LEDGER, shows="to repeat saved steps"),
         evidence=(ref,),
         next=(
             NextCommand(f"goodput report {report.job_name}", "see the checkpoints of each attempt"),
@@ -134,9 +134,9 @@ def _verdict(facts: Facts, report: JobReport, percent: float, total_ns: int) -> 
     for disruption in report.disruptions:
         blame, text = _blame(facts, disruption)
         by_blame[blame] += disruption.cost_ns
-        says = f"disruption {disruption.number}: {format_duration(disruption.cost_ns / 1e9)}{text}"
+        shows = f"disruption {disruption.number}: {format_duration(disruption.cost_ns / 1e9)}{text}"
         id_ = f"goodput/{report.job_name}/disruption/{disruption.number}"
-        refs.append((disruption.cost_ns, Ref(id_, GOODPUT, disruption.last_event_ns, "", says)))
+        refs.append((disruption.cost_ns, Ref(id_, GOODPUT, disruption.last_event_ns, "", shows)))
     shares = ", ".join(
         f"{100 * cost_ns / report.counted_ns:.1f} % to {_NAMES[blame]}" for blame, cost_ns in by_blame.most_common()
     )
@@ -156,7 +156,7 @@ def _verdict(facts: Facts, report: JobReport, percent: float, total_ns: int) -> 
         blame=by_blame.most_common(1)[0][0],
         confidence=Confidence.PROVEN if not by_blame[Blame.UNKNOWN] else Confidence.LIKELY,
         part=Part.CONTRIBUTING,
-        began_ns=report.disruptions[0].last_event_ns,
+        since_ns=report.disruptions[0].last_event_ns,
         cost=Cost(total_ns / 1e9, CostBasis.LEDGER),
         evidence=(ledger, *(ref for _, ref in refs[:9])),
         next=(NextCommand(f"goodput report {report.job_name}", "see each restart and its parts"),),

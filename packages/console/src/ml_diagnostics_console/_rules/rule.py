@@ -36,7 +36,7 @@ class Rule:
         judge: Returns the judgement of some facts; never raises.
         thresholds: The numbers that decide.
         example: A sentence of one of its verdicts.
-        replaces: The ids of more general rules, the verdicts of which say less about the same failure.
+        replaces: The ids of more general rules, the verdicts of which have less about the same failure.
     """
 
     id: str

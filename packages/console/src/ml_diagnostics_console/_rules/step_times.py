@@ -1,4 +1,4 @@
-"""The steps of all hosts, by their summaries: shares of a step, and the hosts whose own time exceeds the others'. Pure.
+"""The steps of all hosts, by their summaries: shares of a step, and hosts with more own time than the others. Pure.
 
 All hosts of a job have equal steps, since each waits for the slowest in a collective. What differs is a host's own
 time: all but its wait for the devices. Measured with a delay of 50 ms a step on one host: own time 57 ms there and 6 on
@@ -60,7 +60,7 @@ def share_of_data(summaries: Sequence[StepSummary]) -> float | None:
 
 
 class Lateness(NamedTuple):
-    """A process whose own time exceeded the others' in many steps in a row."""
+    """A process with more own time than the others in many steps in a row."""
 
     process: ProcessFacts
     steps: int

@@ -66,7 +66,7 @@ class Hang(NamedTuple):
     """A process without progress."""
 
     process: ProcessFacts
-    began_ns: int
+    since_ns: int
     """The last progress, on the clock of the reference host."""
     time_ns: int
     """When it was reported, on the same clock."""
@@ -92,18 +92,18 @@ class StuckJob:
 
     Attributes:
         kind: The kind of picture.
-        began_ns: The last progress, on the clock of the reference host.
+        since_ns: The last progress, on the clock of the reference host.
         until_ns: Now, or the end of the attempt.
         step: The step at which it is stuck.
         waiting: The processes that wait for the others; None if it cannot be decided.
         suspects: The processes that the others wait for, or all if that cannot be decided.
         hangs: The processes without progress.
-        is_decided: False if the suspects are all processes since nothing tells them apart.
+        is_decided: False if the suspects are all processes since nothing separates them.
         is_over: True if the attempt has ended.
     """
 
     kind: Kind
-    began_ns: int
+    since_ns: int
     until_ns: int
     step: int | None
     waiting: StackGroup | None
@@ -115,7 +115,7 @@ class StuckJob:
     @property
     def seconds(self) -> float:
         """For how long it is, or was, stuck."""
-        return max(0.0, (self.until_ns - self.began_ns) / _SECOND_NS)
+        return max(0.0, (self.until_ns - self.since_ns) / _SECOND_NS)
 
 
 def stuck_job(facts: Facts) -> StuckJob | None:
@@ -126,17 +126,17 @@ def stuck_job(facts: Facts) -> StuckJob | None:
     hangs = _open_hangs(attempt)
     if not hangs or _follows_a_failure(attempt, hangs):
         return _without_hang(facts, attempt) if not hangs else None
-    began_ns = min(hang.began_ns for hang in hangs)
+    since_ns = min(hang.since_ns for hang in hangs)
     alive = [process for process in attempt.processes if not _ended_before(process, attempt, hangs)]
     known = {id(hang.process): hang for hang in hangs}
-    suspects = [_suspect(process, attempt, known.get(id(process)), began_ns) for process in alive]
+    suspects = [_suspect(process, attempt, known.get(id(process)), since_ns) for process in alive]
     answers = [Answer(suspect.process, suspect.stack) for suspect in suspects if suspect.stack is not None]
     silent = [suspect for suspect in suspects if suspect.stack is None]
     late = [suspect for suspect in silent if _is_alive(suspect, attempt, hangs)]
     kind, waiting, found, is_decided = _judged(answers, suspects, late)
     return StuckJob(
         kind=kind,
-        began_ns=began_ns,
+        since_ns=since_ns,
         until_ns=_until_ns(facts, attempt),
         step=_step(hangs, waiting),
         waiting=waiting,
@@ -178,7 +178,7 @@ def _open_hangs(attempt: AttemptFacts) -> list[Hang]:
     hangs = [
         Hang(
             process,
-            hang.began_ns - _offset(attempt, process),
+            hang.since_ns - _offset(attempt, process),
             hang.time_ns - _offset(attempt, process),
             hang.step,
             hang.phase,
@@ -217,16 +217,16 @@ def _still(process: ProcessFacts, attempt: AttemptFacts) -> Hang | None:
     if not stacks or stacks[-1].phase not in _WATCHED_PHASES:
         return None
     newest = stacks[-1]
-    began_ns = newest.time_ns - round(newest.unchanged_seconds * _SECOND_NS)
+    since_ns = newest.time_ns - round(newest.unchanged_seconds * _SECOND_NS)
     for earlier in reversed(stacks):
         if earlier.frames != newest.frames or earlier.step != newest.step:
             break
-        began_ns = min(began_ns, earlier.time_ns)
+        since_ns = min(since_ns, earlier.time_ns)
     has_moved = newest.step is not None and process.step is not None and process.step > newest.step
-    if has_moved or newest.time_ns - began_ns < STILL_SECONDS * _SECOND_NS:
+    if has_moved or newest.time_ns - since_ns < STILL_SECONDS * _SECOND_NS:
         return None
     offset = _offset(attempt, process)
-    return Hang(process, began_ns - offset, newest.time_ns - offset, newest.step, newest.phase, "", newest.ref)
+    return Hang(process, since_ns - offset, newest.time_ns - offset, newest.step, newest.phase, "", newest.ref)
 
 
 def _follows_a_failure(attempt: AttemptFacts, hangs: Sequence[Hang]) -> bool:
@@ -275,9 +275,9 @@ def _step(hangs: Sequence[Hang], waiting: StackGroup | None) -> int | None:
 # --- Suspects -----------------------------------------------------------------------------------------------
 
 
-def _suspect(process: ProcessFacts, attempt: AttemptFacts, hang: Hang | None, began_ns: int) -> Suspect:
+def _suspect(process: ProcessFacts, attempt: AttemptFacts, hang: Hang | None, since_ns: int) -> Suspect:
     """Return a process with its stack and the kernel's view since the job is stuck."""
-    since_ns = (began_ns if hang is None else hang.began_ns) + _offset(attempt, process)
+    since_ns = (since_ns if hang is None else hang.since_ns) + _offset(attempt, process)
     stacks = [
         stack for stack in process.stacks if stack.frames and stack.time_ns >= since_ns and stack.trigger != "exception"
     ]
@@ -370,7 +370,7 @@ def _is_idle(by_process: dict[int, Suspect], answer: Answer) -> bool:
 
 
 def _without_hang(facts: Facts, attempt: AttemptFacts) -> StuckJob | None:
-    """Return the picture of a job whose survivors ended since one process does not answer, before any hang was seen."""
+    """Return the picture of a job with survivors that ended since one process does not answer, before any hang was seen."""
     if not attempt.story.first or not all(process.end.is_silent for process in attempt.first):
         return None
     silent = [
@@ -382,7 +382,7 @@ def _without_hang(facts: Facts, attempt: AttemptFacts) -> StuckJob | None:
     groups = group_stacks(answers)
     return StuckJob(
         kind=Kind.UNANSWERING,
-        began_ns=max(process.last_event_ns for process in attempt.first),
+        since_ns=max(process.last_event_ns for process in attempt.first),
         until_ns=_until_ns(facts, attempt),
         step=max((process.step for process in attempt.processes if process.step is not None), default=None),
         waiting=groups[0] if groups else None,

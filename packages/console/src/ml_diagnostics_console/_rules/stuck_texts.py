@@ -45,7 +45,7 @@ def not_checked(rule: str, facts: Facts) -> NotChecked | None:
 
 def when(job: StuckJob) -> str:
     """Return the step and the time of the last progress: ` at step 41,207 (16:02:11 UTC)`."""
-    return f" {at(job.step, job.began_ns)}"
+    return f" {at(job.step, job.since_ns)}"
 
 
 def duration(job: StuckJob) -> str:
@@ -76,13 +76,13 @@ def evidence_of(job: StuckJob) -> tuple[Ref, ...]:
     for suspect in job.suspects[:2]:
         if suspect.stack is not None:
             text = frame_text(suspect.stack) or "no Python frame"
-            refs.append(suspect.stack.ref._replace(says=f"{suspect.process.name} is in {text}"))
+            refs.append(suspect.stack.ref._replace(shows=f"{suspect.process.name} is in {text}"))
         if suspect.kernel is not None:
             refs.append(suspect.kernel.ref)
     if job.waiting is not None and job.waiting.answers:
         answer, many = job.waiting.answers[0], len(job.waiting.answers)
         others = "" if many == 1 else f", as {many - 1} others"
-        refs.append(answer.stack.ref._replace(says=f"{answer.process.name} is in {job.waiting.text}{others}"))
+        refs.append(answer.stack.ref._replace(shows=f"{answer.process.name} is in {job.waiting.text}{others}"))
     suspected = {id(suspect.process) for suspect in job.suspects}
     hangs = sorted(job.hangs, key=lambda hang: (id(hang.process) not in suspected, hang.time_ns))
     refs += [hang.ref for hang in hangs[:2]]

@@ -48,7 +48,7 @@ def signs_of(facts: Facts) -> tuple[Sign, ...]:
         signs += _signs_of_ends(attempt)
     stuck = stuck_job(facts)
     if stuck is not None and stuck.kind is not Kind.COMPILING:
-        since = clock(stuck.began_ns)
+        since = clock(stuck.since_ns)
         signs.append(Sign(f"there was no progress since {since}", tuple(hang.ref for hang in stuck.hangs[:3])))
     signs += _silent(facts, attempt)
     return tuple(signs)
@@ -137,14 +137,14 @@ def _silent_first(facts: Facts, lead: Lead, failed: Sequence[ProcessFacts]) -> s
 
 
 def _last_event(process: ProcessFacts) -> Ref:
-    says = f"{process.name}: last event at {clock(process.last_event_ns)}, and no end"
-    return Ref(f"{process.host}/{process.pid}", "run", process.last_event_ns, process.host, says)
+    shows = f"{process.name}: last event at {clock(process.last_event_ns)}, and no end"
+    return Ref(f"{process.host}/{process.pid}", "run", process.last_event_ns, process.host, shows)
 
 
 def _verdict(
     facts: Facts, attempt: AttemptFacts, sentence: str, processes: Sequence[ProcessFacts], refs: Sequence[Ref]
 ) -> Verdict:
-    began_ns = processes[0].end.ended_ns or processes[0].last_event_ns if processes else None
+    since_ns = processes[0].end.ended_ns or processes[0].last_event_ns if processes else None
     return Verdict(
         rule="U0",
         verdict_class=VerdictClass.UNKNOWN,
@@ -154,9 +154,9 @@ def _verdict(
         hosts=hosts_of(processes),
         process_indices=indices_of(processes),
         step=attempt.best_step,
-        began_ns=began_ns,
+        since_ns=since_ns,
         ended_ns=attempt.ended_ns,
-        cost=cost_of_failure(facts, began_ns).cost,
+        cost=cost_of_failure(facts, since_ns).cost,
         evidence=tuple(dict.fromkeys(refs))[:_MOST_REFS],
         next=_would_show(facts, attempt),
     )

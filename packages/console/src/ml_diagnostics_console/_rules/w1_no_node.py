@@ -63,7 +63,7 @@ def judge(facts: Facts) -> Judgement:
         part=Part.CONTRIBUTING if is_explained else Part.INITIATING,
         hosts=tuple(each.host for each in pods),
         process_indices=tuple(each.index for each in pods if each.index is not None),
-        began_ns=since_ns,
+        since_ns=since_ns,
         cost=cost_of(since_ns, found.now_ns),
         evidence=tuple(evidence),
         next=_commands(cluster, pod, obstacles),

@@ -52,7 +52,7 @@ def _of_kueue(found: Waiting, admission: AdmissionFacts) -> Verdict | None:
     if not admission.is_active:
         message = f"spec.active of the Workload is false ({message})"
     queue = f"queue {admission.queue}" if admission.queue else "a queue"
-    says = f"Workload {admission.name}, condition {held.type} is {held.status}: {message}"
+    shows = f"Workload {admission.name}, condition {held.type} is {held.status}: {message}"
     options = options_of(found.cluster, admission.namespace)
     commands = [
         NextCommand(
@@ -75,9 +75,9 @@ def _of_kueue(found: Waiting, admission: AdmissionFacts) -> Verdict | None:
         ),
         blame=Blame.USER if never else Blame.SYSTEM,
         confidence=Confidence.PROVEN,
-        began_ns=since_ns,
+        since_ns=since_ns,
         cost=cost_of(since_ns, found.now_ns),
-        evidence=(Ref(admission.ref, "kubernetes", held.time_ns, "", says),),
+        evidence=(Ref(admission.ref, "kubernetes", held.time_ns, "", shows),),
         next=tuple(commands),
     )
 
@@ -132,7 +132,7 @@ def _of_namespace(found: Waiting) -> Verdict | None:
         ),
         blame=Blame.USER if never else Blame.SYSTEM,
         confidence=Confidence.PROVEN,
-        began_ns=since_ns,
+        since_ns=since_ns,
         cost=cost_of(since_ns, found.now_ns),
         evidence=tuple(evidence),
         next=(

@@ -59,7 +59,7 @@ def judge(facts: Facts) -> Judgement:
         part=Part.INITIATING if oversized(cluster, pods) is None else Part.CONTRIBUTING,
         hosts=tuple(each.host for each in pods),
         process_indices=tuple(each.index for each in pods if each.index is not None),
-        began_ns=since_ns,
+        since_ns=since_ns,
         cost=cost_of(since_ns, found.now_ns),
         evidence=(event_ref(event), pod_ref(pod, condition.message if condition is not None else "Unschedulable")),
         next=(

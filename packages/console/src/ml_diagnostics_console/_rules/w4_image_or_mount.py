@@ -86,7 +86,7 @@ def judge(facts: Facts) -> Judgement:
         confidence=Confidence.PROVEN,
         hosts=tuple(pod.host for pod in pods),
         process_indices=tuple(pod.index for pod in pods if pod.index is not None),
-        began_ns=since_ns,
+        since_ns=since_ns,
         cost=cost_of(since_ns, found.now_ns),
         evidence=tuple(each.ref for each in faults),
         next=(*([fault.check] if fault.check is not None else []), *commands),

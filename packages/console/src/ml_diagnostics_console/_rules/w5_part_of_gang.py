@@ -55,7 +55,7 @@ def judge(facts: Facts) -> Judgement:
         part=Part.CONTRIBUTING if found.pods else Part.INITIATING,
         hosts=tuple(pod.host for pod in found.pods),
         process_indices=tuple(pod.index for pod in found.pods if pod.index is not None),
-        began_ns=since_ns,
+        since_ns=since_ns,
         cost=cost_of(since_ns, found.now_ns),
         evidence=tuple(evidence),
         next=_commands(cluster, found.pods),
@@ -73,12 +73,12 @@ def _reason(cluster: KubernetesFacts, pods: tuple[PodFacts, ...]) -> tuple[str, 
     waiting = next((each for each in pod.containers if each.waiting_reason not in ("", "PodInitializing")), None)
     condition = pod.condition("PodScheduled")
     if condition is not None and condition.status == "False":
-        text, says = f" ({condition.reason})", f"Pending: {condition.reason}: {condition.message}"
+        text, shows = f" ({condition.reason})", f"Pending: {condition.reason}: {condition.message}"
     elif waiting is not None:
-        text, says = f" ({waiting.waiting_reason})", f"Pending: container {waiting.name}: {waiting.waiting_reason}"
+        text, shows = f" ({waiting.waiting_reason})", f"Pending: container {waiting.name}: {waiting.waiting_reason}"
     else:
-        text, says = "", f"Pending on node {pod.node}" if pod.node else "Pending"
-    return text, Blame.SYSTEM, [pod_ref(pod, says)]
+        text, shows = "", f"Pending on node {pod.node}" if pod.node else "Pending"
+    return text, Blame.SYSTEM, [pod_ref(pod, shows)]
 
 
 def _names(pods: tuple[PodFacts, ...]) -> str:

@@ -1,6 +1,6 @@
 """Pods that wait, and why: what the rules on waiting share. Pure.
 
-The scheduler says how many nodes are unfit for which reason; that text is the source of most of it:
+The scheduler shows how many nodes are unfit for which reason; that text is the source of most of it:
 `0/12 nodes are available: 4 Insufficient google.com/tpu, 8 node(s) didn't match Pod's node affinity/selector.`
 """
 
@@ -78,7 +78,7 @@ def waiting_of(facts: Facts, rule: str) -> Waiting | NotChecked | None:
 
 def cost_of(since_ns: int, now_ns: int) -> Cost:
     """Return the time that was waited so far."""
-    return Cost(max(0.0, (now_ns - since_ns) / 1e9), says="waited so far")
+    return Cost(max(0.0, (now_ns - since_ns) / 1e9), shows="waited so far")
 
 
 def pods_text(cluster: KubernetesFacts, pods: Sequence[PodFacts]) -> str:
@@ -95,16 +95,16 @@ def pods_text(cluster: KubernetesFacts, pods: Sequence[PodFacts]) -> str:
     return f"{len(pods)} of {total} pods{of_job}"
 
 
-def pod_ref(pod: PodFacts, says: str, time_ns: int | None = None) -> Ref:
+def pod_ref(pod: PodFacts, shows: str, time_ns: int | None = None) -> Ref:
     """Return the evidence of a pod."""
-    return Ref(pod.ref, "kubernetes", time_ns or pod.created_ns, pod.host, one_line(says, _LONGEST_MESSAGE))
+    return Ref(pod.ref, "kubernetes", time_ns or pod.created_ns, pod.host, one_line(shows, _LONGEST_MESSAGE))
 
 
 def event_ref(event: EventFacts) -> Ref:
     """Return the evidence of an event."""
     times = f" ({event.times} times)" if event.times > 1 else ""
-    says = f"{event.reason} on {event.kind.lower()} {event.name}{times}: {one_line(event.message, _LONGEST_MESSAGE)}"
-    return Ref(event.ref, "kubernetes", event.last_ns, event.name if event.kind == "Pod" else "", says)
+    shows = f"{event.reason} on {event.kind.lower()} {event.name}{times}: {one_line(event.message, _LONGEST_MESSAGE)}"
+    return Ref(event.ref, "kubernetes", event.last_ns, event.name if event.kind == "Pod" else "", shows)
 
 
 def unscheduled(pods: Sequence[PodFacts]) -> tuple[PodFacts, ...]:
@@ -143,7 +143,7 @@ class Obstacles(NamedTuple):
     lacking: tuple[tuple[str, int], ...] = ()
     """A resource, and how many nodes have too little of it left."""
     labels: int = 0
-    """Nodes whose labels are not those that the pod asks for."""
+    """Nodes with labels that are not those that the pod asks for."""
     taints: tuple[tuple[str, int], ...] = ()
     """A taint that the pod does not tolerate, and on how many nodes."""
     cordoned: int = 0
@@ -213,7 +213,7 @@ class Oversized(NamedTuple):
     """A pod that no existing node can ever take."""
 
     name: str
-    """The pod, or the job whose pods do not exist yet."""
+    """The pod, or the job without pods so far."""
     pod: PodFacts | None
     ref: str
     limits: tuple[SizeLimit, ...]
@@ -229,7 +229,7 @@ def oversized(cluster: KubernetesFacts, pods: Sequence[PodFacts]) -> Oversized |
     asked: list[tuple[str, PodFacts | None, str, Resources, Mapping[str, str]]] = [
         (pod.name, pod, pod.ref, pod.requests, pod.selector) for pod in pods
     ]
-    if not cluster.pods:  # A queue holds the job back: its template says what its pods will request.
+    if not cluster.pods:  # A queue holds the job back: its template shows what its pods will request.
         asked += [(job.name, None, job.ref, job.requests, job.selector) for job in cluster.jobs if job.requests]
     for name, pod, ref, requests, selector in asked:
         fitting = [node for node in cluster.nodes if node.has_labels(selector)] or list(cluster.nodes)

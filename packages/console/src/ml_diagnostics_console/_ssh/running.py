@@ -1,4 +1,4 @@
-"""Runs the program of a route with the user's terminal, and says why it failed."""
+"""Runs the program of a route with the user's terminal, and shows why it failed."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Score:
                 each.value: {"precision": one.precision.to_json(), "recall": one.recall.to_json()}
                 for each, one in self.by_class.items()
             },
-            "confused": {f"{true} as {said}": count for (true, said), count in self.confused.items()},
+            "confused": {f"{true} as {reported}": count for (true, reported), count in self.confused.items()},
         }
 
 
@@ -158,7 +158,7 @@ def score(tool: str, cases: Iterable[Case]) -> Score:
         _rate(case.answer.verdict_class is VerdictClass.UNKNOWN for case in known),
         _brier(known),
         round(statistics.median(times), 2) if times else None,
-        dict(Counter((true.value, said.value) for true, said in pairs if true is not said).most_common()),
+        dict(Counter((true.value, reported.value) for true, reported in pairs if true is not reported).most_common()),
     )
 
 
@@ -180,8 +180,8 @@ def _said_class(case: Case) -> VerdictClass:
 
 def _class_score(wanted: VerdictClass, pairs: Sequence[tuple[VerdictClass, VerdictClass]]) -> ClassScore:
     return ClassScore(
-        _rate(true is wanted for true, said in pairs if said is wanted),
-        _rate(said is wanted for true, said in pairs if true is wanted),
+        _rate(true is wanted for true, reported in pairs if reported is wanted),
+        _rate(reported is wanted for true, reported in pairs if true is wanted),
     )
 
 
