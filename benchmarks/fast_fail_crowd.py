@@ -119,6 +119,7 @@ class _Job:
         self.seed, self.script = seed, script
         self.folder = Path(tempfile.mkdtemp(prefix="fast-fail-"))
         self.pids: list[int] = []
+        self.companions: list[int | None] = []
         self.codes: dict[int, int] = {}
         self.started = time.monotonic()
         self.joined_at = self.killed_at = self.ended_at = 0.0
@@ -145,6 +146,7 @@ class _Job:
             return False
         if not self.joined_at and all((self.folder / f"joined-{index}").exists() for index in range(len(self.pids))):
             self.joined_at = now
+            self.companions = [self._companion(index) for index in range(len(self.pids))]
             (self.folder / "go").write_text("")
         while self.joined_at and self.outside and now >= self.joined_at + self.outside[0][0]:
             _, index, what = self.outside.pop(0)
@@ -157,17 +159,32 @@ class _Job:
                     os.kill(pid, signal.SIGKILL)
         return True
 
+    def _companion(self, index: int) -> int | None:
+        """Return a descriptor of a process's companion: its pid may be that of another process later."""
+        from ml_diagnostics_common.processes import process_descriptor
+
+        pid = (self.folder / f"joined-{index}").read_text()
+        descriptor = process_descriptor(int(pid)) if pid.isdigit() else None
+        with contextlib.suppress(OSError):
+            if str(self.folder).encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                return descriptor
+        return None
+
     def _signal(self, index: int, what: str) -> None:
-        pid, number = self.pids[index], _FROM_OUTSIDE.get(what)
-        if number is None:
-            number = _TO_COMPANION[what]
-            pid = int((self.folder / f"joined-{index}").read_text())
-        if index not in self.codes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        companion = self.companions[index]
+        with contextlib.suppress(ProcessLookupError):
+            if what in _FROM_OUTSIDE and index not in self.codes:  # Not reaped: the pid is still its own.
+                os.kill(self.pids[index], _FROM_OUTSIDE[what])
+            elif what in _TO_COMPANION and companion is not None:
+                signal.pidfd_send_signal(companion, _TO_COMPANION[what])
 
     def result(self) -> dict[str, Any]:
         """Return its exit codes and times."""
+        for descriptor in self.companions:
+            if descriptor is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+                os.close(descriptor)
         first = self._first_causes() if self.killed_at else []
         return {
             "seed": self.seed,
@@ -230,6 +247,11 @@ def _be_process(index: int, count: int, folder: Path, script: list[Act]) -> NoRe
         os._exit(code)
 
 
+def _companion_of(collection: Any) -> int | None:
+    link = getattr(collection, "_companion", None)
+    return None if link is None else link._process.pid
+
+
 def _train(index: int, folder: Path, script: list[Act]) -> int:
     from cloud_tpu_diagnostics import diagnose, heartbeat
     from cloud_tpu_diagnostics._collect import blocks
@@ -241,8 +263,8 @@ def _train(index: int, folder: Path, script: list[Act]) -> int:
         deadline = time.monotonic() + _JOIN_SECONDS
         while read_status(os.getpid(), start_mark(os.getpid())) is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        collection = blocks._current
-        companion = collection._companion._process.pid if collection is not None and collection._companion else 0
+        while (companion := _companion_of(blocks._current)) is None and time.monotonic() < deadline:
+            time.sleep(0.05)  # Its first message is received in a thread.
         (folder / f"joined-{index}.new").write_text(str(companion))
         (folder / f"joined-{index}.new").rename(folder / f"joined-{index}")
         while not (folder / "go").exists():

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER
-from cloud_tpu_diagnostics._fast_fail.status import read_status
 from cloud_tpu_diagnostics.entries import LOG_ID
-from ml_diagnostics_common.processes import start_mark
 from ml_diagnostics_common.reader import JournalReader
 
 from ..waiting import Child, free_port, wait_until
 from .diagnosed_jobs import WITHOUT_FORK_WARNING
+
+AS_PROCESS_1 = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
+can_be_process_1 = pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*AS_PROCESS_1, "true"], capture_output=True, check=False).returncode != 0,
+    reason="this system lets no user start a process 1",
+)
 
 _HEAD = """
 import ctypes, os, queue, signal, sys, threading, time
@@ -105,27 +113,15 @@ class FastFailJob:
             with (folder / f"printed-{index}").open("wb") as printed:
                 self.processes.append(Child(argv, env=variables, stdout=printed, stderr=printed))
 
-    def pid(self, index: int) -> int:
-        """Return the process that has the block; under a prefix, its child."""
-        pid = self.processes[index].process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        is_prefixed = b"cloud_tpu_diagnostics\0run" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        return int(children[0]) if is_prefixed and children else pid
-
     def wait_until_joined(self) -> None:
-        """Wait until all processes are in the star."""
-        for index, process in enumerate(self.processes):
-            wait_until(lambda index=index: self._is_joined(index) or process.process.poll() is not None, 60)  # type: ignore[misc] # noqa: B023
-            assert process.process.poll() is None, self.printed(index)
+        """Wait until all processes are in the star: each has a file with its status."""
+        folder = self.records / "state" / "fast_fail"
+        count = len(self.processes)
+        wait_until(lambda: len(list(folder.glob("[0-9]*.json"))) == count or self._ended(), 60)
+        assert not self._ended(), "".join(map(self.printed, range(count)))
 
-    def _is_joined(self, index: int) -> bool:
-        pid = self.pid(index)
-        before = os.environ.get("ML_DIAGNOSTICS_DIR", "")
-        os.environ["ML_DIAGNOSTICS_DIR"] = str(self.records)
-        try:
-            return read_status(pid, start_mark(pid)) is not None
-        finally:
-            os.environ["ML_DIAGNOSTICS_DIR"] = before
+    def _ended(self) -> bool:
+        return any(process.process.poll() is not None for process in self.processes)
 
     def do(self, index: int, command: str) -> None:
         """Let a process run a line of Python in its loop."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import subprocess
 import sys
 from types import ModuleType
@@ -22,13 +21,7 @@ from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
 from ..waiting import run_program
-
-_AS_PROCESS_1 = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
-_can_be_process_1 = pytest.mark.skipif(
-    shutil.which("unshare") is None
-    or subprocess.run([*_AS_PROCESS_1, "true"], capture_output=True, check=False).returncode != 0,
-    reason="this system lets no user start a process 1",
-)
+from .fast_fail_jobs import AS_PROCESS_1, can_be_process_1
 
 
 def nothing(_: object) -> None:
@@ -130,11 +123,11 @@ print(refusal())
     assert printed.startswith("None\njax_enable_recoverability is set")
 
 
-@_can_be_process_1
+@can_be_process_1
 def test_process_1_of_a_container_is_refused_with_the_remedy() -> None:
     program = "from cloud_tpu_diagnostics._collect.fast_fail import refusal; print(refusal())"
     printed = subprocess.run(
-        [*_AS_PROCESS_1, sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [*AS_PROCESS_1, sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert "start it with: python -m cloud_tpu_diagnostics run -- COMMAND" in printed
 

@@ -11,7 +11,7 @@ import pytest
 from cloud_tpu_diagnostics.entries import FAST_FAIL, JOB_ENDED
 
 from ..waiting import is_alive, wait_until
-from .fast_fail_jobs import STAND_IN, TRAINER, FastFailJob, fast_fail_job
+from .fast_fail_jobs import AS_PROCESS_1, STAND_IN, TRAINER, FastFailJob, can_be_process_1, fast_fail_job
 
 RUN = (sys.executable, "-m", "cloud_tpu_diagnostics", "run", "--")
 SIGKILL = -int(signal.SIGKILL)
@@ -126,6 +126,16 @@ def test_run_records_the_first_cause_of_what_it_runs(tmp_path: Path) -> None:
         assert {end["first_cause"]["exception"] for end in ends} == {"ValueError: batch 12 is empty"}
 
 
+@can_be_process_1
+def test_run_as_process_1_of_each_container_reports_the_end_before_the_container_ends(tmp_path: Path) -> None:
+    with fast_fail_job(tmp_path, *[STAND_IN] * 2, prefix=(*AS_PROCESS_1, *RUN)) as job:
+        job.do(1, FAULTS["SIGKILL"][0])
+        assert job.codes() == [76, 128 + int(signal.SIGKILL)]
+        ends = job.wait_for_entries(JOB_ENDED, 2)
+        assert [(end["is_first_cause"], end.get("ended_by")) for end in ends] == [(False, "fast_fail"), (True, None)]
+        assert {tuple(end["first_cause"]["process_indices"]) for end in ends} == {(1,)}
+
+
 def test_run_reports_a_request_to_stop_that_the_job_does_not_see(tmp_path: Path) -> None:
     """JAX handles SIGTERM in C: here, the job ignores it, which Python does not see either."""
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STAND_IN
@@ -150,7 +160,7 @@ def test_a_later_block_of_a_process_is_in_the_star_again(tmp_path: Path) -> None
     with fast_fail_job(tmp_path, STAND_IN, two_blocks) as job:
         job.do(1, "running = False")
         wait_until(lambda: [index for index, _ in job.entries("left_block")] == [1])
-        (status,) = (job.records / "state" / "fast_fail").glob(f"{job.pid(1)}-*")
+        (status,) = (job.records / "state" / "fast_fail").glob(f"{job.processes[1].process.pid}-*")
         status.unlink()
         job.do(1, "go on")
         job.wait_until_joined()
