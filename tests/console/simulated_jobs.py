@@ -77,7 +77,7 @@ spec:
 
 
 def job(command: str, *, pods: int = 1, more: str = "", pod: str = "", container: str = "") -> str:
-    """Return a Job with a command, which is a list in YAML, and further lines of its spec, its pods and its container."""
+    """Return a Job with a command (a list in YAML), and further lines of its spec, its pods and its container."""
     return f"""
 apiVersion: batch/v1
 kind: Job

@@ -57,21 +57,9 @@ _NOT_ALONE = {
 _MACHINE_FOLDERS = (b"/work/", b"/root", b"/home/", b"/tmp/faultbench", b"site-packages/../")
 
 
-_OPEN = {
-    "replayed-no-capacity-0": "B1 does not count the nodes that the autoscaler tries to add, of a pool that has none",
-}
-"""Stored runs that the doctor is wrong about, each with the reason."""
-
-
 def _runs() -> list[Any]:
     """Return all stored runs as parameters of a test."""
-    names = {archive.name.removesuffix(".tar.xz"): archive for archive in HISTORIES}
-    return [
-        pytest.param(
-            archive, id=name, marks=[pytest.mark.xfail(reason=_OPEN[name], strict=True)] if name in _OPEN else []
-        )
-        for name, archive in names.items()
-    ]
+    return [pytest.param(archive, id=archive.name.removesuffix(".tar.xz")) for archive in HISTORIES]
 
 
 # --- Stored runs ------------------------------------------------------------------------------------------

@@ -363,7 +363,8 @@ def comparable_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
         frames: Innermost first.
     """
     relevant = next((number for number, frame in enumerate(frames) if not _WAITING_FILES.search(frame.file)), 0)
-    shown = [frame for frame in frames[relevant:] if not (frame.file.startswith("<frozen ") or _OURS.search(frame.file))]
+    below = frames[relevant:]
+    shown = [frame for frame in below if not (frame.file.startswith("<frozen ") or _OURS.search(frame.file))]
     return tuple(Frame(short_path(frame.file), frame.line, _bare(frame.function)) for frame in shown or frames)
 
 

@@ -338,7 +338,7 @@ class AttemptFacts:
         story: The roles of their ends and the first cause, in the same order.
         best_step: The highest step of any process; None if none is known.
         clock_uncertainty_ns: The largest error of the times of ends after correction.
-        clock_offsets_ns: The clock of each host less that of the reference host, where common returns from waits show it.
+        clock_offsets_ns: The clock of each host less that of the reference host, where waits show it.
     """
 
     number: int

@@ -78,8 +78,8 @@ class RunRecords:
         """Take entries in the order of time.
 
         Returns:
-            The entries that show the states of processes: of a metric only the last entry of each process, since the view of
-            a run needs no more of them.
+            The entries that show the states of processes; of a metric only the last one of each process, since the view
+            of a run needs no more of them.
         """
         processes: list[LogEntry] = []
         last: dict[int, LogEntry] = {}

@@ -16,6 +16,7 @@ from ml_diagnostics_console._rules.waiting import (
     cost_of,
     event_ref,
     get_nodes,
+    lacks_capacity,
     oversized,
     pod_ref,
     refused_by_autoscaler,
@@ -43,6 +44,8 @@ def judge(facts: Facts) -> Judgement:
         return None
     limit = large.limits[0]
     refused = refused_by_autoscaler(cluster, pods)
+    if any(map(lacks_capacity, refused)):  # A pool without nodes has a size that fits.
+        return None
     pod = large.pod
     since_ns = pod.created_ns if pod is not None and pod.created_ns is not None else None
     evidence = [pod_ref(pod, f"pod {pod.name} requests {_requests(large.limits)}")] if pod is not None else []

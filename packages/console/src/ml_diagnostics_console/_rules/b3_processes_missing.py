@@ -79,8 +79,8 @@ def _of_hang(facts: Facts, attempt: AttemptFacts, job: StuckJob) -> Verdict:
     lost = _with_another_coordinator(waiting)
     if absent:
         sentence = (
-            f"{_missing(indexes, absent)} never arrived: {len(waiting)} of {expected} processes wait at {where} {moment} "
-            f"for {lasted}"
+            f"{_missing(indexes, absent)} never arrived: {len(waiting)} of {expected} processes wait at {where} "
+            f"{moment} for {lasted}"
         )
     elif lost:
         usual = next(process.coordinator for process in waiting if all(process is not each for each in lost))
@@ -189,6 +189,6 @@ RULE = Rule(
         Threshold("hang", "the timeout of the phase init", "HangConfig.startup_floor_seconds"),
         Threshold("silence (s)", _SILENT_SECONDS, "initialization_timeout of jax.distributed.initialize"),
     ),
-    example="process 3 never arrived: 7 of 8 processes wait at initialize (jax/_src/distributed.py:180) at 16:02:11 UTC "
-    "for 30 min 0 s",
+    example="process 3 never arrived: 7 of 8 processes wait at initialize (jax/_src/distributed.py:180) at "
+    "16:02:11 UTC for 30 min 0 s",
 )

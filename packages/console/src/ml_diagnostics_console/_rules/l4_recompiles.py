@@ -60,8 +60,8 @@ def _judge(facts: Facts) -> Judgement:
     return Verdict(
         rule="L4",
         verdict_class=VerdictClass.SLOW,
-        sentence=f"{subject} {worst.function}: {worst.times} times after the first steps, {format_duration(worst.seconds)} "
-        f"in all, {format_percent(100 * worst.share)} of the time",
+        sentence=f"{subject} {worst.function}: {worst.times} times after the first steps, "
+        f"{format_duration(worst.seconds)} in all, {format_percent(100 * worst.share)} of the time",
         blame=Blame.USER,
         confidence=Confidence.LIKELY,
         part=part_of(facts),

@@ -42,7 +42,8 @@ _JAX_ABORTS: Final = re.compile(
     r"|stopped sending heartbeats|detected fatal errors|Gloo \S+ failed|(?:closed|reset) by peer",
     re.IGNORECASE,
 )
-"""Texts that a survivor prints before JAX aborts it (jaxlib 0.10: client.h, coordination_service_agent.cc, gloo's pair.cc).
+"""Texts that a survivor prints before JAX aborts it (jaxlib 0.10: client.h, coordination_service_agent.cc,
+gloo's pair.cc).
 The start of a healthy job also names Gloo and the coordination service."""
 _LONGEST_TAIL: Final = 8_192
 

@@ -370,7 +370,7 @@ def _is_idle(by_process: dict[int, Suspect], answer: Answer) -> bool:
 
 
 def _without_hang(facts: Facts, attempt: AttemptFacts) -> StuckJob | None:
-    """Return the picture of a job with survivors that ended since one process does not answer, before any hang was seen."""
+    """Return the picture of a job that ended since one process does not answer, before any hang was reported."""
     if not attempt.story.first or not all(process.end.is_silent for process in attempt.first):
         return None
     silent = [

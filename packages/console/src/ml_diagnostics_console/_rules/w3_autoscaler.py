@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from ml_diagnostics_common.story import Confidence
 from ml_diagnostics_common.texts import one_line
 
@@ -16,6 +13,7 @@ from ml_diagnostics_console._rules.waiting import (
     WAITS,
     cost_of,
     event_ref,
+    lacks_capacity,
     oversized,
     pod_ref,
     pods_text,
@@ -26,9 +24,6 @@ from ml_diagnostics_console._rules.waiting import (
     waiting_of,
 )
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Part, Verdict, VerdictClass
-
-_NO_CAPACITY: Final = re.compile(r"out of resources|stockout|not enough resources|exhausted|quota", re.IGNORECASE)
-_LIMIT: Final = re.compile(r"max node group size|max cluster|limit", re.IGNORECASE)
 
 
 def judge(facts: Facts) -> Judgement:
@@ -45,7 +40,7 @@ def judge(facts: Facts) -> Judgement:
     pod = next((each for each in pods if each.uid == event.object_uid), pods[0])
     condition = pod.condition("PodScheduled")
     message = one_line(event.message, 240).strip().rstrip(".")
-    is_capacity = event.reason == "FailedScaleUp" or _NO_CAPACITY.search(message) or _LIMIT.search(message)
+    is_capacity = lacks_capacity(event)
     what = "has no capacity" if is_capacity else "has no node pool that would fit"
     return Verdict(
         rule=RULE.id,
@@ -56,7 +51,7 @@ def judge(facts: Facts) -> Judgement:
         ),
         blame=Blame.SYSTEM if is_capacity else Blame.USER,
         confidence=Confidence.PROVEN,
-        part=Part.INITIATING if oversized(cluster, pods) is None else Part.CONTRIBUTING,
+        part=Part.INITIATING if is_capacity or oversized(cluster, pods) is None else Part.CONTRIBUTING,
         hosts=tuple(each.host for each in pods),
         process_indices=tuple(each.index for each in pods if each.index is not None),
         since_ns=since_ns,

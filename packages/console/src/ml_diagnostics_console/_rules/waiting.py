@@ -29,6 +29,7 @@ __all__ = [
     "cost_of",
     "event_ref",
     "get_nodes",
+    "lacks_capacity",
     "largest_free",
     "obstacles_of",
     "oversized",
@@ -40,6 +41,9 @@ __all__ = [
     "unscheduled",
     "waiting_of",
 ]
+
+_NO_CAPACITY: Final = re.compile(r"out of resources|stockout|not enough resources|exhausted|quota", re.IGNORECASE)
+_LIMIT: Final = re.compile(r"max node group size|max cluster|limit", re.IGNORECASE)
 
 WAIT_SECONDS: Final = 60.0
 WAITS: Final = Threshold(
@@ -122,6 +126,11 @@ def unscheduled(pods: Sequence[PodFacts]) -> tuple[PodFacts, ...]:
 def refused_by_autoscaler(cluster: KubernetesFacts, pods: Sequence[PodFacts]) -> tuple[EventFacts, ...]:
     """Return the events by which an autoscaler reports that it cannot add a node for some pods, the oldest first."""
     return cluster.events_of(pods, "NotTriggerScaleUp", "FailedScaleUp")
+
+
+def lacks_capacity(event: EventFacts) -> bool:
+    """Return True if an autoscaler has a node pool that would fit, and gets no machine for it or may add none."""
+    return event.reason == "FailedScaleUp" or bool(_NO_CAPACITY.search(event.message) or _LIMIT.search(event.message))
 
 
 def scaling_up(cluster: KubernetesFacts, pods: Sequence[PodFacts], now_ns: int) -> EventFacts | None:
