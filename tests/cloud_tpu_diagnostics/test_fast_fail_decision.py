@@ -219,6 +219,33 @@ def test_a_preempted_process_is_the_first_cause_of_the_failures_that_follow() ->
     assert job.now >= 30 + ASKED_SECONDS
 
 
+@pytest.mark.parametrize("end", [KILLED, ProcessEnd("signal", signal="SIGTERM"), ProcessEnd("exit", exit_code=143)])
+def test_the_others_of_a_preempted_process_end_once_they_wait_for_it_in_vain(end: ProcessEnd) -> None:
+    """On a TPU they see no error: they wait in their collective, in the same step."""
+    for is_waiting in (True, False):
+        job = Job(3)
+        job.run(30)
+        job.ask(1)
+        job.at(45, lambda: job.end(1, end))  # noqa: B023
+        if is_waiting:
+            job.at(45, lambda: job.pause(0, None))  # noqa: B023
+            job.at(45, lambda: job.pause(2, None))  # noqa: B023
+        job.run(200)
+        assert job.is_decided() is is_waiting
+    assert job.now >= 30 + ASKED_SECONDS
+
+
+def test_a_preemption_of_all_ends_no_process_that_saves_without_a_report_of_it() -> None:
+    job = Job(3)
+    job.run(30)
+    for index in range(3):
+        job.ask(index)
+        job.at(31, lambda index=index: job.pause(index, None))  # type: ignore[misc]
+    job.at(40, lambda: job.end(1, ProcessEnd("signal", signal="SIGTERM")))
+    job.run(290)
+    assert not job.is_decided()
+
+
 def test_a_job_that_is_killed_from_outside_has_no_first_cause() -> None:
     job = Job(4)
     job.run(30)

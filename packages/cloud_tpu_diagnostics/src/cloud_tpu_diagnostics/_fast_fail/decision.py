@@ -201,11 +201,14 @@ class Decision:
         """Return the processes that ended well, or were asked to, and that all others have waited for since."""
         if not all(peer.is_silent(now) and peer.phase in _IN_A_STEP for peer in running):
             return []
+        are_asked = any(peer.asked_at is not None for peer in running)
         steps = [peer.state.step for peer in running if peer.state is not None and peer.state.step is not None]
         missing = [
             peer
             for peer in self._peers.values()
-            if peer.end is not None and now - peer.ended_at >= CLEAN_SECONDS and peer.is_missing(steps, len(running))
+            if peer.end is not None
+            and now - peer.ended_at >= CLEAN_SECONDS
+            and (peer.is_missing(steps, len(running)) or (peer.was_stopped and not are_asked))
         ]
         return sorted(missing, key=lambda peer: peer.ended_at)[:1]
 
@@ -278,6 +281,11 @@ class _Peer:
     def is_gone(self) -> bool:
         """True once it has ended or left its block, or its connection is closed."""
         return self.end is not None or not self.is_connected
+
+    @property
+    def was_stopped(self) -> bool:
+        """True if it was asked to end, and has not ended by itself in time: with 0 it would have."""
+        return self.role is Role.ASKED and self.end is not None and bool(self.end.signal or self.end.exit_code)
 
     @property
     def step(self) -> int | None:
