@@ -4,8 +4,8 @@ A process that fails by itself decides it, after a moment in which the others ma
 needs more than one report, as the same may be seen in a healthy job:
 
 - failures that another process can cause, since that one may be reported late, or not at all;
-- a process that ends well before its last step, or while others are in a later one, if all others make no progress
-  for longer than ever before;
+- a process that ends well before its last step, or while others are in a later one, or that did not end in time after
+  it was asked to, if all others make no progress for longer than ever before;
 - with `hang`, all processes without progress, none of which saves, evaluates, waits, compiles or is debugged.
 
 A lost connection is never a reason: it only names a suspect once other processes have failed. While a process was asked
