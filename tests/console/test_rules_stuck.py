@@ -35,7 +35,7 @@ COMPILER = (
     "train_step (/job/train.py:88)",
     *MAIN,
 )
-INIT = ("initialize (/opt/site-packages/jax/_src/distributed.py:180)", "<module> (/job/train.py:10)")
+INIT = ("initialize (/venv/site-packages/jax/_src/distributed.py:180)", "<module> (/job/train.py:10)")
 
 
 def stack(
@@ -91,7 +91,7 @@ def test_stacks_are_equal_whatever_a_dump_shows_of_waits_and_paths() -> None:
     one = stack(
         ("wait (/usr/lib/python3.11/threading.py:320)", "f (/venv/lib/python3.11/site-packages/lib/a.py:3)", *MAIN)
     )
-    two = stack((inner, "wait (/usr/lib/python3.11/threading.py:7)", "A.f (/opt/x/site-packages/lib/a.py:3)", MAIN[0]))
+    two = stack((inner, "wait (/usr/lib/python3.11/threading.py:7)", "A.f (/venv/x/site-packages/lib/a.py:3)", MAIN[0]))
     groups = group_stacks([Answer(process(0), one), Answer(process(1), two)])
     assert [len(group.answers) for group in groups] == [2]
     assert groups[0].text == "f (lib/a.py:3)"

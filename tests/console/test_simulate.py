@@ -301,7 +301,7 @@ def test_ctrl_c_ends_everything_that_was_started(tmp_path: Path, number: signal.
 
 
 def test_a_reader_that_stops_reading_ends_everything(tmp_path: Path) -> None:
-    """As `head` does."""
+    """The reader is a pipe, as that of `head`."""
     (tmp_path / "endless.py").write_text(
         "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.01)\n"
     )

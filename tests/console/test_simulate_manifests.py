@@ -22,7 +22,7 @@ from ml_diagnostics_console.verdict import Blame, Verdict, VerdictClass
 from .simulated_jobs import JOBSET, job
 
 SETTINGS = Settings(
-    shell={"PATH": "/bin", "SECRET": "1", "HOME": "/home/me"},
+    shell={"PATH": "/bin", "SECRET": "1", "HOME": "/home/user"},
     directory="/diagnostics",
     folder="/folder",
     launcher="/launcher",
@@ -82,7 +82,7 @@ def test_a_pod_gets_no_secret_of_the_shell() -> None:
     variables = launch(parse(JOBSET)).variables
     assert "SECRET" not in variables
     assert "HF_TOKEN" not in variables
-    assert (variables["PATH"], variables["HOME"]) == ("/bin", "/home/me")
+    assert (variables["PATH"], variables["HOME"]) == ("/bin", "/home/user")
 
 
 def test_a_given_variable_wins() -> None:
