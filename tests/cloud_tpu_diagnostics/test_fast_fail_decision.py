@@ -235,6 +235,17 @@ def test_the_others_of_a_preempted_process_end_once_they_wait_for_it_in_vain(end
     assert job.now >= 30 + ASKED_SECONDS
 
 
+def test_a_request_that_was_ignored_for_long_does_not_explain_a_later_failure() -> None:
+    job = Job(3)
+    job.run(30)
+    job.ask(1)
+    job.run(1000)
+    job.end(1, FAULTS["SIGSEGV"])
+    job.run(1100)
+    assert job.decision.first == {1}
+    assert job.now <= 1000 + SETTLING_SECONDS + SOON
+
+
 def test_a_preemption_of_all_ends_no_process_that_saves_without_a_report_of_it() -> None:
     job = Job(3)
     job.run(30)

@@ -19,6 +19,7 @@ from cloud_tpu_diagnostics._companion.endings import Ending, ExitReason, Note, l
 from cloud_tpu_diagnostics._companion.fast_fail_job import CHECK_SECONDS, ForcedEnd, LastStack, LongestSilence
 from cloud_tpu_diagnostics._companion.job import Job
 from cloud_tpu_diagnostics._companion.log import EntryLog
+from cloud_tpu_diagnostics._fast_fail.decision import REQUEST_SECONDS
 from cloud_tpu_diagnostics._fast_fail.reports import ASKED, ENDED, LEFT, Event, JobState
 from cloud_tpu_diagnostics._fast_fail.star import POSITION, PUBLISHED, Star
 from cloud_tpu_diagnostics._fast_fail.status import (
@@ -92,7 +93,7 @@ class FastFail:
         self._silences = LongestSilence()
         self._next_state = self._next_stack = 0.0
         self._was_joined = False
-        self._was_asked = False
+        self._asked_at: float | None = None
         self._planned_steps: int | None = None
         self._note: Note | None = None
         self._left_at: float | None = None
@@ -129,8 +130,8 @@ class FastFail:
 
     def add_request(self) -> None:
         """Report that the job was asked to end."""
-        if not self._was_asked:
-            self._was_asked = True
+        if not self._was_asked():
+            self._asked_at = time.monotonic()
             self._star.add(Event(ASKED))
 
     def add_left(self, note: Note, failure: Mapping[str, Any], step: int | None) -> None:
@@ -145,13 +146,12 @@ class FastFail:
         left = left_block(note, is_alive=True)
         text = (failure.get("fields") or {}).get("exception_text")
         exception = f"{note.exception}: {text}" if text else note.exception or ""
-        is_asked = self._was_asked or note.exception == "KeyboardInterrupt"
         end = ProcessEnd(
             how=left.reason.value,
             ended_ns=time.time_ns(),
             exception=_redacted(exception) if left.reason is ExitReason.EXCEPTION else "",
             exit_code=note.exit_code,
-            was_asked=is_asked,
+            was_asked=note.exception == "KeyboardInterrupt",
         )
         self._star.add(Event(LEFT, end, step, self._is_early(step)))
 
@@ -164,7 +164,6 @@ class FastFail:
             exception=ending.exception or "",
             signal=ending.signal or "",
             exit_code=ending.exit_code,
-            was_asked=self._was_asked,
         )
         self._star.add(Event(ENDED, end, step, self._is_early(step)))
         self._star.step(time.monotonic())
@@ -186,6 +185,7 @@ class FastFail:
             is_suspected: True if the job was taken for stuck, and has made no progress since.
         """
         if self._has_sigterm:
+            self._has_sigterm = False
             self.add_request()
         if now >= self._next_state and not self._is_over:
             self._next_state = now + _STATE_SECONDS
@@ -229,7 +229,7 @@ class FastFail:
 
     def wait_for_decision(self, *, has_failed: bool) -> None:
         """Stay in the star until it has decided on the end of the job, or knows it."""
-        seconds = _DECISION_SECONDS if has_failed and not self._was_asked else _CLEAN_SECONDS
+        seconds = _DECISION_SECONDS if has_failed and not self._was_asked() else _CLEAN_SECONDS
         self._serve(seconds, lambda: self._awaits_decision(has_failed=has_failed))
 
     def exit_status(self) -> int | None:
@@ -252,6 +252,9 @@ class FastFail:
             self._log.write(entry(FAST_FAIL, text, state="closed", role=self._star.role, refused=refused))
         self._star.close()
 
+    def _was_asked(self) -> bool:
+        return self._asked_at is not None and time.monotonic() - self._asked_at < REQUEST_SECONDS
+
     def _is_early(self, step: int | None) -> bool:
         return step is not None and self._planned_steps is not None and step < self._planned_steps - 1
 
@@ -261,7 +264,7 @@ class FastFail:
         if not self._star.role or self._star.is_off or self._is_decided:
             return False
         # A process that was asked to end may be followed by others for half a minute.
-        return (has_failed and not self._was_asked) or not self._star.has_sent_all()
+        return (has_failed and not self._was_asked()) or not self._star.has_sent_all()
 
     def _serve(self, seconds: float, is_wanted: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds

@@ -24,7 +24,7 @@ from cloud_tpu_diagnostics._fast_fail.messages import RefusedError, short
 from cloud_tpu_diagnostics._fast_fail.reports import ASKED, ENDED, Event, Hello, JobState
 from cloud_tpu_diagnostics.configuration.first_cause import FirstCause
 
-__all__ = ["ASKED_SECONDS", "CASCADE_SECONDS", "CLEAN_SECONDS", "SETTLING_SECONDS", "Decision"]
+__all__ = ["ASKED_SECONDS", "CASCADE_SECONDS", "CLEAN_SECONDS", "REQUEST_SECONDS", "SETTLING_SECONDS", "Decision"]
 
 SETTLING_SECONDS: Final = 0.25
 """The wait for an earlier failure, once one process has failed by itself."""
@@ -34,6 +34,8 @@ CLEAN_SECONDS: Final = 10.0
 """The least time without progress of all others, after a process has ended well."""
 ASKED_SECONDS: Final = 30.0
 """The time that a process has to end after it was asked to: the default of Kubernetes."""
+REQUEST_SECONDS: Final = 600.0
+"""The time after which a process has ignored the request: JAX handles SIGTERM, and a job may run on for days."""
 _SAVING_SECONDS: Final = 300.0
 """The same while it saves a checkpoint."""
 _SILENCE_FACTOR: Final = 3.0
@@ -115,7 +117,7 @@ class Decision:
         peer, self._is_changed = self._peers[index], True
         end = event.end
         if event.event == ASKED or end.was_asked or end.signal == "SIGTERM" or end.exit_code == 128 + 15:
-            peer.asked_at = now if peer.asked_at is None else peer.asked_at
+            peer.asked_at = peer.asked_at if peer.was_asked(now) else now
         if event.event == ASKED:
             return
         if peer.end is None:  # An exception in the block counts more than the exit status after it.
@@ -201,7 +203,7 @@ class Decision:
         """Return the processes that ended well, or were asked to, and that all others have waited for since."""
         if not all(peer.is_silent(now) and peer.phase in _IN_A_STEP for peer in running):
             return []
-        are_asked = any(peer.asked_at is not None for peer in running)
+        are_asked = any(peer.was_asked(now) for peer in running)
         steps = [peer.state.step for peer in running if peer.state is not None and peer.state.step is not None]
         missing = [
             peer
@@ -282,6 +284,10 @@ class _Peer:
         """True once it has ended or left its block, or its connection is closed."""
         return self.end is not None or not self.is_connected
 
+    def was_asked(self, now: float) -> bool:
+        """Return True if it was asked to end recently."""
+        return self.asked_at is not None and now - self.asked_at < REQUEST_SECONDS
+
     @property
     def was_stopped(self) -> bool:
         """True if it was asked to end, and has not ended by itself in time: with 0 it would have."""
@@ -301,7 +307,7 @@ class _Peer:
             ended_ns += min(self.delays_ns)
         if end.how == "killed_or_os_exit":  # Its parent knows how; it may have exited with 0.
             end = end._replace(how="clean")
-        was_asked = end.was_asked or (self.end is not None and self.asked_at is not None)
+        was_asked = end.was_asked or (self.end is not None and self.was_asked(self.ended_at))
         return end._replace(ended_ns=ended_ns, was_asked=was_asked, host=self.hello.host)
 
     @property
