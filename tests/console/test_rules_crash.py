@@ -955,9 +955,15 @@ def test_u0_a_job_that_was_ended_while_it_was_stuck_is_wrong_and_unknown() -> No
     assert judged("H0", facts(everyone)) is None
 
 
+@pytest.mark.parametrize(("seconds", "is_noted"), [(30, False), (80, True)])
+def test_h0_notes_that_no_step_was_reported_for_long(seconds: int, is_noted: bool) -> None:
+    found = verdict("H0", facts([process(0, step=30)], now_ns=after(50 + seconds)))
+    assert ("step 30, reported 1 min 20 s ago" in found.sentence) is is_noted
+
+
 def test_h0_shows_the_goodput_and_what_would_save_most() -> None:
     ledger = report([summary(1, 0, 1000)], buckets={Bucket.DATA_LOADING_SYNC: 60, Bucket.CHECKPOINT_SAVE: 20})
-    known = facts([process(index, step=400) for index in range(4)], is_live=True, ledger=ledger)
+    known = facts([process(index, step=400) for index in range(4)], now_ns=after(60), is_live=True, ledger=ledger)
     found = verdict("H0", known)
     assert found.sentence.startswith(
         "Nothing is wrong: the job runs at step 400; goodput 92.0 %; most of the rest is waiting for data: 6.0 %"

@@ -283,6 +283,26 @@ def test_k1s_reports_the_state_that_the_kernel_shows(state: str, channel: str, t
     assert verdict.hosts == ("host-1",)
 
 
+def steps_at(seconds: float) -> StepSummary:
+    times = Times(10, 1, 1, 1)
+    return StepSummary(after(seconds), 20, 29, 10, times, None, None, None, None, None, ref("steps", seconds=seconds))
+
+
+@pytest.mark.parametrize("end", ["", "signal: SIGKILL"])
+def test_k1s_reports_a_stopped_process_though_that_is_no_hang(end: str) -> None:
+    fields: dict[str, Any] = {"end": end, "ended": 110} if end else {}
+    stopped = process(0, step=30, kernel_states=(kernel("T"),), summaries=(steps_at(60),), **fields)
+    verdict = only(facts([stopped]), "K1s")
+    assert verdict.sentence.startswith("host-0 is stopped by a signal at step 30")
+    assert verdict.confidence is Confidence.PROVEN
+    assert verdict.since_ns == after(60)
+
+
+@pytest.mark.parametrize("fields", [{"summaries": (steps_at(60), steps_at(105))}, {"end": "clean"}])
+def test_a_process_that_went_on_after_it_was_stopped_is_not_stuck(fields: dict[str, Any]) -> None:
+    assert verdicts(facts([process(0, step=30, kernel_states=(kernel("T"),), **fields)])) == {}
+
+
 def test_k1s_reports_a_host_that_records_nothing() -> None:
     silent = process(1, step=30, stacks=(stack(STEP, seconds=20, step=9),), last_event_ns=after(50))
     verdict = only(facts([stuck(0, STEP), silent, stuck(2, STEP)]), "K1s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ml_diagnostics_common.story import Confidence
+from ml_diagnostics_common.texts import format_duration
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, Unknown
 from ml_diagnostics_console._rules.asked import asked_of, is_graceful
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["RULE"]
 
 _LEAST_PERCENT: Final = 1.0
+_QUIET_SECONDS: Final = 60.0
 _ADVICE: Final = {
     "WASTED_PROGRESS": ("repeated steps", "save more often, and see why it restarts"),
     "ELASTIC_SLICE_DOWN": ("missing slices", "see why slices go"),
@@ -75,7 +77,14 @@ def _state(facts: Facts, attempt: AttemptFacts) -> str:
         return f"the job was asked to stop{when}, and ended well{step}{of_planned}"
     if attempt.ended_ns is not None or not facts.is_live:
         return f"the job ended well{step}{of_planned}"
-    return f"the job runs{step}{of_planned}"
+    return f"the job runs{step}{of_planned}{_since(facts)}"
+
+
+def _since(facts: Facts) -> str:
+    """Return since when no step was reported, if that is long: a pause, or a hang that is not reported yet."""
+    known = [process.last_step.as_of_ns for process in facts.processes if isinstance(process.last_step, Fact)]
+    seconds = (facts.now_ns - max(known, default=facts.now_ns)) / 1e9
+    return f", reported {format_duration(round(seconds))} ago" if seconds >= _QUIET_SECONDS else ""
 
 
 def _goodput(report: JobReport) -> tuple[str, tuple[NextCommand, ...], tuple[Ref, ...]]:
@@ -101,6 +110,7 @@ RULE = Rule(
     needs=("the ends, hangs and steps of all processes", "the ledger: ml_goodput_measurement, or `instrument`"),
     judge=_judge,
     thresholds=(
+        Threshold("silence that is worth a remark", f"{_QUIET_SECONDS:.0f} s", "six step summaries are missing"),
         Threshold("share of the time worth saving, at least", f"{_LEAST_PERCENT:.0f} %", "below, noise decides"),
     ),
     example="Nothing is wrong: the job runs at step 4,210; goodput 97.3 %; most of the rest is waiting for data: 1.4 %",

@@ -370,7 +370,9 @@ def _is_idle(by_process: dict[int, Suspect], answer: Answer) -> bool:
 
 
 def _without_hang(facts: Facts, attempt: AttemptFacts) -> StuckJob | None:
-    """Return the picture of a job that ended since one process does not answer, before any hang was reported."""
+    """Return the picture of a job with a process that is stopped or does not answer, though no hang was reported."""
+    if stopped := [process for process in attempt.processes if _stays_stopped(process)]:
+        return _of_stopped(facts, attempt, stopped)
     if not attempt.story.first or not all(process.end.is_silent for process in attempt.first):
         return None
     silent = [
@@ -387,6 +389,36 @@ def _without_hang(facts: Facts, attempt: AttemptFacts) -> StuckJob | None:
         step=max((process.step for process in attempt.processes if process.step is not None), default=None),
         waiting=groups[0] if groups else None,
         suspects=tuple(silent),
+        hangs=(),
+        is_over=not facts.is_live,
+    )
+
+
+def _stays_stopped(process: ProcessFacts) -> bool:
+    """Return True if the kernel reported last that a process is stopped, and it made no progress since.
+
+    A stopped process counts as being debugged, so its companion reports no hang, only its state.
+    """
+    state = process.kernel_states[-1] if process.kernel_states else None
+    if state is None or state.states[-1:] != ("T",) or process.end.how == "clean":
+        return False
+    return not any(summary.time_ns > state.time_ns for summary in process.summaries)
+
+
+def _of_stopped(facts: Facts, attempt: AttemptFacts, stopped: Sequence[ProcessFacts]) -> StuckJob:
+    """Return the picture of a job with processes that a signal has stopped."""
+    since_ns = min(
+        max((summary.time_ns for summary in process.summaries), default=process.kernel_states[-1].time_ns)
+        - _offset(attempt, process)
+        for process in stopped
+    )
+    return StuckJob(
+        kind=Kind.UNANSWERING,
+        since_ns=since_ns,
+        until_ns=_until_ns(facts, attempt),
+        step=max((process.step for process in stopped if process.step is not None), default=None),
+        waiting=None,
+        suspects=tuple(Suspect(process, None, process.kernel_states[-1]) for process in stopped),
         hangs=(),
         is_over=not facts.is_live,
     )
