@@ -214,7 +214,10 @@ def _run(scripts: list[tuple[int, list[list[Act]]]], most_at_once: int) -> list[
     import cloud_tpu_diagnostics._collect.fast_fail
     import cloud_tpu_diagnostics.diagnostic  # noqa: F401 (once, not in each process)
 
-    waiting, running, results, folders = list(reversed(scripts)), [], [], []
+    waiting = list(reversed(scripts))
+    running: list[_Job] = []
+    results: list[dict[str, Any]] = []
+    folders: list[Path] = []
     while waiting or running:
         if waiting and len(running) < most_at_once:
             running.append(_Job(*waiting.pop()))

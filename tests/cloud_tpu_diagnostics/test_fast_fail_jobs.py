@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from cloud_tpu_diagnostics.entries import FAST_FAIL, JOB_ENDED
 
+from benchmarks import fast_fail_crowd, process
+
 from ..waiting import is_alive, wait_until
 from .fast_fail_jobs import AS_PROCESS_1, STAND_IN, TRAINER, FastFailJob, can_be_process_1, fast_fail_job
 
@@ -188,6 +190,13 @@ def next_batch():
             job.do(index, "next_batch()" if index == 1 else "train_step()")
         assert job.codes() == [76, 134, 76]
         assert job.wait_for_entries(JOB_ENDED, 3)[0]["first_cause"]["how"] == "hang"
+
+
+@pytest.mark.slow
+def test_no_process_of_a_hundred_healthy_jobs_is_ended() -> None:
+    """The benchmark runs 1,000 of them."""
+    found = process.ours(fast_fail_crowd.healthy_jobs, first=5_000, count=100, most_at_once=16)
+    assert (found["jobs"], found["wrong"], found["not_joined"]) == (100, [], 0)
 
 
 JAX_FAULTS = [
