@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -92,6 +95,34 @@ def on_peer_failure(cause):
             assert "called with (1,) SIGKILL" in job.printed(index)
         assert "not flushed" in job.printed(0)
         assert "called" not in job.printed(1)
+
+
+def test_strangers_are_refused_counted_and_reported_and_the_job_is_untouched(tmp_path: Path) -> None:
+    with fast_fail_job(tmp_path, *[STAND_IN] * 2) as job:
+        (file,) = (tmp_path / "shared" / "fast_fail").glob("*.json")
+        address = json.loads(file.read_text())
+        for data in (b"GET / HTTP/1.1\r\n\r\n", b"x" * 10_000, json.dumps(address).encode() + b"\n"):
+            with socket.create_connection((address["address"], address["port"])) as end:
+                end.sendall(data)
+                end.settimeout(30)
+                with contextlib.suppress(ConnectionError):
+                    while end.recv(4096):  # Its nonce, and then the end.
+                        pass
+        wait_until(lambda: "Fast-fail has refused a connection" in job.printed(0))
+        for index in range(2):
+            job.do(index, "running = False")
+        assert job.codes() == [0, 0]
+        (closed,) = job.wait_for_entries(FAST_FAIL, 1)
+        assert (closed["state"], closed["refused"]) == ("closed", {"garbage": 2, "oversize": 1})
+
+
+def test_secrets_in_an_exception_reach_no_other_process(tmp_path: Path) -> None:
+    with fast_fail_job(tmp_path, *[STAND_IN] * 2) as job:
+        job.do(1, "raise ValueError('cannot log in with password=hunter2hunter2')")
+        assert job.codes() == [76, 1]
+        ends = job.wait_for_entries(JOB_ENDED, 2)
+        assert "cannot log in with password=" in ends[0]["first_cause"]["exception"]
+        assert "hunter2" not in json.dumps(ends) + job.printed(0)
 
 
 def test_a_dead_hub_ends_no_process(tmp_path: Path) -> None:
