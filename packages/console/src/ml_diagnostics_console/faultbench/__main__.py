@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,51 +13,62 @@ from pathlib import Path
 from ml_diagnostics_console.faultbench._asking import Tool, command_tool
 from ml_diagnostics_console.faultbench._bench import first_cause_under_offsets, run_all, score_all, write
 from ml_diagnostics_console.faultbench._histories import histories_in
-from ml_diagnostics_console.faultbench._plans import KINDS, Plan, plan_of, plans_of, seeds_of
+from ml_diagnostics_console.faultbench._plans import KINDS, plan_of, plans_of, seeds_of
 
+_TERMINATED = 128 + signal.SIGTERM
 _FAST_FAIL = {"ML_DIAGNOSTICS_FAST_FAIL": "1"}
 _SMOKE = ("sigkill", "exception_late", "healthy")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run jobs, score stored ones, or both; return an exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # As Ctrl-C: the job that runs is ended first.
     parser = _parser()
     options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="faultbench-histories-") as folder:
+        archives = _stored(options, parser) if options.score else _run(options, parser, Path(folder))
+        if options.first_cause:
+            return _show_first_cause(archives)
+        if options.no_score:
+            return 0
+        tools: dict[str, Tool] = {command: command_tool(shlex.split(command)) for command in options.tool}
+        title = f"faultbench, {'stored histories' if options.score else f'seeds {options.seeds}'}"
+        page, results = score_all(archives, title, tools=tools, offset_seconds=options.offsets, draws=options.draws)
+    write(options.output, page, results)
+    print(page)
+    return 0
+
+
+def _stored(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Path]:
+    """Return the stored runs that are asked for."""
+    archives = histories_in(options.score)
+    if options.only:
+        wanted = tuple(f"{name.replace('_', '-').replace('.', '-')}-" for name in options.only)
+        archives = [archive for archive in archives if archive.name.startswith(wanted)]
+    if not archives:
+        parser.error(f"{options.score} has no histories")
+    return archives
+
+
+def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, folder: Path) -> list[Path]:
+    """Run what is asked for, and return the histories; without --store they are in a folder for this command."""
     try:
         seeds = seeds_of(options.seeds)
     except ValueError:
         parser.error(f"expected --seeds in the form 0-3 or 0,2, got {options.seeds!r}")
-    tools: dict[str, Tool] = {command: command_tool(shlex.split(command)) for command in options.tool}
-    if options.score is not None:
-        archives = histories_in(options.score)
-        if options.only:
-            wanted = tuple(f"{name.replace('_', '-').replace('.', '-')}-" for name in options.only)
-            archives = [archive for archive in archives if archive.name.startswith(wanted)]
-        if not archives:
-            parser.error(f"{options.score} has no histories")
-    else:
-        plans = (
-            _smoke_plans() if options.smoke else list(plans_of(seeds, options.only, most_negatives=options.negatives))
-        )
-        target = options.store or Path(tempfile.mkdtemp(prefix="faultbench-histories-"))
-        _report(f"{len(plans)} runs; histories in {target}")
-        archives = run_all(
-            plans,
-            target,
-            _report,
-            is_resumed=options.resume,
-            is_live=not options.no_live,
-            environment=_FAST_FAIL if options.fast_fail else {},
-        )
-    if options.first_cause:
-        return _show_first_cause(archives)
-    if options.no_score:
-        return 0
-    title = f"faultbench, {'stored histories' if options.score else f'seeds {options.seeds}'}"
-    page, results = score_all(archives, title, tools=tools, offset_seconds=options.offsets, draws=options.draws)
-    write(options.output, page, results)
-    print(page)
-    return 0
+    plans = list(plans_of(seeds, options.only, most_negatives=options.negatives))
+    if options.smoke:
+        plans = [plan_of(name, "0", most_processes=2) for name in _SMOKE]
+    target = options.store or folder
+    _report(f"{len(plans)} runs; histories in {target}")
+    return run_all(
+        plans,
+        target,
+        _report,
+        is_resumed=options.resume,
+        is_live=not options.no_live,
+        environment=_FAST_FAIL if options.fast_fail else {},
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,10 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-score", action="store_true", help="only run and store")
     parser.add_argument("--output", type=Path, default=Path("faultbench-results"), help="(default: %(default)s)")
     return parser
-
-
-def _smoke_plans() -> list[Plan]:
-    return [plan_of(name, "0", most_processes=2) for name in _SMOKE]
 
 
 def _show_first_cause(archives: Sequence[Path]) -> int:
