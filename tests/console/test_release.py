@@ -60,6 +60,30 @@ def test_only_the_host_and_the_run_that_are_named_are_released(capsys: Captured)
     assert [(hold.host, hold.run) for hold in read_holds()] == [("host-1", "other"), ("host-2", "llama")]
 
 
+def test_the_index_of_a_process_releases_the_hold_of_that_process_alone(capsys: Captured) -> None:
+    for index, (host, pid) in enumerate([("host-1", 7), ("host-1", 8), ("host-2", 9)]):
+        labels = {"job": "llama", "run": "llama", "host": host, "pid": str(pid), "process_index": str(index)}
+        log = EntryLog(labels, is_shipped=False)
+        log.write(entry(JOB_ENDED, "ended", how="exit", exit_code=3, ended_ns=time.time_ns()))
+        log.close(1.0)
+        Hold(holds_directory() / f"{host}-{pid}.json", host, pid, run="llama").write()
+    assert release("llama", "1") == 0, capsys.readouterr().err
+    assert "host-1 is released: the process 8 of llama was held" in capsys.readouterr().err
+    assert sorted(hold.pid for hold in read_holds()) == [7, 9]
+
+
+def test_the_index_of_a_run_that_only_its_program_names_releases_its_wrapper(capsys: Captured) -> None:
+    program = """
+from google_cloud_mldiagnostics import machinelearning_run
+with machinelearning_run("digits", gcs_path="", on_demand_xprof=False):
+    raise SystemExit(3)
+"""
+    job = Child([*_HELD, sys.executable, "-c", program])
+    wait_until(lambda: bool(read_holds()))
+    assert release("last", "0") == 0, capsys.readouterr().err
+    assert job.end()[0] == 3
+
+
 def test_a_host_that_is_not_held_is_not_found(capsys: Captured) -> None:
     log = EntryLog({"job": "llama", "run": "llama", "host": "host-1", "pid": "7"}, is_shipped=False)
     log.write(entry(JOB_ENDED, "ended", how="exit", exit_code=3))

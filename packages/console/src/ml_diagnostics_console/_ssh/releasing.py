@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from cloud_tpu_diagnostics.holds import Hold, read_holds
 from ml_diagnostics_common.command.console import Console
@@ -11,6 +12,7 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.texts import format_clock
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
+from ml_diagnostics_console._facts.targets import Target
 from ml_diagnostics_console._ssh.hosts import find_host, route_from_here
 from ml_diagnostics_console._ssh.routes import Machine
 from ml_diagnostics_console._ssh.running import run_route
@@ -25,28 +27,46 @@ def release_by_file(run: str, host: str, facts: Facts | None = None) -> list[str
 
     Args:
         run: The run or job.
-        host: The host.
+        host: The host's name; with facts also the pod's, or the index of a process.
         facts: The facts of the run, for holds that do not know its name.
 
     Raises:
         CommandError: A file cannot be removed.
+        NotFoundError: The run has no such host.
     """
+    holds = read_holds()
+    found = [hold for hold in holds if hold.host == host and (run in (hold.run, hold.job) or _is_of(hold, facts))]
+    if not found and facts is not None:
+        found = _holds_of(find_host(facts, host), run, holds)
     released = []
-    for hold in read_holds():
-        if hold.host == host and (run in (hold.run, hold.job) or _is_of(hold, facts)):
-            try:
-                if hold.release():
-                    released.append(f"{hold.host} is released: the process {hold.pid} of {run} was held")
-            except OSError as error:
-                raise CommandError(f"{hold.path} cannot be removed: {error.strerror or error}") from error
+    for hold in found:
+        try:
+            if hold.release():
+                released.append(f"{hold.host} is released: the process {hold.pid} of {run} was held")
+        except OSError as error:
+            raise CommandError(f"{hold.path} cannot be removed: {error.strerror or error}") from error
     return released
 
 
+def _holds_of(target: Target, run: str, holds: Sequence[Hold]) -> list[Hold]:
+    """Return the holds of one process, by its id or its time; else the only one of the run on its host."""
+    names = {target.host, target.name, *((target.pod.name,) if target.pod is not None else ())}
+    on_host = [hold for hold in holds if hold.host in names]
+    process = target.process
+    of_process = [hold for hold in on_host if process is not None and _is_of_process(hold, process)]
+    of_run = [hold for hold in on_host if run in (hold.run, hold.job)]
+    return of_process or (of_run if len(of_run) == 1 else [])
+
+
 def _is_of(hold: Hold, facts: Facts | None) -> bool:
-    """Return True if a hold is of a process of the run: by its id, or, of a shell that started it, by time."""
+    """Return True if a hold is of a process of the run."""
     processes = facts.processes if facts is not None else ()
-    on_host = [process for process in processes if process.host == hold.host]
-    return any(process.pid == hold.pid or _was_during(process, hold) for process in on_host)
+    return any(process.host == hold.host and _is_of_process(hold, process) for process in processes)
+
+
+def _is_of_process(hold: Hold, process: ProcessFacts) -> bool:
+    """Return True if a hold is of a process of its host: by its id, or, of a shell that started it, by time."""
+    return process.pid == hold.pid or _was_during(process, hold)
 
 
 def _was_during(process: ProcessFacts, hold: Hold) -> bool:
