@@ -8,11 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cloud_tpu_diagnostics import _hold
+from cloud_tpu_diagnostics._companion.log import EntryLog
 from cloud_tpu_diagnostics.entries import CONSOLE, HELD, JOB_ENDED
 from cloud_tpu_diagnostics.holds import Hold, holds_directory, read_holds
 
@@ -100,6 +104,40 @@ def test_one_line_says_what_it_costs_how_to_attach_and_release_and_that_nothing_
     assert line in wrapper.end()[2]
     last = of_kind(HELD)[-1]
     assert last["cost"] == pytest.approx(8 * 4.2 * last["held_seconds"] / 3600, abs=1e-4)
+
+
+def test_each_minute_a_line_shows_what_it_costs_and_a_reader_that_stops_gets_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, lines, resumed = 0.0, list[str](), threading.Event()
+    monkeypatch.setattr(_hold, "time", SimpleNamespace(monotonic=lambda: now, time_ns=time.time_ns))
+
+    def warn(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 3:
+            assert resumed.wait(LONG_SECONDS)
+
+    def next_signal(seconds: float) -> int | None:
+        nonlocal now
+        now += seconds
+        if now < 130:
+            wait_until(lambda: len(lines) == 1 + (now - seconds) // 60)
+        if now > 300:
+            resumed.set()
+        return signal.SIGTERM if now > 300 else None
+
+    labels = {"host": "host-1", "pid": "7", "job": "llama"}
+    log = EntryLog(labels, is_shipped=False)
+    job = _hold.FailedJob(labels, 3 << 8, time.time_ns(), {"message": "exit code 3"})
+    _hold.hold(_hold.HoldPlan(3600.0, 4, 2.0), job, log, warn, next_signal, lambda: None)
+    log.close(1.0)
+    assert [line.partition(" chip-hours, ")[2].partition(" (")[0] for line in lines[:3]] == [
+        "cost 0.00",
+        "cost 0.13",
+        "cost 0.27",
+    ]
+    wait_until(lambda: len(lines) == 4)
+    assert lines[3].startswith("released after 5 min")
 
 
 @pytest.mark.parametrize(

@@ -198,12 +198,14 @@ class _Holding:
         if not hasattr(signal, "sigtimedwait"):  # macOS: SIGALRM, which is among the signals, ends each wait.
             signal.setitimer(signal.ITIMER_REAL, _CHECK_SECONDS, _CHECK_SECONDS)
         self._create_file()
-        self._print(self._message("HELD"))
         next_entry, released_by = self._started, ""
+        line: Task | None = None
         while not released_by:
             now = time.monotonic()
             if now >= next_entry:
                 next_entry += _ENTRY_SECONDS
+                if line is None or line.wait(0):  # Else the reader of the output has stopped: one thread waits for it.
+                    line = self._print(self._message("HELD"))
                 self._write("HELD")
             number = next_signal(max(0.0, min(_CHECK_SECONDS, self._started + self._plan.limit_seconds - now)))
             reap()
