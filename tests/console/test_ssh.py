@@ -123,8 +123,8 @@ def test_an_image_without_a_shell_is_reported_with_another_way(cluster: Kubernet
 @pytest.mark.parametrize(
     ("resource", "reason"),
     [
-        (unscheduled("0/4 nodes are available"), "is not scheduled yet (rule W1)"),
-        (waiting("ImagePullBackOff", "no such image"), "has not started yet: ImagePullBackOff (rule W1)"),
+        (unscheduled("0/4 nodes are available"), "is not scheduled yet: `mldiagnostics doctor`"),
+        (waiting("ImagePullBackOff", "no such image"), "has not started yet: ImagePullBackOff: `mldiagnostics doctor`"),
         (
             pod(0, status={"phase": "Failed", "containerStatuses": [ended("OOMKilled", 137)]}),
             "(OOMKilled, exit code 137), and kubectl exec needs a container that runs: keep it next time",

@@ -204,9 +204,7 @@ class Showing:
         """Return why there is nothing to show, and what to do."""
         pods = [target.pod for target in targets if target.pod is not None]
         if pending := [pod for pod in pods if pod.is_pending]:
-            return (
-                f"No log yet: {_pods(pending)} Pending (rule W1); `mldiagnostics doctor {self._facts.name}` shows why"
-            )
+            return f"No log yet: {_pods(pending)} Pending; `mldiagnostics doctor {self._facts.name}` shows why"
         if not targets:
             return f"No log yet: no process of {self._facts.name} has recorded anything"
         name = targets[0].name if len(targets) == 1 else format_count(len(targets), "process", "processes")

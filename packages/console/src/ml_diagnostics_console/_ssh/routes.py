@@ -111,9 +111,9 @@ def _why_not(pod: PodFacts) -> str:
     if pod.is_pending:
         waiting = next((each for each in pod.containers if each.waiting_reason), None)
         if not pod.node:
-            return f"{name} is not scheduled yet (rule W1): `mldiagnostics doctor` shows what it waits for"
+            return f"{name} is not scheduled yet: `mldiagnostics doctor` shows what it waits for"
         reason = f": {waiting.waiting_reason}" if waiting is not None else ""
-        return f"{name} has not started yet{reason} (rule W1): `mldiagnostics doctor` shows what it waits for"
+        return f"{name} has not started yet{reason}: `mldiagnostics doctor` shows what it waits for"
     ends = [each.ends[0] for each in pod.main_containers if each.ends and not each.is_running]
     if pod.phase in ("Succeeded", "Failed") or (ends and not any(each.is_running for each in pod.main_containers)):
         end = ends[0] if ends else None
