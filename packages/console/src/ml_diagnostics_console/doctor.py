@@ -13,12 +13,14 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 
+from ml_diagnostics_common.guard import report_loss
+
 from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console._facts.reading import JobReader, Question
 from ml_diagnostics_console._ranking import rank, shown
 from ml_diagnostics_console._rules import all_rules
 from ml_diagnostics_console._rules.observations import observations
-from ml_diagnostics_console._rules.rule import Rule
+from ml_diagnostics_console._rules.rule import Judgement, Rule
 from ml_diagnostics_console.report import Report
 from ml_diagnostics_console.verdict import NotChecked, Verdict
 
@@ -68,10 +70,21 @@ def judge(facts: Facts, rules: Iterable[Rule] | None = None) -> Report:
     known = tuple(all_rules() if rules is None else rules)
     verdicts, not_checked = [], []
     for rule in known:
-        judgement = rule.judge(facts)
+        judgement = _judgement(rule, facts)
         if isinstance(judgement, Verdict):
             verdicts.append(judgement)
         elif isinstance(judgement, NotChecked):
             not_checked.append(judgement)
     ranked = rank(facts, verdicts, known)
     return Report(facts, ranked, shown(ranked, known), tuple(not_checked), tuple(observations(facts)))
+
+
+def _judgement(rule: Rule, facts: Facts) -> Judgement:
+    """Return what a rule concludes; a rule that fails is one that was not checked, and the others still answer."""
+    try:
+        return rule.judge(facts)
+    except Exception as error:
+        report_loss(f"rule {rule.id}", error, "judge the job", warn=lambda key, message, *args: None)
+        return NotChecked(
+            rule.id, f"the rule failed with {type(error).__name__}: please report it with the job's entries"
+        )

@@ -100,8 +100,8 @@ class Life:
 
     def add(self, entry: LogEntry) -> None:
         """Take the next entry of the process."""
-        payload = entry.payload
-        if payload.get("kind") == kinds.HELD:  # Of its container: the process has ended.
+        payload, kind = entry.payload, _kind_of(entry)
+        if kind == kinds.HELD:  # Of its container: the process has ended.
             self._add_held(entry, payload)
             return
         self.last_ns = max(self.last_ns, entry.timestamp_ns)
@@ -109,7 +109,6 @@ class Life:
             self._newest_labels = entry.context.labels
             self.labels = {**self.labels, **self._newest_labels}
         self.resource = entry.context.resource or self.resource
-        kind = payload.get("kind")
         index = natural_number(self.labels.get("process_index"))
         if index is not None and not (index == 0 and self.index):  # 0 before JAX has started, and by `run`.
             self.index = index
@@ -118,7 +117,7 @@ class Life:
             self.step = step, entry
         if isinstance(payload.get("phase"), str):
             self.phase = payload["phase"]
-        reader = _READERS.get(kind) if isinstance(kind, str) else None
+        reader = _READERS.get(kind)
         if reader is not None:
             reader(self, entry, payload)
 
@@ -302,13 +301,19 @@ def _is_of_next(life: Life, entry: LogEntry) -> bool:
         return False
     if 0 < writer_start_ns(entry.context.writer or "") <= life.ended_ns:  # Of a companion that served the ended one.
         return False
-    kind = entry.payload.get("kind")
+    kind = _kind_of(entry)
     if kind == kinds.LEFT_BLOCK and any(end.payload.get("kind") == kind for end in life.ends):
         return True
     if kind == kinds.JOB_ENDED:  # The companion and `run` both record the end.
         ended_ns = natural_number(entry.payload.get("ended_ns")) or entry.timestamp_ns
         return ended_ns > life.ended_ns + _AFTER_END_NS
     return not (kind in _AFTER_END and entry.timestamp_ns <= life.ended_ns + _AFTER_END_NS)
+
+
+def _kind_of(entry: LogEntry) -> str:
+    """Return the kind of an entry; empty if it is not a text, as in a damaged entry."""
+    kind = entry.payload.get("kind")
+    return kind if isinstance(kind, str) else ""
 
 
 def _of_snapshot(entry: LogEntry) -> MainStack | None:
