@@ -197,6 +197,35 @@ def test_both_streams_in_one_object_have_one_record(monkeypatch: pytest.MonkeyPa
     assert notebook.getvalue() == "out\nerr\nafter\n"
 
 
+def test_a_stream_takes_its_text_by_any_keyword_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Widget(io.StringIO):
+        def write(self, string: str, *, color: str = "") -> int:
+            return super().write(f"{color}{string}")
+
+    monkeypatch.setattr("sys.stdout", widget := Widget())
+    printed = PrintedLines()
+    assert sys.stdout.write(string="loss\n") == 5  # type: ignore[call-arg]
+    sys.stdout.write("step\n", color="red ")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="string"):
+        sys.stdout.write()  # type: ignore[call-arg]
+    kept, _ = read_ring(printed.rings["out"].descriptor)
+    printed.undo()
+    assert widget.getvalue() == "loss\nred step\n"
+    assert kept == b"loss\nstep\n"
+
+
+def test_a_stream_that_refuses_to_be_restored_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sealed(io.StringIO):
+        def __delattr__(self, name: str) -> None:
+            raise AttributeError(name)
+
+    monkeypatch.setattr("sys.stdout", sealed := Sealed())
+    printed = PrintedLines()
+    printed.undo()
+    sys.stdout.write("later\n")
+    assert sealed.getvalue() == "later\n"
+
+
 _LONG = st.integers(0, 3 * TAIL_BYTES // 256).map(lambda times: bytes(range(256)) * times)
 
 

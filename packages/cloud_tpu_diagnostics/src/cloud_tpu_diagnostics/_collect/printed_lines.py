@@ -66,7 +66,10 @@ class PrintedLines:
         rings, self.rings = self.rings, {}
         undoing, self._undoing = self._undoing, []
         for undo in undoing:
-            undo()
+            try:
+                undo()
+            except Exception:
+                pass  # A stream that no longer allows it: the function writes on, and keeps nothing.
         for ring in rings.values():
             ring.release()
 
@@ -76,10 +79,11 @@ class PrintedLines:
         ring = Ring()
         add = ring.add
 
-        def write_and_keep(*arguments: Any) -> Any:
-            result = write(*arguments)
+        def write_and_keep(*arguments: Any, **keywords: Any) -> Any:
+            result = write(*arguments, **keywords)
             try:
-                add(arguments[0].encode("utf-8", "backslashreplace"))
+                text = arguments[0] if arguments else next(iter(keywords.values()))
+                add(text.encode("utf-8", "backslashreplace"))
             except Exception:
                 pass  # Not a text, or the block has ended while another program still has this function.
             return result
