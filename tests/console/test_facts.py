@@ -236,6 +236,23 @@ def test_the_first_value_that_is_not_finite_is_kept_with_its_step() -> None:
     assert loss.last == 1.0
 
 
+@pytest.mark.parametrize("missing", [None, True, False, "nan", "n/a", {}, [], 10**400])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_missing_value_is_not_taken_for_one_that_is_not_finite(missing: Any, times: int) -> None:
+    payloads = [{"values": [1.0] * times}, {"values": [missing] * times}, {"values": [2.0] * times}]
+    (loss,) = curve_of(payloads).of("loss")
+    assert loss.first_not_finite is None
+    assert (list(loss.values), len(loss), loss.last) == ([1.0, 2.0], 2, 2.0)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", float("nan"), float("-inf")])
+@pytest.mark.parametrize("values", [1, 2])
+def test_values_that_are_not_finite_are_found_beside_missing_ones(value: Any, values: int) -> None:
+    (loss,) = curve_of([{"values": [value] if values == 1 else [None, value]}]).of("loss")
+    assert loss.first_not_finite is not None
+    assert len(loss) == 0
+
+
 def test_a_curve_of_weeks_keeps_its_extremes_in_bounded_memory() -> None:
     values = [float(number % 100) for number in range(50_000)]
     values[31_007] = 1e6

@@ -170,7 +170,7 @@ class Curve:
         """Return a number that the last entry has beside its value, such as `total_bytes`; None without one."""
         value = None if self._last is None else self._last.payload.get(name)
         mean = _mean(value if isinstance(value, list) else [value])
-        return mean if math.isfinite(mean) else None
+        return mean if mean is not None and math.isfinite(mean) else None
 
     def detail(self, name: str) -> Any:
         """Return what the last entry has of this value in a further list, such as `reasons`; None if it has nothing."""
@@ -187,7 +187,8 @@ class Curve:
         if not isinstance(numbers, list):
             return math.nan
         is_one_of_many = self.element < len(numbers) and any(label in _LABELS for label, _ in self.key.labels)
-        return _number(numbers[self.element]) if is_one_of_many else _mean(numbers)
+        value = _number(numbers[self.element]) if is_one_of_many else _mean(numbers)
+        return math.nan if value is None else value
 
     def _ref(self, entry: LogEntry, value: float, shows: str = "") -> Ref:
         unit = "" if self.unit in ("", "1") else f" {self.unit}"
@@ -229,9 +230,13 @@ class Curves:
             curves = self._curves_of(name, entry, len(numbers))
         if len(curves) == len(numbers):
             for curve, number in zip(curves, numbers, strict=True):
-                curve.add(entry, step, number if type(number) is float else _number(number))
+                value = number if type(number) is float else _number(number)
+                if value is not None:
+                    curve.add(entry, step, value)
         else:
-            curves[0].add(entry, step, _mean(numbers))
+            mean = _mean(numbers)
+            if mean is not None:
+                curves[0].add(entry, step, mean)
 
     def _curves_of(self, name: str, entry: LogEntry, count: int) -> tuple[Curve, ...]:
         """Return the curve of each value, if lists beside the values name each one, else one curve."""
@@ -284,17 +289,20 @@ class Curves:
         )
 
 
-def _number(value: object) -> float:
-    if isinstance(value, bool) or value is None:
-        return math.nan
+def _number(value: object) -> float | None:
+    """Return a number, also one that is not finite; None for a value that is missing, or of another form."""
+    if isinstance(value, bool):
+        return None
     if isinstance(value, str):
-        return _TEXTS.get(value, math.nan)
-    return float(value) if isinstance(value, (int, float)) else math.nan
+        return _TEXTS.get(value)
+    try:
+        return float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:
+        return None
 
 
-def _mean(numbers: object) -> float:
-    """Return the mean of the finite numbers; NaN without one."""
-    if not isinstance(numbers, Sequence) or isinstance(numbers, str):
-        return math.nan
-    finite = [number for number in map(_number, numbers) if math.isfinite(number)]
-    return math.fsum(finite) / len(finite) if finite else math.nan
+def _mean(numbers: Sequence[object]) -> float | None:
+    """Return the mean of the finite numbers; without one, the first that is not finite; None without any number."""
+    known = [number for number in map(_number, numbers) if number is not None]
+    finite = [number for number in known if math.isfinite(number)]
+    return math.fsum(finite) / len(finite) if finite else next(iter(known), None)
