@@ -125,6 +125,17 @@ def test_secrets_in_an_exception_reach_no_other_process(tmp_path: Path) -> None:
         assert "hunter2" not in json.dumps(ends) + job.printed(0)
 
 
+def test_a_status_file_that_cannot_be_written_loses_no_decision_and_is_written_later(tmp_path: Path) -> None:
+    folder = tmp_path / "records" / "state" / "fast_fail"
+    with fast_fail_job(tmp_path, *[STAND_IN] * 2) as job:
+        folder.rename(folder.with_name("away"))
+        folder.write_text("")  # No file can be made in it, as on a full disk.
+        job.do(1, "os._exit(3)")
+        assert job.codes() == [76, 3]
+        decisions = job.wait_for_entries(FAST_FAIL, 2)
+        assert [each["is_first_cause"] for each in decisions] == [False, True]
+
+
 def test_a_dead_hub_ends_no_process(tmp_path: Path) -> None:
     with fast_fail_job(tmp_path, *[STAND_IN] * 3) as job:
         (hub,) = companions_of(job, 0)

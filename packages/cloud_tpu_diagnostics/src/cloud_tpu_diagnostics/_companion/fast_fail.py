@@ -6,6 +6,7 @@ writes the stacks, and SIGKILL follows. SIGTERM would not end a job of JAX, whic
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from cloud_tpu_diagnostics._fast_fail.decision import REQUEST_SECONDS
 from cloud_tpu_diagnostics._fast_fail.reports import ASKED, ENDED, LEFT, Event, JobState
 from cloud_tpu_diagnostics._fast_fail.star import POSITION, PUBLISHED, Star
 from cloud_tpu_diagnostics._fast_fail.status import (
+    REFRESH_SECONDS,
     FastFailStatus,
     end_fields,
     remove_status,
@@ -52,6 +54,8 @@ _HUB_SECONDS: Final = 20.0
 """The time that the hub stays for the others, after the end of its own job."""
 _EXIT_SECONDS: Final = 1.0
 _STACK_INTERVAL_SECONDS: Final = 2.0
+_RETRY_SECONDS: Final = 1.0
+"""The interval of attempts to write the status file, as on a disk that is full."""
 _FAILED: Final = 1
 _HUNG: Final = 134
 """The exit codes of processes that are the first cause: of an exception, and of an abort as shells report it."""
@@ -92,7 +96,8 @@ class FastFail:
         self._stacks = LastStack(job.pid)
         self._silences = LongestSilence()
         self._next_state = self._next_stack = 0.0
-        self._was_joined = False
+        self._next_status: float | None = None
+        """When to write the status file; None before this companion has joined, and once the star is gone."""
         self._asked_at: float | None = None
         self._planned_steps: int | None = None
         self._note: Note | None = None
@@ -192,9 +197,8 @@ class FastFail:
             self._silences.add(progress)
             self._star.report(self._state(now, progress, is_suspected))
         seconds = self._star.step(now)
-        if self._star.is_joined and not self._was_joined:
-            self._was_joined = True
-            write_status(self._job.pid, self._start, FastFailStatus())
+        if self._star.is_joined and self._next_status is None:
+            self._next_status = now
         if self._star.needs_stack() and now >= self._next_stack and not self._is_over:
             self._next_stack = now + _STACK_INTERVAL_SECONDS
             self._stacks.ask(now)
@@ -210,10 +214,12 @@ class FastFail:
         cause = self._star.first_cause
         if cause is not None and not self._is_decided:
             self._decide(cause, now)
+        if self._next_status is not None and now >= self._next_status:
+            self._next_status = now + self._write_status()
         if self._ending is not None and not self._is_over:
             seconds = min(seconds, self._ending.step(now, self._job, self._dump_signal))
         if self._star.is_off and not self._is_decided and not self._is_off_written:
-            self._is_off_written = True
+            self._is_off_written, self._next_status = True, None
             remove_status(self._job.pid, self._start)
         return max(0.0, min(seconds, self._next_state - now if not self._is_over else seconds))
 
@@ -282,7 +288,6 @@ class FastFail:
         self._is_decided = True
         if not self._is_over and not self._job.is_dead():
             self._ending = self._start_end(cause, now)
-        write_status(self._job.pid, self._start, self._status())
         is_first = self._star.is_first
         message = f"Fast-fail ends all processes of the job: {cause.message}"
         # Written later: to load the journal takes a moment, in which a job that does not exit would not be killed.
@@ -297,6 +302,14 @@ class FastFail:
             is_first_cause=is_first,
             refused=self._star.refused or None,
         )
+        self._next_status = now
+
+    def _write_status(self) -> float:
+        """Write the status file; return the seconds until it is to be written again."""
+        with contextlib.suppress(OSError):  # The decision counts also where the disk is full.
+            write_status(self._job.pid, self._start, self._status())
+            return REFRESH_SECONDS
+        return _RETRY_SECONDS
 
     def _start_end(self, cause: FirstCause, now: float) -> ForcedEnd:
         is_first = self._star.is_first

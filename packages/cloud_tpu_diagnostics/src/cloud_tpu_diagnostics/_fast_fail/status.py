@@ -13,10 +13,11 @@ from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.files import read_state, write_state
-from ml_diagnostics_common.processes import pid_namespace
+from ml_diagnostics_common.processes import pid_namespace, start_mark
 
 __all__ = [
     "ENDED_BY",
+    "REFRESH_SECONDS",
     "FastFailStatus",
     "end_fields",
     "read_status",
@@ -30,6 +31,8 @@ __all__ = [
 ENDED_BY: Final = "fast_fail"
 """The value of `ended_by` in the entry of a process that fast-fail has ended."""
 _POLL_SECONDS: Final = 0.05
+REFRESH_SECONDS: Final = 3600.0
+"""The interval in which a companion writes the file again, so that other containers can see that it is in use."""
 _OLD_SECONDS: Final = 86_400.0
 
 
@@ -130,7 +133,14 @@ def _path(pid: int, start: str) -> Path:
 
 
 def _prune(folder: Path) -> None:
+    """Remove the old files of processes that have ended; of those in other containers, the ones not refreshed."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            if time.time() - path.stat().st_mtime > _OLD_SECONDS:
+            if time.time() - path.stat().st_mtime > _OLD_SECONDS and not _is_of_running_process(path):
                 path.unlink()
+
+
+def _is_of_running_process(path: Path) -> bool:
+    pid, _, rest = path.stem.partition("-")
+    start, _, namespace = rest.partition("-")
+    return namespace == pid_namespace() and pid.isdigit() and start_mark(int(pid)) == start
