@@ -95,7 +95,31 @@ with machinelearning_run("digits", gcs_path="", on_demand_xprof=False):
     out, err = capsys.readouterr()
     assert out.count("step 1\n") == 1
     newest = max(diagnostics_directory().glob("console/*.out"), key=lambda path: path.stat().st_mtime_ns)
-    assert f"({newest})" in err
+    assert f"(possibly of this process: {newest})" in err
+
+
+def test_of_several_jobs_of_a_time_the_files_are_those_that_end_as_recorded_else_they_are_marked(
+    capsys: Captured,
+) -> None:
+    """A program in a shell, and another job on the same host which has printed last."""
+    host = os.uname().nodename
+    labels = {"job": "llama", "run": "llama", "host": host, "pid": "7"}
+    folder = diagnostics_directory() / "console"
+    log = EntryLog(labels, is_shipped=False)
+    log.write(entry(JOB_ENDED, "ended", how="exit", exit_code=3, ended_ns=time.time_ns()))
+    folder.mkdir(parents=True)
+    (folder / f"{host}-5.out").write_text("password=hunter2secret\nstep 1\n")
+    (folder / f"{host}-6.out").write_text("of another job\n")
+    os.utime(folder / f"{host}-5.out", ns=(time.time_ns() + 2 * _SECOND_NS,) * 2)
+    os.utime(folder / f"{host}-6.out", ns=(time.time_ns() + _SECOND_NS,) * 2)
+    assert logs("llama") == 0
+    assert f"(possibly of this process: {folder}/{host}-6.out)" in capsys.readouterr().err
+    log.write(console_entry("out", b"password=hunter2secret\nstep 1\n", "end", start=0, marks=[]))
+    log.close(1.0)
+    assert logs("llama") == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("step 1\n")
+    assert f"({folder}/{host}-5.out)" in err
 
 
 def test_without_the_files_the_last_lines_are_read_from_their_entries(

@@ -17,6 +17,7 @@ from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.files import open_regular
 from ml_diagnostics_common.processes import process_started_ns
+from ml_diagnostics_common.redaction import redact_text
 
 from ml_diagnostics_console._facts.facts import ConsoleText, ProcessFacts
 from ml_diagnostics_console._facts.kubernetes_facts import PodFacts
@@ -33,6 +34,9 @@ _LINE_BYTES: Final = 40
 """So many lines of a pod are read as have the wanted bytes at this length."""
 _DELAY_NS: Final = 5_000_000_000
 """The last lines of a process may be written so long after the last event that it records."""
+_RECORDED_BYTES: Final = 65_536
+"""The last bytes of a stream, of which `run` writes an entry at the end."""
+_COMPARED: Final = 4096
 _MARGIN_NS: Final = 1_000_000_000
 
 
@@ -130,11 +134,20 @@ class Log:
 # --- Files of `run` -----------------------------------------------------------------------------------
 
 
-def _files_of(process: ProcessFacts, root: Path) -> list[ConsoleFile]:
-    """Return the files of a process; those of the shell that `run` has started, if it is not that process itself."""
+class _Files(NamedTuple):
+    files: Sequence[ConsoleFile]
+    is_sure: bool = True
+
+
+def _files_of(process: ProcessFacts, root: Path) -> _Files:
+    """Return the files of a process; those of the shell that `run` has started, if it is not that process itself.
+
+    Of the files of its time, those of its shell end as the entry of the last lines does, which `run` has written.
+    Without one such file it may be that of another job at the same time: the nearest is returned, and marked.
+    """
     on_host = [file for file in console_files(root) if file.host == process.host]
     if own := [file for file in on_host if file.pid == process.pid]:
-        return own
+        return _Files(own)
     ended_ns = process.end.ended_ns or process.last_event_ns
     distances: dict[int, int] = {}
     for file in on_host:
@@ -143,22 +156,36 @@ def _files_of(process: ProcessFacts, root: Path) -> list[ConsoleFile]:
             if written_ns >= process.started_ns and file.first_ns() <= ended_ns + _DELAY_NS:
                 distance = abs(written_ns - ended_ns)
                 distances[file.pid] = min(distance, distances.get(file.pid, distance))
+    linked = {file.pid for file in on_host if file.pid in distances and _ends_as_recorded(file, process.console)}
     nearest = min(distances, key=lambda pid: distances[pid], default=None)
-    return [file for file in on_host if file.pid == nearest]
+    is_sure = len(linked) == 1
+    chosen = linked.pop() if is_sure else nearest
+    return _Files([file for file in on_host if file.pid == chosen], is_sure)
+
+
+def _ends_as_recorded(file: ConsoleFile, recorded: Sequence[ConsoleText]) -> bool:
+    """Return True if the last lines of a file are those of the entry that `run` has written at the end."""
+    of_run = [text for text in recorded if text.occasion == "end" and not text.is_of_python and not text.path]
+    lines = next((text.text[-_COMPARED:] for text in of_run if text.stream == file.stream), "")
+    if len(lines) == _COMPARED:
+        lines = lines.partition("\n")[2]
+    printed = file.read(_RECORDED_BYTES).data.decode("utf-8", "replace") if lines else ""
+    return bool(lines) and redact_text(printed).endswith(lines)
 
 
 class _RunFiles(NamedTuple):
-    files: Sequence[ConsoleFile]
+    found: _Files
     ends: dict[Path, tuple[int, int]]
 
     def read(self, most_bytes: int | None, since_ns: int | None) -> list[Text]:
         found = []
-        for file in self.files:
+        for file in self.found.files:
             printed = file.read(most_bytes, self.ends.get(file.path))
             self.ends[file.path] = printed.end
             if printed.data:
                 times = _by_line(printed.data, printed.times)
-                found.append(Text(file.stream, printed.data.decode("utf-8", "replace"), times, str(file.path)))
+                origin = f"{'' if self.found.is_sure else 'possibly of this process: '}{file.path}"
+                found.append(Text(file.stream, printed.data.decode("utf-8", "replace"), times, origin))
         return found
 
 
