@@ -171,7 +171,8 @@ def healthy_job(seed: int) -> Job:
     for _ in range(draw.randrange(3)):
         activity = draw.choice([save, evaluation, compilation, lost_connections, debugger, dead_companion, quiet_pause])
         start = activity(job, start, draw) + draw.uniform(0, 10)
-    draw.choice([clean_end, clean_end_with_a_last_save, asked_to_stop, one_asked_of_all])(job, start, draw)
+    ends = [clean_end, clean_end_with_a_last_save, early_stop, asked_to_stop, one_asked_of_all]
+    draw.choice(ends)(job, start, draw)
     job.run(start + 400)
     return job
 
@@ -244,6 +245,16 @@ def clean_end_with_a_last_save(job: Job, start: float, draw: random.Random) -> N
     clean_end(job, start, draw)
     phase = draw.choice(["checkpoint", "eval", "other"])
     job.at(start + 0.1, lambda: job.processes[0].is_over or job.pause(0, phase))
+
+
+def early_stop(job: Job, start: float, draw: random.Random) -> None:
+    """All stop in the same step before the planned one; process 0 saves inside its block, without a report of it."""
+    for process in job.processes:
+        process.planned_steps = 1_000_000
+    last = max((process.step or 0) for process in job.processes) + int(start / job.processes[0].step_seconds) + 5
+    for index in _all(job):
+        job.at(start, lambda index=index: _finish(job, index, last))  # type: ignore[misc]
+        _end_well(job, index, start + (draw.uniform(20, 120) if index == 0 else draw.uniform(0, 5)), draw)
 
 
 def asked_to_stop(job: Job, start: float, draw: random.Random) -> None:

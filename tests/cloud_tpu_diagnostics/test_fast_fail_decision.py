@@ -118,14 +118,32 @@ def test_an_early_exit_with_0_ends_the_others_once_they_have_waited_long_enough(
     job.run(30)
     job.processes[1].planned_steps = 1000
     job.end(1, ProcessEnd("exit", exit_code=0))
-    job.pause(0, None)
-    job.pause(2, None)
+    for index in (0, 2):
+        job.pause(index, None)
+        job.processes[index].step = (job.processes[1].step or 0) + (1 if index else -1)
     job.run(30 + CLEAN_SECONDS - 0.5)
     assert not job.is_decided()
     job.run(100)
     assert job.decision.first_cause is not None
     assert (job.decision.first_cause.process_indices, job.decision.first_cause.exit_code) == ((1,), 0)
     assert job.now <= 30 + CLEAN_SECONDS + 4
+
+
+def test_an_early_stop_of_all_ends_no_process_that_saves_without_a_report_of_it() -> None:
+    """Every end is then one before the planned number of steps."""
+    for ending, further in (((1, 2, 3), 0), ((1,), 0), ((1, 2, 3), -1)):
+        job = Job(4)
+        job.run(30)
+        for process in job.processes:
+            process.planned_steps = 1000
+        for index in ending:
+            job.leave(index)
+        for process in job.processes:
+            job.pause(process.index, None)
+            if process.index not in ending:
+                process.step = (job.processes[1].step or 0) + further
+        job.run(300)
+        assert not job.is_decided()
 
 
 @pytest.mark.parametrize("end", [Job.leave, Job.end])
@@ -163,6 +181,8 @@ def test_one_that_evaluates_or_pauses_as_long_as_before_is_left_alone_after_an_e
         job.end(1, ProcessEnd("exit", exit_code=0))
         job.pause(0, phase)
         job.pause(2, None)
+        for index in (0, 2):
+            job.processes[index].step = (job.processes[1].step or 0) + 1
         job.processes[0].longest_silence = silence
         job.run(150)
         assert job.is_decided() is is_ended

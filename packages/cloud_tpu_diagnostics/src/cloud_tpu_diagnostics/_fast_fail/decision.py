@@ -4,8 +4,8 @@ A process that fails by itself decides it, after a moment in which the others ma
 needs more than one report, as the same may be seen in a healthy job:
 
 - failures that another process can cause, since that one may be reported late, or not at all;
-- a process that ends well before its last step, or while others are in a later one, or that did not end in time after
-  it was asked to, if all others make no progress for longer than ever before;
+- a process that ends well while others are in a later step, or before its last step if most go on in other steps, or
+  that did not end in time after it was asked to, if all others make no progress for longer than ever before;
 - with `hang`, all processes without progress, none of which saves, evaluates, waits, compiles or is debugged.
 
 A lost connection is never a reason: it only names a suspect once other processes have failed. While a process was asked
@@ -15,7 +15,7 @@ to end, none is ended: jobs save then, each in its own time.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from ml_diagnostics_common.story import Confidence, ProcessEnd, Role, story_of
@@ -205,12 +205,13 @@ class Decision:
             return []
         are_asked = any(peer.was_asked(now) for peer in running)
         steps = [peer.state.step for peer in running if peer.state is not None and peer.state.step is not None]
+        is_minority = 2 * len(running) > self._processes
         missing = [
             peer
             for peer in self._peers.values()
             if peer.end is not None
             and now - peer.ended_at >= CLEAN_SECONDS
-            and (peer.is_missing(steps, len(running)) or (peer.was_stopped and not are_asked))
+            and (peer.is_missing(steps, len(running), is_minority) or (peer.was_stopped and not are_asked))
         ]
         return sorted(missing, key=lambda peer: peer.ended_at)[:1]
 
@@ -321,13 +322,20 @@ class _Peer:
             return False
         return now - self.progress_at >= max(CLEAN_SECONDS, _SILENCE_FACTOR * self.state.longest_silence)
 
-    def is_missing(self, steps: Iterable[int], count: int) -> bool:
-        """Return True if it ended too early: it had steps to do, or all others are in a later one.
+    def is_missing(self, steps: Sequence[int], count: int, is_minority: bool) -> bool:
+        """Return True if it ended too early: all others are in a later step; or in another one, and it had more to do.
 
-        Others that are in the same step may save or evaluate after the last one, without a report of it.
+        Others that are in the same step may save or evaluate after the last one, without a report of it. That is not
+        the planned one in a job that stops early.
+
+        Args:
+            steps: The steps of those that go on, as far as they are known.
+            count: How many go on.
+            is_minority: True if fewer have ended.
         """
-        found = list(steps)
-        return self.is_early or (self.step is not None and len(found) == count and min(found) > self.step)
+        if self.step is None or len(steps) != count:
+            return False
+        return min(steps) > self.step or (self.is_early and is_minority and self.step not in steps)
 
 
 def _sentence(named: list[_Peer], end: ProcessEnd, confidence: Confidence) -> str:
