@@ -168,8 +168,21 @@ def test_a_verdict_is_explained_with_each_entry_and_each_rival() -> None:
     text = explain_verdict(report, report.headline)
     assert "host-0.1000" not in text
     assert "tpu-17.100000000000" in text
-    assert "lost: it is a cascade of another failure" in text
+    assert "lost: C1 is initiating, C7 cascade" in text
     assert "W1: no cluster was asked" in text
+
+
+def test_a_verdict_that_is_not_the_headline_is_explained_by_what_won() -> None:
+    slow = verdict("L1", verdict_class=VerdictClass.SLOW, part=Part.CONTRIBUTING)
+    report = report_of(verdict("C1"), slow)
+    text = explain_verdict(report, report.verdicts[1])
+    assert "won: C1 is initiating, L1 contributing" in text
+
+
+def test_a_text_of_the_job_does_not_control_the_terminal() -> None:
+    evil = "\x1b[2Jcleared \u202e reversed\r\n"
+    report = report_of(verdict("C1", sentence=evil, evidence=(ref(evil),), next=(NextCommand(f"echo {evil}", evil),)))
+    assert all(character.isprintable() or character == "\n" for character in str(report))
 
 
 def test_a_rule_is_explained_with_its_thresholds_and_their_source() -> None:
@@ -258,6 +271,36 @@ def test_a_watched_job_reports_each_verdict_once_and_ends_with_the_job(capsys: p
     assert printed.err.count("the webhook does not answer") == 1
 
 
+def test_the_alert_on_the_last_verdict_is_tried_again_after_the_end_of_the_job() -> None:
+    alert, waits = Alerts(failures=3), list[float]()
+    watch = Watch(
+        Reader(over()),  # type: ignore[arg-type]
+        Console("mldiagnostics"),
+        "text",
+        [alert],
+        wait=waits.append,
+        judged=judged_by({0: verdict("C1")}),
+    )
+    assert watch.run() == 12
+    assert alert.sent == ["C1"]
+    assert len(waits) == 3
+
+
+def test_a_verdict_on_a_further_host_is_a_further_alert() -> None:
+    alert = Alerts()
+    one, two = verdict("L2", hosts=("host-3",)), verdict("L2", hosts=("host-3", "host-4"))
+    watch = Watch(
+        Reader(live(), live(), live(), over()),  # type: ignore[arg-type]
+        Console("mldiagnostics"),
+        "text",
+        [alert],
+        wait=lambda _: None,
+        judged=judged_by({0: one, 1: two, 2: one, 3: two}),
+    )
+    watch.run()
+    assert alert.sent == ["L2", "L2"]
+
+
 def test_watching_can_end_at_the_first_verdict_of_a_kind() -> None:
     stuck = verdict("K1", verdict_class=VerdictClass.STUCK)
     watch = Watch(
@@ -315,7 +358,8 @@ def test_a_webhook_gets_the_verdict_as_json(webhook: int) -> None:
 
 def test_a_webhook_on_a_private_address_is_refused_unless_allowed(webhook: int) -> None:
     report = report_of(verdict("C1"))
-    for host in ("localhost", "127.0.0.1", "0.0.0.0", "[::1]", "10.0.0.7", "169.254.169.254"):
+    private = ("localhost", "127.0.0.1", "0.0.0.0", "[::1]", "10.0.0.7", "169.254.169.254", "224.0.0.1")
+    for host in (*private, "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[fec0::1]", "[::ffff:10.0.0.7]"):
         (alert,) = alerts_of([f"webhook=http://{host}:{webhook}/hook"], allows_private=False)
         with pytest.raises(AlertError, match=r"not public|has no address"):
             alert.send(report, report.headline)
@@ -335,8 +379,9 @@ def test_a_webhook_that_redirects_or_fails_is_reported_and_not_followed(webhook:
     "target", ["webhook=", "webhook=ftp://x/", "webhook=https://a:b@x/", "mail", "webhook=http://x:0/"]
 )
 def test_an_alert_that_is_not_valid_is_a_usage_error(target: str) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         alerts_of([target], allows_private=False)
+    assert "a:b" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("target", "key"), [("entry", "rule"), ("event", "displayName")])

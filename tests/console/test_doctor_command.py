@@ -68,6 +68,7 @@ def test_a_verdict_is_explained_by_its_entries(of_failed: Ended, capsys: Capture
     out = capsys.readouterr().out
     assert "ml_diagnostics_metric" in out or "runtime_monitor" in out
     assert "checked, and absent" in out
+    assert '"phase": "FAILED"' in " ".join(out.split())
 
 
 def test_a_healthy_job_has_nothing_wrong_and_its_goodput(tmp_path: Path, capsys: Captured) -> None:
@@ -99,6 +100,8 @@ def test_each_attempt_can_be_judged(tmp_path: Path, capsys: Captured) -> None:
         doctor("last", "--attempt", "all", "--format", "json")
         reports = json.loads(capsys.readouterr().out)
         assert [report["attempt"] for report in reports] == [1, 2]
+        doctor("last", "--attempt", "1", "--format", "json")
+        assert json.loads(capsys.readouterr().out)["attempt"] == 1
         assert doctor("last", "--attempt", "3") == 3
         assert "no attempt 3" in capsys.readouterr().err
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
+from collections.abc import Mapping
 from typing import Final
 
-from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.entry import LogEntry, format_timestamp
+from ml_diagnostics_common.texts import one_line
 
+from ml_diagnostics_console._ranking import reason_of_order
 from ml_diagnostics_console._rules import all_rules
 from ml_diagnostics_console._rules.rule import Rule
 from ml_diagnostics_console.doctor import Report
 from ml_diagnostics_console.report import format_verdict
-from ml_diagnostics_console.verdict import Part, Verdict, VerdictClass
+from ml_diagnostics_console.verdict import Verdict
 
 __all__ = ["explain_rule", "explain_verdict"]
 
@@ -40,20 +44,26 @@ def explain_rule(rule: Rule, width: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def explain_verdict(report: Report, verdict: Verdict, width: int | None = None) -> str:
+def explain_verdict(
+    report: Report, verdict: Verdict, width: int | None = None, *, entries: Mapping[str, LogEntry] | None = None
+) -> str:
     """Return a verdict with every entry that made it, in full, and why each rival lost.
 
     Args:
         report: The report that it is in.
         verdict: The verdict.
         width: The columns of the terminal; None if there is no limit: then lines have 80.
+        entries: The entries of its evidence by id, to print their payloads in full.
     """
     columns = min(width or _WIDTH, 120)
     lines = [*format_verdict(verdict, columns), "", "evidence"]
     for ref in verdict.evidence:
         when = "" if ref.time_ns is None else f"{format_timestamp(ref.time_ns)}  "
         lines += _item(f"{when}{ref.host}  {ref.source}  {ref.id}", columns)
-        lines += textwrap.wrap(ref.shows, columns, initial_indent=_INDENT * 3, subsequent_indent=_INDENT * 3)
+        lines += textwrap.wrap(one_line(ref.shows), columns, initial_indent=_INDENT * 3, subsequent_indent=_INDENT * 3)
+        if entries is not None and ref.id in entries:
+            payload = json.dumps(entries[ref.id].payload, ensure_ascii=False, sort_keys=True)
+            lines += textwrap.wrap(payload, columns, initial_indent=_INDENT * 3, subsequent_indent=_INDENT * 3)
     if not verdict.evidence:
         lines += _item("none: it follows from what is missing", columns)
     rule = next((each for each in all_rules() if each.id == verdict.rule), None)
@@ -66,7 +76,7 @@ def explain_verdict(report: Report, verdict: Verdict, width: int | None = None) 
         lines += ["", "rivals"]
         for rival in rivals:
             lines += _item(f"{rival.rule}: {rival.sentence}", columns)
-            reason = _why_lost(rival, verdict, rule)
+            reason = _order(report, rival, verdict)
             lines += textwrap.wrap(reason, columns, initial_indent=_INDENT * 3, subsequent_indent=_INDENT * 3)
     absent = sorted(
         {each.id for each in all_rules()}
@@ -81,19 +91,11 @@ def explain_verdict(report: Report, verdict: Verdict, width: int | None = None) 
     return "\n".join(lines)
 
 
-def _why_lost(rival: Verdict, verdict: Verdict, rule: Rule | None) -> str:
-    """Return the first difference of two verdicts in the order of ranking."""
-    if rule is not None and rival.rule in rule.replaces:
-        return f"lost: {verdict.rule} shows more about the same failure"
-    if rival.part in (Part.CASCADE, Part.TEARDOWN):
-        return f"lost: it is a {rival.part.value} of another failure"
-    if rival.part is not verdict.part:
-        return f"lost: it is {rival.part.value}, not {verdict.part.value}"
-    if rival.verdict_class is VerdictClass.SLOW and verdict.verdict_class is not VerdictClass.SLOW:
-        return "lost: a job that has failed or stands still is not first of all slow"
-    if rival.confidence is not verdict.confidence:
-        return f"its certainty is {rival.confidence.value}, that of this one {verdict.confidence.value}"
-    return "it costs less, or started later"
+def _order(report: Report, rival: Verdict, verdict: Verdict) -> str:
+    """Return which of two verdicts of a report is ranked higher, and why."""
+    is_higher = report.verdicts.index(rival) < report.verdicts.index(verdict) if verdict in report.verdicts else False
+    first, second = (rival, verdict) if is_higher else (verdict, rival)
+    return f"{'won' if is_higher else 'lost'}: {reason_of_order(first, second, all_rules())}"
 
 
 def _item(text: str, columns: int) -> list[str]:

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["monitored_event", "print_reports"]
 
 
-def print_reports(reports: Sequence[Report], form: str, console: Console, *, with_all: bool = False) -> None:
+def print_reports(
+    reports: Sequence[Report],
+    form: str,
+    console: Console,
+    *,
+    with_all: bool = False,
+    is_list: bool = False,
+    is_stream: bool = False,
+) -> None:
     """Print reports as data.
 
     Args:
@@ -26,6 +34,8 @@ def print_reports(reports: Sequence[Report], form: str, console: Console, *, wit
         form: `text`, `json` or `monitored-event`.
         console: The terminal.
         with_all: For text: all verdicts, and all that was not checked.
+        is_list: For JSON: a list, also of one report.
+        is_stream: For JSON: an object in a line.
     """
     if form == "text":
         texts = []
@@ -35,7 +45,8 @@ def print_reports(reports: Sequence[Report], form: str, console: Console, *, wit
         console.data("\n\n".join(texts), styles=STYLES)
     elif form == "json":
         values = [report.to_json() for report in reports]
-        console.data(json.dumps(values[0] if len(values) == 1 else values, indent=2, ensure_ascii=False))
+        indent = None if is_stream else 2
+        console.data(json.dumps(values if is_list else values[0], indent=indent, ensure_ascii=False))
     else:
         for report in reports:
             for verdict in report.shown:

@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import Final
 
 from ml_diagnostics_common.story import Confidence
+from ml_diagnostics_common.texts import format_duration
 
 from ml_diagnostics_console._facts.facts import Fact, Facts
 from ml_diagnostics_console._rules.rule import Rule
 from ml_diagnostics_console.verdict import Part, Verdict, VerdictClass
 
-__all__ = ["MOST_SHOWN", "rank", "shown"]
+__all__ = ["MOST_SHOWN", "rank", "reason_of_order", "shown"]
 
 MOST_SHOWN: Final = 5
 _PARTS: Final = (Part.INITIATING, Part.CONTRIBUTING, Part.CASCADE, Part.TEARDOWN)
@@ -66,6 +67,31 @@ def shown(verdicts: Sequence[Verdict], rules: Sequence[Rule]) -> tuple[Verdict, 
     own = [verdict for verdict in verdicts if verdict.part in _PARTS[:2] and verdict.rule not in replaced]
     wrong = [verdict for verdict in own if verdict.verdict_class is not VerdictClass.HEALTHY]
     return tuple((wrong or own)[:MOST_SHOWN])
+
+
+def reason_of_order(first: Verdict, second: Verdict, rules: Sequence[Rule]) -> str:
+    """Return why a verdict is before another one in `rank`: the first criterion in which they differ.
+
+    Args:
+        first: The verdict that is ranked higher.
+        second: The other one.
+        rules: The rules.
+    """
+    rule = next((each for each in rules if each.id == first.rule), None)
+    if rule is not None and second.rule in rule.replaces:
+        return f"{first.rule} shows more of the same failure than {second.rule}"
+    if first.part is not second.part:
+        return f"{first.rule} is {first.part.value}, {second.rule} {second.part.value}"
+    if _CLASSES[first.verdict_class] != _CLASSES[second.verdict_class]:
+        return f"{first.verdict_class.value} is before {second.verdict_class.value}"
+    if first.confidence is not second.confidence:
+        return f"{first.rule} is {first.confidence.value}, {second.rule} {second.confidence.value}"
+    costs = [each.cost.seconds if each.cost is not None else 0.0 for each in (first, second)]
+    if costs[0] != costs[1]:
+        return f"{first.rule} costs more: {format_duration(costs[0])}, {second.rule} {format_duration(costs[1])}"
+    if first.since_ns != second.since_ns:
+        return f"{first.rule} started earlier"
+    return "they differ in nothing that is ranked: the order is that of the rules"
 
 
 def _replaced(verdicts: Iterable[Verdict], rules: Sequence[Rule]) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ml_diagnostics_common.command.console import BOLD, GREEN, RED, YELLOW
 from ml_diagnostics_common.entry import format_timestamp
-from ml_diagnostics_common.texts import format_count, format_duration
+from ml_diagnostics_common.texts import format_count, format_duration, one_line
 
 from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console.verdict import (
@@ -51,8 +51,6 @@ _MOST_WIDTH: Final = 120
 _PROOFS: Final = 3
 _NOT_CHECKED: Final = 2
 _LABEL: Final = 10
-_BY_CHOICE: Final = ("no cluster was asked", "Google's monitored events are only read")
-"""The starts of reasons that are options of the command, which only `--all` lists."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +164,9 @@ def _command(command: NextCommand, width: int) -> list[str]:
     if not command.command:
         return _wrapped("next", command.why, width)
     first, *more = command.command.splitlines()
-    line = "  next".ljust(_LABEL) + first
-    rest = [" " * _LABEL + text for text in more]
-    why = f"why: {command.why}"
+    line = "  next".ljust(_LABEL) + one_line(first)
+    rest = [" " * _LABEL + one_line(text) for text in more]
+    why = one_line(f"why: {command.why}")
     if not rest and len(line) + 3 + len(why) <= width:
         return [f"{line}   {why}"]
     return [line, *rest, *_fill(why, width, " " * (_LABEL + 2), " " * (_LABEL + 2))]
@@ -205,7 +203,7 @@ def _not_checked(report: Report, width: int, *, with_all: bool) -> list[str]:
     of_kind = [
         (why, rules)
         for why, rules in by_reason.items()
-        if any(each.rule.startswith(prefix) for each in rules) and not why.startswith(_BY_CHOICE)
+        if any(each.rule.startswith(prefix) for each in rules) and not rules[0].is_by_choice
     ]
     kept = list(by_reason.items()) if with_all else of_kind[:_NOT_CHECKED]
     lines: list[str] = []
@@ -230,7 +228,7 @@ def _wrapped(label: str, text: str, width: int) -> list[str]:
 
 def _fill(text: str, width: int, first: str, further: str) -> list[str]:
     return textwrap.wrap(
-        text,
+        one_line(text),  # Texts of the job must not control a terminal, as `print` of a report would let them.
         width,
         initial_indent=first,
         subsequent_indent=further,

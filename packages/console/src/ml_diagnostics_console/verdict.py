@@ -202,6 +202,8 @@ class NotChecked(NamedTuple):
     rule: str
     why: str
     """The missing record, and how to provide it."""
+    is_by_choice: bool = False
+    """True if an option of the command, or its absence, is the reason: only `--all` lists it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it in the types of JSON."""

@@ -108,7 +108,7 @@ def _report(name: str, options: argparse.Namespace, console: Console) -> int:
         reports = [judge(facts.of_attempt(index)) for index in range(len(facts.attempts))] or reports
     from ml_diagnostics_console._forms import print_reports
 
-    print_reports(reports, options.format, console, with_all=options.all)
+    print_reports(reports, options.format, console, with_all=options.all, is_list=options.attempt == "all")
     return reports[-1].exit_code
 
 
@@ -136,9 +136,12 @@ def _explain(what: str, options: argparse.Namespace, console: Console) -> int:
     if not slash or not digits.isdecimal() or not name:
         known = ", ".join(sorted(rule.id for rule in all_rules()))
         raise NotFoundError(f"{what!r} is neither a rule nor a verdict such as last/1; the rules are {known}")
-    report = judge(JobReader(_question(name, options, _attempt(options)), console.warn).read())
+    reader = JobReader(_question(name, options, _attempt(options)), console.warn)
+    report = judge(reader.read())
     verdicts = [report.headline, *(each for each in report.verdicts if each is not report.headline)]
     if not 0 < int(digits) <= len(verdicts):
         raise NotFoundError(f"{name} has {len(verdicts)} verdicts, and none with the number {digits}")
-    console.data(explain_verdict(report, verdicts[int(digits) - 1], console.width))
+    verdict = verdicts[int(digits) - 1]
+    entries = reader.entries({ref.id for ref in verdict.evidence})
+    console.data(explain_verdict(report, verdict, console.width, entries=entries))
     return DONE

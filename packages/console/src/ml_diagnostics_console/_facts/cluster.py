@@ -57,9 +57,10 @@ class ClusterReader:
         self, name: str, hosts: Collection[str], run_id: str, *, is_in_cluster: bool
     ) -> Fact[KubernetesFacts] | Unknown:
         if self._context == OFF:
-            return Unknown("no cluster was asked, because of --kubernetes off")
+            return Unknown("no cluster was asked, because of --kubernetes off", is_by_choice=True)
         if not self._context and not is_in_cluster:
-            return Unknown("no cluster was asked, since the job runs in none: give --kubernetes CONTEXT")
+            why = "no cluster was asked, since the job runs in none: give --kubernetes CONTEXT"
+            return Unknown(why, is_by_choice=True)
         now_ns = self._clock_ns()
         if self._last is not None and now_ns - self._last[0] < _AGAIN_NS:
             return self._last[1]

@@ -5,7 +5,7 @@ A value that is not known is `Unknown` with the reason, so that a rule reports w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -61,6 +61,8 @@ class Unknown:
 
     why: str
     """The missing record, and how to provide it."""
+    is_by_choice: bool = False
+    """True if an option of the command, or its absence, is the reason."""
 
 
 class HangVerdict(NamedTuple):
@@ -155,6 +157,8 @@ class StepSummary(NamedTuple):
     ref: Ref
     pauses: tuple[Pause, ...] = ()
     """Phases between the steps: their time is in none of the times above."""
+    returns: tuple[tuple[int, int], ...] = ()
+    """Further returns from waits: the step, and the time by the clock of this host."""
 
 
 class CompileBatch(NamedTuple):
@@ -249,7 +253,7 @@ class ProcessFacts:
         hangs: The hang verdicts of its companion, the oldest first.
         stacks: Stacks of its main thread, the oldest first: the last ones.
         kernel_states: The kernel's view at hangs, the oldest first.
-        summaries: Its step summaries, the oldest first.
+        summaries: Its step summaries, the oldest first; of a long life old ones are merged with their neighbours.
         compiles: Its compilations, the oldest first.
         signals: Signals that asked it to end.
         sigterm_handlers: Its handlers of SIGTERM in their order.
@@ -291,7 +295,7 @@ class ProcessFacts:
     hangs: tuple[HangVerdict, ...] = ()
     stacks: tuple[MainStack, ...] = ()
     kernel_states: tuple[KernelState, ...] = ()
-    summaries: tuple[StepSummary, ...] = ()
+    summaries: Sequence[StepSummary] = ()
     compiles: tuple[CompileBatch, ...] = ()
     signals: tuple[Signal, ...] = ()
     sigterm_handlers: tuple[SigtermHandler, ...] = ()
@@ -397,13 +401,13 @@ class Facts:
         default_factory=lambda: Unknown("the job records no goodput: use ml_goodput_measurement or `instrument`")
     )
     kubernetes: Fact[KubernetesFacts] | Unknown = field(
-        default_factory=lambda: Unknown("Kubernetes was not asked: give --kubernetes CONTEXT")
+        default_factory=lambda: Unknown("Kubernetes was not asked: give --kubernetes CONTEXT", is_by_choice=True)
     )
     profile: Fact[ProfileFacts] | Unknown = field(
         default_factory=lambda: Unknown("the run has no profile: take one with `mldiagnostics profile RUN`")
     )
     monitored_events: Fact[tuple[MonitoredEvent, ...]] | Unknown = field(
-        default_factory=lambda: Unknown("Google's monitored events are only read with --project")
+        default_factory=lambda: Unknown("Google's monitored events are only read with --project", is_by_choice=True)
     )
     user_configs: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -17,7 +17,16 @@ from ml_diagnostics_console._facts.facts import Fact, Unknown
 from ml_diagnostics_console._facts.kubernetes_facts import EventFacts, KubernetesFacts, NodeFacts, PodFacts
 from ml_diagnostics_console._facts.kubernetes_objects import parse_event, parse_node, parse_pod
 
-__all__ = ["merged", "recorded_kubernetes"]
+__all__ = ["key_of_object", "merged", "recorded_kubernetes"]
+
+
+def key_of_object(entry: LogEntry) -> str:
+    """Return the identity of the object that an entry has the state of."""
+    document = entry.payload.get(OBJECT)
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(metadata, dict):
+        return entry.insert_id
+    return f"{document.get('kind')}/{metadata.get('uid') or metadata.get('name')}"
 
 
 def recorded_kubernetes(entries: Iterable[LogEntry]) -> KubernetesFacts | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from google_cloud_mldiagnostics.exceptions import RunNotFoundError
 from google_cloud_mldiagnostics.kubernetes_facts import FACT
@@ -24,9 +24,11 @@ from ml_diagnostics_console._facts.cluster import ClusterReader
 from ml_diagnostics_console._facts.entries import Lives
 from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, Unknown
 from ml_diagnostics_console._facts.gcloud import read_monitored_events
+from ml_diagnostics_console._facts.kubernetes_entries import key_of_object
 from ml_diagnostics_console._facts.kubernetes_facts import KubernetesFacts
 from ml_diagnostics_console._facts.monitored_events import MonitoredEvent
 from ml_diagnostics_console._facts.profile import read_profile
+from ml_diagnostics_console._facts.profile_facts import ProfileFacts
 from ml_diagnostics_console._facts.run_records import RunRecords
 from ml_diagnostics_console.verdict import Ref
 
@@ -36,7 +38,12 @@ if TYPE_CHECKING:
 
 __all__ = ["JobReader", "Question"]
 
+_Result = TypeVar("_Result")
+
 _BEFORE_RUN_NS: Final = 600_000_000_000
+_KEPT_NS: Final = 300_000_000_000
+_MOST_OBJECTS: Final = 20_000
+"""Objects of a cluster of which recorded states are kept: those of a job of thousands of pods, with their events."""
 _SILENT_NS: Final = 180_000_000_000
 """Three heartbeats of a run, which are 60 s apart."""
 _CLUSTER: Final = "GKE"
@@ -91,7 +98,9 @@ class JobReader:
         self._of_run: LogSource | None = None
         self._of_companions: LogSource | None = None
         self._cluster = ClusterReader(question.kubernetes, records=records_cluster, clock_ns=clock_ns)
-        self._cluster_entries: list[LogEntry] = []
+        self._cluster_entries: dict[str, LogEntry] = {}
+        self._profile = _Kept[Fact[ProfileFacts] | Unknown](clock_ns)
+        self._events = _Kept[Fact[tuple[MonitoredEvent, ...]] | Unknown](clock_ns)
         self._companion_count = 0
         self._companions_ns = 0
         self._seen = SeenSequences()
@@ -109,6 +118,20 @@ class JobReader:
         except RunNotFoundError as error:
             return self._without_run(error)
         return self._with_run(run)
+
+    def entries(self, ids: Collection[str]) -> dict[str, LogEntry]:
+        """Return the entries with some insertIds, in full: read once more, since facts keep what they show alone.
+
+        Args:
+            ids: The ids, such as those of the evidence of a verdict; others are left out.
+        """
+        sources = [self._source.entries.source_of_companions(0, 'jsonPayload.verb="stacktraceanalyzer"')]
+        try:
+            sources.append(self._source.entries.source_of_run(self._source.find(self._question.name)))
+        except RunNotFoundError:
+            pass  # A job without a run.
+        batches = (batch for source in sources for batch in self._source.entries.read(source))
+        return {entry.insert_id: entry for batch in batches for entry in batch if entry.insert_id in ids}
 
     def _new_source(self) -> RunSource:
         question = self._question
@@ -143,10 +166,10 @@ class JobReader:
             judged=judged,
             chips=chips_of(view),
             metrics=self._records.curves,
-            ledger=_read_ledger(view.display_name or view.run_id),
+            ledger=_read_ledger(view.display_name or view.run_id, self._question),
             kubernetes=self._read_cluster(_hosts(attempts), view.run_id, is_in_cluster=_is_in_cluster(view)),
-            profile=read_profile(view),
-            monitored_events=self._read_events(view),
+            profile=self._profile.get(str(view.sessions), lambda: read_profile(view)),
+            monitored_events=self._events.get(view.run_id, lambda: self._read_events(view)),
             user_configs=view.configs.get("user", {}),
             notes=tuple(self._notes),
             entry_count=self._records.entry_count + self._companion_count,
@@ -171,7 +194,7 @@ class JobReader:
             is_live=is_live,
             attempts=tuple(attempts),
             judged=self._judged(attempts),
-            ledger=_read_ledger(name),
+            ledger=_read_ledger(name, self._question),
             kubernetes=cluster,
             notes=tuple(self._notes),
             entry_count=self._companion_count,
@@ -192,7 +215,17 @@ class JobReader:
             self._companion_count += len(new)
             self._lives.add(new)
             self._history.add([entry for entry in new if entry.payload.get("kind") in _ENDS])
-            self._cluster_entries += [entry for entry in new if _is_fact_of(entry, wanted, since_ns)]
+            for entry in new:
+                if _is_fact_of(entry, wanted, since_ns):
+                    self._keep_of_cluster(entry)
+
+    def _keep_of_cluster(self, entry: LogEntry) -> None:
+        """Keep the newest recorded state of an object of the cluster; of too many objects, those that changed last."""
+        key = key_of_object(entry)
+        self._cluster_entries.pop(key, None)
+        self._cluster_entries[key] = entry
+        if len(self._cluster_entries) > _MOST_OBJECTS:
+            del self._cluster_entries[next(iter(self._cluster_entries))]
 
     def _is_new(self, entry: LogEntry) -> bool:
         """Return True if an entry of a companion was not read before."""
@@ -224,26 +257,63 @@ class JobReader:
             hosts=hosts,
             run_id=run_id,
             is_in_cluster=is_in_cluster,
-            entries=self._cluster_entries,
+            entries=tuple(self._cluster_entries.values()),
         )
 
     def _read_events(self, view: RunView) -> Fact[tuple[MonitoredEvent, ...]] | Unknown:
         question = self._question
         if question.project is None:
-            return Unknown("Google's monitored events are only read with --project")
+            return Unknown("Google's monitored events are only read with --project", is_by_choice=True)
         return read_monitored_events(view.run_id, question.project, question.region or "")
 
 
-def _read_ledger(job: str) -> Fact[JobReport] | Unknown:
-    """Return the goodput of a job."""
+def _read_ledger(job: str, question: Question) -> Fact[JobReport] | Unknown:
+    """Return the goodput of a job, of the same project."""
     from ml_goodput_measurement.report import report
 
     try:
+        if question.project and (reason := _other_project(question.project)):
+            return Unknown(reason)
         data = report(job).data
     except DiagnosticsError as error:
         return Unknown(f"no goodput is known: {str(error).splitlines()[0]}")
     shows = f"goodput {data.goodput_percent:.1f} % of {data.counted_ns / 1e9:.0f} s"
     return Fact(data, (Ref(f"goodput/{data.job_name}", "goodput", data.end_ns, "", shows),), data.end_ns)
+
+
+def _other_project(wanted: str) -> str:
+    """Return why the goodput is not of a project: it is read of that of the environment; empty if they are the same."""
+    from ml_diagnostics_common.credentials import find_cloud
+    from ml_diagnostics_common.environment import Backend, configured_backend
+
+    own = "" if configured_backend() is Backend.LOCAL else find_cloud(None).project
+    if own == wanted:
+        return ""
+    return f"goodput is not read of the project {wanted}: set GOOGLE_CLOUD_PROJECT to it, and not the local backend"
+
+
+class _Kept(Generic[_Result]):
+    """A result that is read again only if what it is of has changed, or after some minutes: it takes a program.
+
+    Args:
+        clock_ns: The wall clock.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._known: tuple[str, int, _Result] | None = None
+
+    def get(self, key: str, read: Callable[[], _Result]) -> _Result:
+        """Return the kept result, or read it.
+
+        Args:
+            key: What it is of.
+            read: Reads it.
+        """
+        now_ns = self._clock_ns()
+        if self._known is None or self._known[0] != key or now_ns - self._known[1] > _KEPT_NS:
+            self._known = key, now_ns, read()
+        return self._known[2]
 
 
 def _last_events(attempts: Sequence[AttemptFacts]) -> list[int]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from ml_diagnostics_common.command.errors import CommandError, UsageError
+from ml_diagnostics_common.redaction import redact_text
+from ml_diagnostics_common.worker import NoAnswerError, call
 
 from ml_diagnostics_console._forms import monitored_event
 from ml_diagnostics_console.doctor import Report
@@ -27,6 +29,7 @@ __all__ = ["LOG_ID", "Alert", "AlertError", "alerts_of"]
 LOG_ID: Final = "ml_diagnostics_doctor"
 """The log of verdicts in the journal."""
 _SECONDS: Final = 10.0
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _WEBHOOK: Final = "webhook="
 _ENTRY, _EVENT = "entry", "event"
 
@@ -86,18 +89,32 @@ class WebhookAlert:
             is_valid = self._url.scheme in ("http", "https") and bool(self._url.hostname) and self._url.port != 0
         except ValueError:
             is_valid = False
-        if not is_valid or self._url.username is not None:
-            raise UsageError(f"--alert webhook={url!r} is not an address such as https://host/path, without a user")
+        if self._url.username is not None:
+            raise UsageError("--alert webhook=... has a user in its address: give it without one")
+        if not is_valid:
+            raise UsageError(f"--alert webhook={redact_text(url)!r} is not an address such as https://host/path")
 
     def send(self, report: Report, verdict: Verdict) -> None:
         """See `Alert`."""
-        from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
 
         payload = {"run": report.facts.name, "job": report.facts.display_name, "verdict": verdict.to_json()}
         host = self._url.hostname or ""
-        pool = _pool(self._url, self._address())
         try:
+            status = call(lambda: self._post(payload), _SECONDS, "ml-diagnostics-alert")
+        except NoAnswerError:
+            raise AlertError(f"the webhook of {host} does not answer in {_SECONDS:.0f} s") from None
+        except (HTTPError, OSError) as error:
+            raise AlertError(f"the webhook of {host} does not answer: {error}") from None
+        if not 200 <= status < 300:
+            raise AlertError(f"the webhook of {host} answered with status {status}")
+
+    def _post(self, payload: Mapping[str, Any]) -> int:
+        """Send a payload, and return the status."""
+        from urllib3 import Timeout
+
+        host = self._url.hostname or ""
+        with _pool(self._url, self._address()) as pool:
             response = pool.request(
                 "POST",
                 self._url._replace(scheme="", netloc="", fragment="").geturl() or "/",
@@ -109,10 +126,7 @@ class WebhookAlert:
                 preload_content=False,
             )
             response.close()
-        except (HTTPError, OSError) as error:
-            raise AlertError(f"the webhook of {host} does not answer: {error}") from None
-        if not 200 <= response.status < 300:
-            raise AlertError(f"the webhook of {host} answered with status {response.status}")
+            return response.status
 
     def _address(self) -> str:
         """Return the address to connect to.
@@ -127,12 +141,25 @@ class WebhookAlert:
             raise AlertError(f"the webhook's host {host} has no address: {error}") from None
         if not self._allows_private:
             for address in sorted(found):
-                if not ipaddress.ip_address(address.partition("%")[0]).is_global:
+                if not _is_public(address):
                     raise AlertError(
                         f"the webhook's host {host} has the address {address}, which is not public; to use it, add "
                         "--allow-private-address"
                     )
         return min(found, key=lambda address: (":" in address, address))
+
+
+def _is_public(address: str) -> bool:
+    """Return True if an address is one of the internet, also behind the translations of IPv6."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
+        if found in _NAT64:
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if inner is not None:
+            return inner.is_global and not inner.is_multicast
+        return found.is_global and not found.is_multicast and not found.is_site_local
+    return found.is_global and not found.is_multicast
 
 
 def _pool(url: SplitResult, address: str) -> HTTPConnectionPool:

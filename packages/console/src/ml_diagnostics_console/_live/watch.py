@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Watch"]
 
 INTERVAL_SECONDS: Final = 10.0
-_Key = tuple[str, int, tuple[str, ...]]
+_LAST_TRIES: Final = 6
+_Key = tuple[str, int]
 
 
 class Watch:
@@ -53,11 +54,12 @@ class Watch:
         self._until = VerdictClass(until) if until else None
         self._wait, self._judge = wait, judged
         self._printed: set[_Key] = set()
-        self._undelivered: dict[Alert, dict[_Key, tuple[Report, Verdict]]] = {alert: {} for alert in alerts}
+        self._alerted: set[tuple[str, int, str]] = set()
+        self._undelivered: dict[Alert, list[tuple[Report, Verdict]]] = {alert: [] for alert in alerts}
 
     def run(self) -> int:
         """Watch until the job ends, and return the exit code of its last headline."""
-        code, is_first = 0, True
+        is_first = True
         while True:
             try:
                 report = self._judge(self._reader.read())
@@ -67,37 +69,48 @@ class Watch:
                 self._console.warn(str(error))
                 self._wait(INTERVAL_SECONDS)
                 continue
-            code = report.exit_code
             self._take(report, is_first=is_first)
             is_first = False
-            if not report.facts.is_live or report.headline.verdict_class is self._until:
-                return code
+            is_found = any(verdict.verdict_class is self._until for verdict in report.shown)
+            if not report.facts.is_live or is_found:
+                self._deliver_the_rest()
+                return report.exit_code
             self._wait(INTERVAL_SECONDS)
 
     def _take(self, report: Report, *, is_first: bool) -> None:
         """Print a report if something in it is new, and report what is new."""
         new = [verdict for verdict in report.shown if _key(report, verdict) not in self._printed]
         if new or is_first or not report.facts.is_live:
-            print_reports([report], self._form, self._console)
-        for verdict in new:
-            key = _key(report, verdict)
-            self._printed.add(key)
-            if verdict.verdict_class is not VerdictClass.HEALTHY and verdict.part is Part.INITIATING:
+            print_reports([report], self._form, self._console, is_stream=True)
+        self._printed.update(_key(report, verdict) for verdict in new)
+        for verdict in report.shown:
+            hosts = {(*_key(report, verdict), host) for host in verdict.hosts or ("",)}
+            is_wrong = verdict.verdict_class is not VerdictClass.HEALTHY and verdict.part is Part.INITIATING
+            if is_wrong and not hosts <= self._alerted:
+                self._alerted |= hosts
                 for waiting in self._undelivered.values():
-                    waiting[key] = (report, verdict)
+                    waiting.append((report, verdict))
         self._deliver()
 
     def _deliver(self) -> None:
         for alert, waiting in self._undelivered.items():
-            for key, (report, verdict) in list(waiting.items()):
+            while waiting:
                 try:
-                    alert.send(report, verdict)
+                    alert.send(*waiting[0])
                 except AlertError as error:
                     self._console.warn(str(error))
                     break
-                del waiting[key]
+                del waiting[0]
+
+    def _deliver_the_rest(self) -> None:
+        """Try to deliver what could not be delivered yet for a minute: the last verdict is the reason for alerts."""
+        for _ in range(_LAST_TRIES):
+            if not any(self._undelivered.values()):
+                return
+            self._wait(INTERVAL_SECONDS)
+            self._deliver()
 
 
 def _key(report: Report, verdict: Verdict) -> _Key:
-    """Return what makes a verdict the same: the rule, the attempt and the hosts, whatever its numbers."""
-    return verdict.rule, report.facts.attempt.number if report.facts.attempt is not None else 0, verdict.hosts
+    """Return the identity of a verdict, whatever its numbers: the rule and the attempt."""
+    return verdict.rule, report.facts.attempt.number if report.facts.attempt is not None else 0

@@ -38,7 +38,7 @@ def judge(facts: Facts) -> Judgement:
     if facts.attempts:
         return None
     if not isinstance(facts.kubernetes, Fact):
-        return NotChecked(RULE.id, facts.kubernetes.why)
+        return NotChecked(RULE.id, facts.kubernetes.why, facts.kubernetes.is_by_choice)
     cluster = facts.kubernetes.value
     ended = sorted(_ended(cluster), key=lambda each: each.end.ended_ns or 0)
     if not ended:

@@ -18,7 +18,7 @@ _CLASSES = {"PERFORMANCE": VerdictClass.SLOW, "HANG": VerdictClass.STUCK, "STALL
 def judge(facts: Facts) -> Judgement:
     """Return the newest finding of the time of the attempt; None if there is none."""
     if isinstance(facts.monitored_events, Unknown):
-        return NotChecked(RULE.id, facts.monitored_events.why)
+        return NotChecked(RULE.id, facts.monitored_events.why, facts.monitored_events.is_by_choice)
     events = [event for event in facts.monitored_events.value if event.has_insight and _is_of_attempt(facts, event)]
     if not events:
         return None

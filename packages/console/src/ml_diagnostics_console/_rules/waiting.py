@@ -71,7 +71,7 @@ class Waiting(NamedTuple):
 def waiting_of(facts: Facts, rule: str) -> Waiting | NotChecked | None:
     """Return the cluster and the pods that wait; None if an older attempt is judged; NotChecked without a cluster."""
     if not isinstance(facts.kubernetes, Fact):
-        return NotChecked(rule, facts.kubernetes.why)
+        return NotChecked(rule, facts.kubernetes.why, facts.kubernetes.is_by_choice)
     if facts.judged is not None and facts.judged != len(facts.attempts) - 1:
         return None
     cluster = facts.kubernetes.value
