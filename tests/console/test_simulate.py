@@ -225,6 +225,43 @@ def test_a_failed_job_restarts_its_jobset(tmp_path: Path) -> None:
     assert "restart 1, maxRestarts is 1" in done.stderr
 
 
+def test_replicated_jobs_have_coordinators_of_their_own_and_a_pod_that_is_started_again_alone_finds_the_others(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text("import os; print('at', os.environ['JAX_COORDINATOR_ADDRESS'])\n" + _FAILS_ONCE)
+    (tmp_path / "alone.py").write_text((tmp_path / "train.py").read_text().replace("JOB_COMPLETION_INDEX", "MARK"))
+
+    def replicated(name: str, mark: str) -> str:
+        return f"""
+  - name: {name}
+    template:
+      spec:
+        parallelism: 2
+        completions: 2
+        completionMode: Indexed
+        backoffLimit: 2
+        template:
+          spec:
+            containers:
+            - name: train
+              command: [python, alone.py]
+              env: [{{name: MARK, value: "{mark}"}}]
+"""
+
+    (tmp_path / "jobset.yaml").write_text(
+        "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata: {name: js}\nspec:\n  replicatedJobs:"
+        + replicated("actor", "actor-$(JOB_COMPLETION_INDEX)")
+        + replicated("learner", "learner-$(JOB_COMPLETION_INDEX)")
+    )
+    done = simulate(tmp_path, "jobset.yaml")
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"js-(\w+)-0-(\d)\s*\| at (\S+)", done.stdout)
+    assert len(found) == 8  # Each pod has failed once.
+    addresses = {job: {address for name, _, address in found if name == job} for job in ("actor", "learner")}
+    assert [len(each) for each in addresses.values()] == [1, 1]
+    assert addresses["actor"] != addresses["learner"]
+
+
 def test_a_job_that_fails_for_good_has_the_exit_code_of_its_pod(tmp_path: Path) -> None:
     done = simulate(tmp_path, "--hosts", "2", "--", "python", "-c", "raise SystemExit(9)")
     assert done.returncode == 9

@@ -18,7 +18,7 @@ from google_cloud_mldiagnostics import injection
 from ml_diagnostics_console._simulate.manifest import Job, Workload
 from ml_diagnostics_console._simulate.variables import Pod, Sources, expanded, variables_of
 
-__all__ = ["Launch", "Settings", "groups_of", "launch_of"]
+__all__ = ["Launch", "Settings", "group_of", "groups_of", "launch_of"]
 
 _KEPT: Final = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|TMPDIR|VIRTUAL_ENV|CONDA_\w+|(?:DY)?LD_LIBRARY_PATH"
@@ -82,7 +82,7 @@ class Launch:
     notes: tuple[str, ...]
 
 
-def _group_of(pod: Pod, pods: Sequence[Pod]) -> list[Pod]:
+def group_of(pod: Pod, pods: Sequence[Pod]) -> list[Pod]:
     """Return the pods that form one job of JAX: all on TPUs, else those of one replicated job."""
     if pod.job.template.is_on_tpu:
         return [each for each in pods if each.job.template.is_on_tpu]
@@ -93,7 +93,7 @@ def groups_of(pods: Sequence[Pod]) -> list[list[Pod]]:
     """Return the pods by their job of JAX."""
     groups: list[list[Pod]] = []
     for pod in pods:
-        group = _group_of(pod, pods)
+        group = group_of(pod, pods)
         if group not in groups:
             groups.append(group)
     return groups
@@ -115,7 +115,7 @@ def launch_of(sources: Sources, pods: Sequence[Pod], address: str, settings: Set
         settings: Settings of all pods.
     """
     pod, container = sources.pod, sources.pod.job.template.container
-    group = _group_of(pod, pods)
+    group = group_of(pod, pods)
     base = {
         **_of_cluster(sources, pods),
         **_of_webhook(sources.workload, settings.created),

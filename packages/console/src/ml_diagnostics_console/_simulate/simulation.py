@@ -13,7 +13,7 @@ from typing import Final
 
 from ml_diagnostics_console._simulate.faults import Fault, Injector
 from ml_diagnostics_console._simulate.findings import Call, call_of, count_verdict
-from ml_diagnostics_console._simulate.launch import Launch, Settings, launch_of
+from ml_diagnostics_console._simulate.launch import Launch, Settings, group_of, launch_of
 from ml_diagnostics_console._simulate.manifest import Job, Workload
 from ml_diagnostics_console._simulate.policies import Action, Decision, Progress
 from ml_diagnostics_console._simulate.processes import Line, PodProcess, Processes
@@ -96,7 +96,8 @@ class Simulation:
         self._deadline = time.monotonic() + time_limit_seconds
         self._attempts: dict[str, int] = {}
         self._starts: list[tuple[float, Pod]] = []
-        self._addresses: dict[int, str] = {}
+        self._addresses: dict[frozenset[str], str] = {}
+        """By the names of the pods that form one job of JAX."""
         self._calls: list[Call] = []
         self._last_call = self._next_calls = time.monotonic()
         self._noted: set[str] = set()
@@ -154,15 +155,25 @@ class Simulation:
 
     def _launch(self, pod: Pod, attempt: int) -> Launch:
         sources = Sources(self._workload, pod, attempt, self._progress.restarts, self._settings.given)
-        return launch_of(sources, self.pods, self._address(attempt), self._settings)
+        return launch_of(sources, self.pods, self._address(pod), self._settings)
 
-    def _address(self, attempt: int) -> str:
-        """Return the coordinator's address; a new one for each life of the job, since the port may still be in use."""
-        if attempt not in self._addresses:
+    def _address(self, pod: Pod) -> str:
+        """Return the coordinator's address of a pod, that of all pods of its job of JAX.
+
+        A pod that is started again alone finds the others there. Once all of them are started again, there is a new
+        one, since the port may still be in use.
+        """
+        group = self._group(pod)
+        while group not in self._addresses:
             with socket.socket() as server:
                 server.bind(("127.0.0.1", 0))
-                self._addresses[attempt] = f"127.0.0.1:{server.getsockname()[1]}"
-        return self._addresses[attempt]
+                address = f"127.0.0.1:{server.getsockname()[1]}"
+            if address not in self._addresses.values():
+                self._addresses[group] = address
+        return self._addresses[group]
+
+    def _group(self, pod: Pod) -> frozenset[str]:
+        return frozenset(each.name for each in group_of(pod, self.pods))
 
     def _note(self, text: str) -> None:
         if text not in self._noted:
@@ -211,6 +222,9 @@ class Simulation:
     def _restart(self, pods: Sequence[Pod], at: float) -> None:
         """Start pods again, as one further attempt of all of them."""
         names = {pod.name for pod in pods}
+        for group in {self._group(pod) for pod in pods}:
+            if group <= names:
+                self._addresses.pop(group, None)
         self._starts = [(when, pod) for when, pod in self._starts if pod.name not in names]
         self._starts += [(at, pod) for pod in pods]
         newest = max(self._attempts.get(name, 0) for name in names)
