@@ -1,7 +1,8 @@
 """Metrics over steps and time, in bounded memory: of a run's own metrics, and of all its hosts. Pure.
 
 A metric of the host is recorded every few seconds by each host for weeks: of such a curve at most 2,048 points are
-kept, every second, fourth, eighth one, and the extremes and the last one exactly. A metric with steps, such as a loss,
+kept, every second, fourth, eighth one, and the extremes and the last one exactly. Of the state of a device, which has
+few levels, each change is kept as well, so that a short bad state is not lost. A metric with steps, such as a loss,
 keeps up to a million points, since a rule needs the step at which it went wrong.
 """
 
@@ -20,6 +21,8 @@ __all__ = ["Curve", "CurveKey", "Curves", "NotFinite"]
 
 _MOST_POINTS: Final = 2_048
 _MOST_POINTS_WITH_STEPS: Final = 1_048_576
+_MOST_CHANGES: Final = 1_024
+"""A metric that changes more often is not the state of a device: its kept points show it."""
 _NO_STEP: Final = -1
 _LARGEST_STEP: Final = 2**62
 _ELEMENTS: Final[Mapping[str, str]] = {
@@ -50,6 +53,8 @@ class CurveKey(NamedTuple):
     pid: str
     labels: tuple[tuple[str, str], ...]
     """The user's labels, and the name of the chip if there is a value for each."""
+    writer: str = ""
+    """The journal's writer: a pid alone is used again, in a container always, so that attempts would share a curve."""
 
 
 class NotFinite(NamedTuple):
@@ -86,6 +91,7 @@ class Curve:
         self.count = 0
         self.first_not_finite: NotFinite | None = None
         self.element = 0
+        self._changes: list[tuple[int, float]] | None = []
         self._stride = 1
         self._first: LogEntry | None = None
         self._last: LogEntry | None = None
@@ -112,6 +118,10 @@ class Curve:
             self.values.append(value)
             if len(self.values) >= (_MOST_POINTS if step == _NO_STEP else _MOST_POINTS_WITH_STEPS):
                 self._halve()
+        if self._changes is not None and step == _NO_STEP and (not self._changes or self._changes[-1][1] != value):
+            self._changes.append((entry.timestamp_ns, value))
+            if len(self._changes) > _MOST_CHANGES:
+                self._changes = None
         self.count += 1
 
     def _halve(self) -> None:
@@ -181,6 +191,11 @@ class Curve:
         """Return the kept values of a time range."""
         pairs = zip(self.times_ns, self.values, strict=True)
         return [value for time_ns, value in pairs if start_ns <= time_ns <= end_ns]
+
+    def points(self) -> list[tuple[int, float]]:
+        """Return the kept points by time, with the last one, and of a state each change: time and value."""
+        last = [(self.last_ns, self.last)] if self._last is not None else []
+        return sorted({*zip(self.times_ns, self.values, strict=True), *(self._changes or ()), *last})
 
     def _value(self, entry: LogEntry | None) -> float:
         numbers = entry.payload.get("values") if entry is not None else None
@@ -262,7 +277,8 @@ class Curves:
     def _curve(self, name: str, entry: LogEntry, labels: Mapping[str, str], element: int) -> Curve:
         payload, of_writer = entry.payload, entry.context.labels
         host = str(payload.get("hostname") or of_writer.get("host", ""))
-        key = CurveKey(name, host, of_writer.get("pid", ""), tuple(sorted(labels.items())))
+        writer = entry.context.writer or ""
+        key = CurveKey(name, host, of_writer.get("pid", ""), tuple(sorted(labels.items())), writer)
         curve = self._curves.get(key)
         if curve is None:
             index = str(payload.get("process_index") or of_writer.get("process_index", ""))
@@ -275,6 +291,22 @@ class Curves:
 
     def __len__(self) -> int:
         return len(self._curves)
+
+    def within(self, spans: Mapping[str, tuple[int, int]]) -> Curves:
+        """Return the curves that started on some hosts within some times.
+
+        Args:
+            spans: The start and end for each host, by its clock; a curve starts before the end.
+        """
+        found = Curves()
+        for key, curve in self._curves.items():
+            first = curve.first_not_finite
+            starts_ns = [curve.first_ns] if curve.first_ns else []
+            starts_ns += [first.time_ns] if first is not None else []
+            span = spans.get(key.host)
+            if span is not None and starts_ns and span[0] <= min(starts_ns) < span[1]:
+                found._curves[key] = curve
+        return found
 
     def names(self) -> set[str]:
         """Return the names of all metrics."""

@@ -9,6 +9,7 @@ from ml_diagnostics_common.texts import format_duration, format_percent
 
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
+from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.devices import held_seconds
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import part_of
@@ -46,7 +47,7 @@ class _Throttled(NamedTuple):
 def _judge(facts: Facts) -> Judgement:
     if facts.attempt is None:
         return None
-    if not facts.metrics.names() & {_TPU, _GPU}:
+    if not metrics_of(facts).names() & {_TPU, _GPU}:
         return NotChecked("H2", "the throttling of chips is not recorded: a run records it on hosts with TPUs or GPUs")
     found = sorted([*_tpus(facts), *_gpus(facts)], key=lambda each: -each.percent)
     if not found:
@@ -86,7 +87,7 @@ def _judge(facts: Facts) -> Judgement:
 
 
 def _tpus(facts: Facts) -> Iterable[_Throttled]:
-    for curve in facts.metrics.of(_TPU):
+    for curve in metrics_of(facts).of(_TPU):
         percent = _PERCENT_A_POINT * curve.last
         seconds = held_seconds(curve, 1.0, _until_ns(facts))
         if percent >= _LEAST_PERCENT and seconds >= _LEAST_SECONDS:
@@ -94,7 +95,7 @@ def _tpus(facts: Facts) -> Iterable[_Throttled]:
 
 
 def _gpus(facts: Facts) -> Iterable[_Throttled]:
-    for curve in facts.metrics.of(_GPU):
+    for curve in metrics_of(facts).of(_GPU):
         reasons = curve.detail("reasons")
         known = [reason for reason in _OF_HARDWARE if isinstance(reasons, list) and reason in reasons]
         now, most = _number(curve.detail("sm_clock_mhz")), _number(curve.detail("max_sm_clock_mhz"))

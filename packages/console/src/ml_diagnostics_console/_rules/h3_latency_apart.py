@@ -10,6 +10,7 @@ from ml_diagnostics_common.texts import format_duration
 
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
+from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.robust import LEAST_SCORE, Outlier, high_outliers
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import part_of
@@ -46,14 +47,14 @@ class _Apart(NamedTuple):
 def _judge(facts: Facts) -> Judgement:
     if facts.attempt is None:
         return None
-    hosts = {curve.key.host for name in _ALL for curve in facts.metrics.of(name)}
+    hosts = {curve.key.host for name in _ALL for curve in metrics_of(facts).of(name)}
     if not hosts:
         return NotChecked("H3", "no latencies of network and host are recorded: a run records them on hosts with TPUs")
     if len(hosts) < _LEAST_HOSTS:
         return NotChecked(
             "H3", f"latencies of {len(hosts)} hosts are known: one stands apart only among {_LEAST_HOSTS} or more"
         )
-    apart = [each for name in _ALL for each in _outliers(facts.metrics.of(name))]
+    apart = [each for name in _ALL for each in _outliers(metrics_of(facts).of(name))]
     if not apart:
         return None
     scores: dict[str, float] = {}

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
-from ml_diagnostics_console._rules.devices import class_of
+from ml_diagnostics_console._rules.attempt_metrics import metrics_of
+from ml_diagnostics_console._rules.devices import began_before_failure, class_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.wording import clock
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, NotChecked, Part, Verdict, VerdictClass
@@ -43,7 +44,7 @@ class _Error(NamedTuple):
 def _judge(facts: Facts) -> Judgement:
     if facts.attempt is None:
         return None
-    if not facts.metrics.names() & {_XID, _ECC, _ROWS}:
+    if not metrics_of(facts).names() & {_XID, _ECC, _ROWS}:
         return NotChecked("H4", "errors of GPUs are not recorded: a run records them on hosts with GPUs and pynvml")
     errors = [*_xids(facts), *_memory(facts)]
     if not errors:
@@ -51,6 +52,7 @@ def _judge(facts: Facts) -> Judgement:
     first = errors[0]
     kind = class_of(facts)
     hosts = tuple(dict.fromkeys(error.curve.key.host for error in errors))
+    is_first = began_before_failure(facts, first.curve.key.host, _since_ns(first.curve))
     chip = first.curve.labels.get("chip") or f"a GPU of {first.curve.key.host}"
     more = "" if len(errors) == 1 else f" (and {len(errors) - 1} more)"
     return Verdict(
@@ -59,7 +61,7 @@ def _judge(facts: Facts) -> Judgement:
         sentence=f"{chip} has reported {first.text}, by {clock(first.curve.last_ns)}{more}",
         blame=Blame.SYSTEM,
         confidence=Confidence.PROVEN,
-        part=Part.INITIATING if kind is not VerdictClass.SLOW else Part.CONTRIBUTING,
+        part=Part.INITIATING if kind is not VerdictClass.SLOW and is_first else Part.CONTRIBUTING,
         hosts=hosts,
         process_indices=tuple(
             process.index for process in facts.processes if process.host in hosts and process.index is not None
@@ -74,8 +76,13 @@ def _judge(facts: Facts) -> Judgement:
     )
 
 
+def _since_ns(curve: Curve) -> int:
+    """Return the time of the first error that the job has met: of the first value above the lowest, or of the first."""
+    return next((time_ns for time_ns, value in curve.points() if value > curve.lowest), curve.first_ns)
+
+
 def _xids(facts: Facts) -> Iterable[_Error]:
-    for curve in facts.metrics.of(_XID):
+    for curve in metrics_of(facts).of(_XID):
         codes = curve.detail("codes")
         for code in codes if isinstance(codes, list) else ():
             if isinstance(code, (int, float)) and int(code) in _OF_HARDWARE:
@@ -83,10 +90,10 @@ def _xids(facts: Facts) -> Iterable[_Error]:
 
 
 def _memory(facts: Facts) -> Iterable[_Error]:
-    for curve in facts.metrics.of(_ECC):
+    for curve in metrics_of(facts).of(_ECC):
         if curve.last > curve.lowest:
             yield _Error(curve, f"{curve.last - curve.lowest:.0f} uncorrectable memory errors during the job")
-    for curve in facts.metrics.of(_ROWS):
+    for curve in metrics_of(facts).of(_ROWS):
         if curve.detail("failed") is True:
             yield _Error(curve, "a memory row that could not be remapped")
 

@@ -9,6 +9,7 @@ from ml_diagnostics_common.texts import format_duration
 
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
+from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.devices import in_force
 from ml_diagnostics_console._rules.heartbeats import Unresponsive, unresponsive_processes
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
@@ -119,15 +120,15 @@ def _devices(facts: Facts, job: StuckJob) -> _Devices | None:
     the devices have nothing to do, so a host is late.
     """
     start_ns, end_ns = job.since_ns, job.until_ns
-    for curve in facts.metrics.of(QUEUE):
+    for curve in metrics_of(facts).of(QUEUE):
         values = in_force(curve, start_ns, end_ns)
         if len(values) >= _LEAST_SAMPLES and min(values) > 0 and values[-1] >= values[0]:
             core = curve.labels.get("tensorcore") or curve.labels.get("chip") or "its device"
             text = f"{core} of {curve.key.host} executes nothing, with {values[-1]:.0f} programs in its queue"
             return _Devices(curve.key.host, text, False, (curve.ref("last"),))
-    queues = [curve for curve in facts.metrics.of(QUEUE) if _is_empty(in_force(curve, start_ns, end_ns))]
-    idle = [curve for curve in facts.metrics.of(IDLE) if _grows(curve, start_ns, end_ns)]
-    if queues and idle and len(queues) == len(facts.metrics.of(QUEUE)):
+    queues = [curve for curve in metrics_of(facts).of(QUEUE) if _is_empty(in_force(curve, start_ns, end_ns))]
+    idle = [curve for curve in metrics_of(facts).of(IDLE) if _grows(curve, start_ns, end_ns)]
+    if queues and idle and len(queues) == len(metrics_of(facts).of(QUEUE)):
         longest = max(idle, key=lambda curve: curve.last)
         seconds = format_duration(longest.last)
         text = f"the devices are idle for {seconds}, and their queues are empty: the hosts send them nothing"

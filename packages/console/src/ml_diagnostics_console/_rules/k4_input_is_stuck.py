@@ -8,6 +8,7 @@ from typing import Final
 
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
+from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stuck import BUSY_SHARE, Kind, StuckJob, Suspect, stuck_job
 from ml_diagnostics_console._rules.stuck_texts import (
@@ -101,7 +102,7 @@ def _is_asleep(suspect: Suspect) -> bool:
 
 def _idle(facts: Facts, job: StuckJob, hosts: Sequence[str]) -> tuple[Curve, ...]:
     """Return the throughputs of disk and network of the hosts, if all of them are idle since the job is stuck."""
-    curves = [curve for host in hosts for name in (_DISK, _NETWORK) for curve in facts.metrics.of(name, host=host)]
+    curves = [curve for host in hosts for name in (_DISK, _NETWORK) for curve in metrics_of(facts).of(name, host=host)]
     found = [(curve, curve.between(job.since_ns, job.until_ns)[1:]) for curve in curves]
     if not found or any(not values or max(values) >= _IDLE_BYTES_PER_SECOND for _, values in found):
         return ()

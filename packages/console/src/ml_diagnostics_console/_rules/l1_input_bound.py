@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from ml_diagnostics_common.texts import format_duration, format_percent
 
 from ml_diagnostics_console._facts.facts import Fact, Facts, ProcessFacts
+from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import SUMMARIES, part_of, share_of_data, steady, step_seconds
 from ml_diagnostics_console._rules.wording import hosts_of, indices_of
@@ -53,7 +54,7 @@ def _judge(facts: Facts) -> Judgement:
         # Where loading is marked and short, idle devices wait for something else.
         signals = [] if is_marked else signals
     if not signals:
-        has_duty = any(len(facts.metrics.of(name)) for name in _DUTY)
+        has_duty = any(len(metrics_of(facts).of(name)) for name in _DUTY)
         if is_marked or has_duty:
             return None
         why = (
@@ -124,7 +125,7 @@ def _by_grain(facts: Facts) -> _Signal | None:
         return None
     step = median(steps)
     for name in _GRAIN:
-        curves = [curve for curve in facts.metrics.of(name) if curve.last > 0]
+        curves = [curve for curve in metrics_of(facts).of(name) if curve.last > 0]
         if not curves:
             continue
         curve = sorted(curves, key=lambda each: each.last)[(len(curves) - 1) // 2]
@@ -140,7 +141,7 @@ def _by_duty(facts: Facts) -> _Signal | None:
     start_ns, end_ns = _steps_span(facts)
     medians = {}
     for name in _DUTY:
-        for curve in facts.metrics.of(name):
+        for curve in metrics_of(facts).of(name):
             values = curve.between(start_ns, end_ns)
             if len(values) >= _LEAST_SAMPLES:
                 medians[curve.key] = median(values), curve

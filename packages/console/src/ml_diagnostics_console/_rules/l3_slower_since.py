@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from ml_diagnostics_common.texts import format_duration, format_percent
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts, StepSummary, Times
+from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.robust import SIGNIFICANCE, Change, last_change
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import SUMMARIES, part_of, steady
@@ -110,7 +111,9 @@ def _windows(facts: Facts) -> tuple[ProcessFacts | None, list[_Window]]:
     if with_summaries:
         process = max(with_summaries, key=lambda each: len(each.summaries))
         return process, _of_summaries(steady(process, len(process.summaries)))
-    curves = [curve for curve in facts.metrics.of(_STEP_TIME) if not curve.labels and max(curve.steps, default=-1) >= 0]
+    curves = [
+        curve for curve in metrics_of(facts).of(_STEP_TIME) if not curve.labels and max(curve.steps, default=-1) >= 0
+    ]
     if curves:
         curve = max(curves, key=len)
         ref = curve.ref("last")

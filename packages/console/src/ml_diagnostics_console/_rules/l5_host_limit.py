@@ -10,6 +10,7 @@ from ml_diagnostics_common.texts import format_bytes, format_percent
 
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
+from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import part_of, share_of_data, steady
 from ml_diagnostics_console.verdict import (
@@ -61,7 +62,7 @@ def _judge(facts: Facts) -> Judgement:
     if facts.attempt is None:
         return None
     known = (_CPU, *_MEMORY, *_THROUGHPUT, *_BANDWIDTH)
-    if not facts.metrics.names().intersection(known):
+    if not metrics_of(facts).names().intersection(known):
         return NotChecked("L5", "the run has no system metrics of its hosts: they are recorded each 10 s by a run")
     limits = [*_memory(facts), *_cpu(facts), *_throughput(facts), *_bandwidth(facts)]
     if not limits:
@@ -93,7 +94,7 @@ def _judge(facts: Facts) -> Judgement:
 
 def _memory(facts: Facts) -> Iterable[_Limit]:
     for name in _MEMORY:
-        for curve in facts.metrics.of(name):
+        for curve in metrics_of(facts).of(name):
             level = _level(curve)
             if level is not None and level >= _LEAST_MEMORY:
                 of = "its container's limit" if name.startswith("container") else "the host's memory"
@@ -105,7 +106,7 @@ def _memory(facts: Facts) -> Iterable[_Limit]:
 
 def _cpu(facts: Facts) -> Iterable[_Limit]:
     """Yield hosts without free cores, if their accelerators have time to spare: only then is the host the limit."""
-    for curve in facts.metrics.of(_CPU):
+    for curve in metrics_of(facts).of(_CPU):
         level = _level(curve)
         duty = _duty(facts, curve.key.host)
         if level is None or level < _LEAST_CPU or duty is None or median(map(_last_level, duty)) >= _BUSY_DUTY:
@@ -118,7 +119,7 @@ def _cpu(facts: Facts) -> Iterable[_Limit]:
 
 
 def _duty(facts: Facts, host: str) -> list[Curve] | None:
-    curves = [curve for name in _DUTY for curve in facts.metrics.of(name, host=host) if _level(curve) is not None]
+    curves = [curve for name in _DUTY for curve in metrics_of(facts).of(name, host=host) if _level(curve) is not None]
     return curves or None
 
 
@@ -126,7 +127,7 @@ def _throughput(facts: Facts) -> Iterable[_Limit]:
     """Yield hosts that load data for long at a rate that is always about the highest: no other limit is known."""
     shares = {process.host: share_of_data(steady(process)) or 0.0 for process in facts.processes}
     for name, what in _THROUGHPUT.items():
-        for curve in facts.metrics.of(name):
+        for curve in metrics_of(facts).of(name):
             values = list(curve.values[-_FLAT_SAMPLES:])
             share = shares.get(curve.key.host, 0.0)
             if len(values) < _FLAT_SAMPLES or share <= _LEAST_DATA_SHARE:
@@ -144,7 +145,7 @@ def _throughput(facts: Facts) -> Iterable[_Limit]:
 
 def _bandwidth(facts: Facts) -> Iterable[_Limit]:
     for name in _BANDWIDTH:
-        for curve in facts.metrics.of(name):
+        for curve in metrics_of(facts).of(name):
             level = _level(curve)
             if level is not None and level >= _LEAST_BANDWIDTH:
                 chip = curve.labels.get("chip", "")

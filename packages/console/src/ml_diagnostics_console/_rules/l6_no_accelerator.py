@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
+from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import part_of
 from ml_diagnostics_console._rules.wording import hosts_of, indices_of, named
@@ -31,7 +32,7 @@ def _judge(facts: Facts) -> Judgement:
     if facts.attempt is None:
         return None
     kinds = {process.hardware.get("accelerator_type", "") for process in facts.processes}
-    if kinds <= {""} and not any(facts.metrics.of(name) for name in _DUTY.values()):
+    if kinds <= {""} and not any(metrics_of(facts).of(name) for name in _DUTY.values()):
         return NotChecked("L6", "the devices of the job are not known: it has not initialised them within a run")
     on_cpu = [
         (process, kind, ref)
@@ -53,7 +54,7 @@ def _accelerator(facts: Facts, process: ProcessFacts) -> tuple[str, Ref] | None:
     """Return the kind of accelerators that the host of a process has, and what shows it."""
     for kind, names in _OF_ACCELERATORS.items():
         for name in names:
-            for curve in facts.metrics.of(name, host=process.host):
+            for curve in metrics_of(facts).of(name, host=process.host):
                 return kind, curve.ref("last", f"{process.host} reports {name} of its {kind.upper()}s")
     accelerator = process.hardware.get("tpu_accelerator_type")
     if accelerator:
@@ -69,7 +70,7 @@ def _idle(facts: Facts) -> Verdict | None:
     """Return that the accelerators were never used though steps were made; None if they were, or if it is not known."""
     has_steps = any(process.step for process in facts.processes)
     for kind, name in _DUTY.items():
-        curves = facts.metrics.of(name)
+        curves = metrics_of(facts).of(name)
         if not curves or not has_steps or any(curve.highest > 0 or len(curve) < _LEAST_SAMPLES for curve in curves):
             continue
         hosts = {curve.key.host for curve in curves}

@@ -13,6 +13,7 @@ from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
+from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.costs import cost_of_failure
 from ml_diagnostics_console._rules.crashes import command
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
@@ -62,7 +63,7 @@ def _judge(facts: Facts) -> Judgement:
 def _losses(facts: Facts) -> Iterator[Curve]:
     """Yield the losses that processes of the attempt recorded."""
     processes = {(process.host, str(process.pid)) for process in facts.processes}
-    for curve in facts.metrics:
+    for curve in metrics_of(facts):
         name = curve.key.name
         if not _LOSS.search(name) or _NOT_LOSS.search(name):
             continue
@@ -137,7 +138,7 @@ def _before(facts: Facts, curve: Curve, time_ns: int) -> tuple[str, tuple[Ref, .
     """Return the norm of the gradient and the learning rate before, as far as they are recorded."""
     parts, refs = [], []
     for shown, pattern in _EARLIER:
-        for other in facts.metrics:
+        for other in metrics_of(facts):
             if other.key.host != curve.key.host or other.key.pid != curve.key.pid or not pattern.search(other.key.name):
                 continue
             earlier = [value for moment, value in zip(other.times_ns, other.values, strict=True) if moment <= time_ns]
