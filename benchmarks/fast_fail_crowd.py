@@ -238,6 +238,7 @@ def _be_process(index: int, count: int, folder: Path, script: list[Act]) -> NoRe
     os.environ.update(
         ML_DIAGNOSTICS_DIR=str(folder),
         ML_DIAGNOSTICS_FAST_FAIL_FOLDER=str(folder / "shared"),
+        ML_DIAGNOSTICS_FAST_FAIL_LAUNCH=folder.name,
         JAX_PROCESS_ID=str(index),
         JAX_NUM_PROCESSES=str(count),
         MASTER_ADDR="127.0.0.1",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER
+from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER, LAUNCH
 from cloud_tpu_diagnostics.entries import LOG_ID
 from ml_diagnostics_common.reader import JournalReader
 
@@ -103,7 +103,7 @@ class FastFailJob:
                 **os.environ,
                 "ML_DIAGNOSTICS_DIR": str(self.records),
                 "JAX_PLATFORMS": "cpu",
-                **({} if is_of_jax else {FOLDER: str(folder / "shared"), "MASTER_ADDR": "127.0.0.1"}),
+                **({} if is_of_jax else {FOLDER: str(folder / "shared"), LAUNCH: "1", "MASTER_ADDR": "127.0.0.1"}),
                 **({} if is_of_jax else {"JAX_PROCESS_ID": str(index), "JAX_NUM_PROCESSES": str(count)}),
                 **(environ or {}),
             }

@@ -13,6 +13,7 @@ import pytest
 from cloud_tpu_diagnostics import diagnose
 from cloud_tpu_diagnostics._collect.fast_fail import refusal
 from cloud_tpu_diagnostics._config import plan_of
+from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER, LAUNCH
 from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
 from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig, checked
@@ -144,7 +145,24 @@ for _ in range(2):
         time.sleep(1)
 print("goes on")
 """
-    position = {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", "ML_DIAGNOSTICS_FAST_FAIL_FOLDER": "shared"}
+    position = {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", FOLDER: "shared", LAUNCH: "1"}
     printed = run_program(program, env={**os.environ, **position})
     assert printed.count("WARNING Fast-fail is off in this process: Pathways runs the job") == 1
+    assert printed.endswith("goes on\n")
+
+
+def test_a_folder_is_refused_without_an_id_of_the_launch() -> None:
+    """Another job of the same name may use it as well: each would end the other."""
+    program = """
+import logging, sys, time
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+from cloud_tpu_diagnostics import diagnose
+with diagnose(fast_fail=True):
+    time.sleep(1)
+print("goes on")
+"""
+    position = {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", FOLDER: "shared", "TORCHELASTIC_RUN_ID": "none"}
+    printed = run_program(program, env={**os.environ, **position})
+    assert printed.count(f"WARNING Fast-fail does not use {FOLDER}") == 1
+    assert f"Set {LAUNCH} to a text" in printed
     assert printed.endswith("goes on\n")

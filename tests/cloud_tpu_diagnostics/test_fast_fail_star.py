@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 from cloud_tpu_diagnostics._fast_fail.hub import AUTHENTICATION_SECONDS, Hub
-from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER, TOKEN, Address, Meeting, launcher_token, local_address
+from cloud_tpu_diagnostics._fast_fail.meeting import (
+    FOLDER,
+    LAUNCH,
+    TOKEN,
+    Address,
+    Meeting,
+    launch_id,
+    launcher_token,
+    local_address,
+)
 from cloud_tpu_diagnostics._fast_fail.member import Member
 from cloud_tpu_diagnostics._fast_fail.messages import MEMBER, Channel, nonce_in
 from cloud_tpu_diagnostics._fast_fail.reports import Event, Hello, JobState
@@ -295,7 +304,7 @@ def star(
         hang=False,
         send=messages.append,
         warn=warnings.append,
-        environ=environ,
+        environ={LAUNCH: "1", **environ},
     )
     made.handle({"kind": POSITION, "process_index": index, "processes": processes, "attempt": attempt, "address": None})
     return made
@@ -335,7 +344,9 @@ def test_the_members_of_a_job_meet_by_a_private_file_of_a_shared_folder(tmp_path
 
 def test_a_file_of_an_earlier_attempt_is_read_again_until_it_is_the_right_one(tmp_path: Path) -> None:
     warnings: list[str] = []
-    Meeting(str(tmp_path), "job", "3").publish(Address("127.0.0.1", free_port(), "00" * 32), warnings.append)
+    Meeting(str(tmp_path), "job", launch_id({LAUNCH: "1"}), "3").publish(
+        Address("127.0.0.1", free_port(), "00" * 32), warnings.append
+    )
     wait_until(lambda: list((tmp_path / "fast_fail").glob("*.json")))
     member = star(1, 2, [], [], **{FOLDER: str(tmp_path)})
     wait_until(lambda: drive(member) and member.role)
@@ -359,6 +370,49 @@ def test_two_attempts_of_a_job_at_once_do_not_meet(tmp_path: Path) -> None:
         each.close()
 
 
+def test_two_jobs_of_the_same_name_at_once_do_not_meet(tmp_path: Path) -> None:
+    environs = [{FOLDER: str(tmp_path), LAUNCH: text} for text in ("1", "2")]
+    hubs = [star(0, 2, [], [], **environ) for environ in environs]
+    wait_until(lambda: len(list((tmp_path / "fast_fail").glob("*.json"))) == 2)
+    members = [star(1, 2, [], [], **environ) for environ in environs]
+    wait_until(lambda: drive(*hubs, *members) and all(each.is_joined for each in members))
+    members[0].add(KILLED)
+    wait_until(lambda: drive(*hubs, *members) and hubs[0].first_cause and members[0].first_cause)
+    for _ in range(20):
+        drive(*hubs, *members)
+    assert hubs[1].first_cause is members[1].first_cause is None
+    for each in (*hubs, *members):
+        each.close()
+
+
+def test_a_process_of_another_launch_or_number_of_processes_is_refused(network: Network) -> None:
+    for count, differs in enumerate(({"launch": "other"}, {"processes": 3}), 1):
+        network.member(1, **differs)
+        network.refuses("job", count)
+        network.members.pop().close()
+    joined(network, 1)
+
+
+def test_the_id_of_a_launch_is_that_of_the_launcher() -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    torch = {"TORCHELASTIC_RUN_ID": "run"}
+    environs: list[dict[str, str]] = [
+        {LAUNCH: "a"},
+        {TOKEN: "t" * 32},
+        slurm,
+        {**slurm, "SLURM_STEP_ID": "1"},
+        torch,
+        {**slurm, **torch},
+        {"PMIX_NAMESPACE": "12345"},
+    ]
+    found = [launch_id(environ) for environ in environs]
+    assert all(found)
+    assert len(set(found)) == len(found)
+    assert launch_id({**slurm, LAUNCH: "a"}) == found[0]
+    for without in ({}, {"TORCHELASTIC_RUN_ID": "none"}, {LAUNCH: "", "SLURM_STEP_ID": "1"}):
+        assert launch_id(without) == ""
+
+
 def test_the_members_of_a_job_meet_by_a_file_of_a_bucket(
     cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,7 +428,7 @@ def test_the_members_of_a_job_meet_by_a_file_of_a_bucket(
 
 def test_a_file_that_others_may_read_or_that_is_a_link_is_not_trusted(tmp_path: Path) -> None:
     found: list[Address] = []
-    meeting = Meeting(str(tmp_path), "job", "3")
+    meeting = Meeting(str(tmp_path), "job", launch_id({LAUNCH: "1"}), "3")
     meeting.publish(Address("127.0.0.1", 1, "00" * 32), found.append)  # type: ignore[arg-type]
     path = wait_until(lambda: next((tmp_path / "fast_fail").glob("*.json"), None))
     assert meeting._content()

@@ -18,7 +18,7 @@ from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.worker import Worker, start
 
 from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, log, warn_once
-from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER, TOKEN, local_address
+from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER, LAUNCH, TOKEN, launch_id, local_address
 from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig, FirstCause
 
 __all__ = ["JobFastFail", "refusal"]
@@ -36,6 +36,12 @@ _NO_HUB_SECONDS: Final = 120.0
 _FLUSH_SECONDS: Final = 0.2
 _KEY: Final = "fast_fail"
 _FIRST_PROCESS: Final = 1
+_NO_LAUNCH: Final = (
+    "Fast-fail does not use %s: nothing distinguishes this job from others that use the same folder. Set %s to a text "
+    "that all processes of this launch share, and no other launch has, such as the uid of the Job or JobSet.",
+    FOLDER,
+    LAUNCH,
+)
 
 
 class JobFastFail:
@@ -103,6 +109,9 @@ class JobFastFail:
         if self._is_joined:
             return self._report_plan()
         if self._position is None:
+            if os.environ.get(FOLDER) and not launch_id():
+                warn_once("no id of the launch", *_NO_LAUNCH)
+                flush_in_background()
             position = _position()
             if position is None or position[1] < 2:
                 return _SEARCH_SECONDS
@@ -224,7 +233,7 @@ def _position() -> tuple[int, int] | None:
     from ml_diagnostics_common.environment import identity
 
     position = jax_processes()
-    if position is None and os.environ.get(FOLDER):
+    if position is None and os.environ.get(FOLDER) and launch_id():
         own = identity()
         return (own.process_index, own.process_count) if own.process_count > 1 else None
     return position

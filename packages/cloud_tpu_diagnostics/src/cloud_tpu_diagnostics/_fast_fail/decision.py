@@ -15,7 +15,6 @@ to end, none is ended: jobs save then, each in its own time.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
 from typing import Final
 
 from ml_diagnostics_common.story import Confidence, ProcessEnd, Role, story_of
@@ -205,13 +204,14 @@ class Decision:
             return []
         are_asked = any(peer.was_asked(now) for peer in running)
         steps = [peer.state.step for peer in running if peer.state is not None and peer.state.step is not None]
-        is_minority = 2 * len(running) > self._processes
+        # In a job that stops early as a whole, most have ended, or are in the same step.
+        is_minority = 2 * len(running) > self._processes and len(steps) == len(running)
         missing = [
             peer
             for peer in self._peers.values()
             if peer.end is not None
             and now - peer.ended_at >= CLEAN_SECONDS
-            and (peer.is_missing(steps, len(running), is_minority) or (peer.was_stopped and not are_asked))
+            and ((peer.is_early and is_minority and peer.step not in steps) or (peer.was_stopped and not are_asked))
         ]
         return sorted(missing, key=lambda peer: peer.ended_at)[:1]
 
@@ -321,21 +321,6 @@ class _Peer:
         if self.state is None or self.progress_at is None or self.state.is_traced:
             return False
         return now - self.progress_at >= max(CLEAN_SECONDS, _SILENCE_FACTOR * self.state.longest_silence)
-
-    def is_missing(self, steps: Sequence[int], count: int, is_minority: bool) -> bool:
-        """Return True if it ended too early: all others are in a later step; or in another one, and it had more to do.
-
-        Others that are in the same step may save or evaluate after the last one, without a report of it. That is not
-        the planned one in a job that stops early.
-
-        Args:
-            steps: The steps of those that go on, as far as they are known.
-            count: How many go on.
-            is_minority: True if fewer have ended.
-        """
-        if self.step is None or len(steps) != count:
-            return False
-        return min(steps) > self.step or (self.is_early and is_minority and self.step not in steps)
 
 
 def _sentence(named: list[_Peer], end: ProcessEnd, confidence: Confidence) -> str:

@@ -66,6 +66,7 @@ class Hub:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._token, self._processes, self._own, self._clock = token, processes, hello.process_index, clock
+        self._job = (hello.processes, hello.launch)
         self._most = 2 * processes + _MOST_STRANGERS
         _allow_open_files(self._most + _OTHER_FILES)
         self._connections: dict[int, _Connection] = {}
@@ -216,6 +217,8 @@ class Hub:
 
     def _welcome(self, connection: _Connection, message: dict[str, Any], now: float) -> None:
         nonce, hello = nonce_in(message), Hello.from_message(message)
+        if (hello.processes, hello.launch) != self._job:
+            raise RefusedError("job")
         self.decision.join(hello, now)
         before = self._by_index.get(hello.process_index)
         if before is not None:  # It has connected again before the end of its last connection was seen.

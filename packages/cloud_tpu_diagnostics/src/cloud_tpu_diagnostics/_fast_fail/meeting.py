@@ -1,7 +1,8 @@
 """The address of the hub, for processes without `jax.distributed`: in a file of a shared folder, or of a bucket.
 
-The file has the hub's address, port and token, so it is for this user only. A file of an earlier attempt does no harm:
-its hub is gone, or has another process with the same index, and companions that are refused read the file again.
+The file has the hub's address, port and token, so it is for this user only. Its name has an id of the launch, as two
+jobs may have the same name. A file of an earlier attempt does no harm: its hub is gone, or has another process with the
+same index, and companions that are refused read the file again.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ from ml_diagnostics_common.files import in_bucket, open_regular, write_state
 from ml_diagnostics_common.texts import readable_id
 from ml_diagnostics_common.worker import start
 
-__all__ = ["FOLDER", "TOKEN", "Address", "Meeting", "launcher_token", "local_address"]
+__all__ = ["FOLDER", "LAUNCH", "TOKEN", "Address", "Meeting", "launch_id", "launcher_token", "local_address"]
 
 FOLDER: Final = "ML_DIAGNOSTICS_FAST_FAIL_FOLDER"
 """Environment variable: a folder that all hosts share, or one of a bucket."""
 TOKEN: Final = "ML_DIAGNOSTICS_FAST_FAIL_TOKEN"
 """Environment variable: the token, if the launcher gives all processes of an attempt the same."""
+LAUNCH: Final = "ML_DIAGNOSTICS_FAST_FAIL_LAUNCH"
+"""Environment variable: a text that all processes of a launch share, and no other launch has."""
 
+_LAUNCHERS: Final = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")
+"""Variables of launchers with such a text: Slurm, torchrun, and Open MPI."""
+_STEP: Final = "SLURM_STEP_ID"
+"""An allocation of Slurm may run several jobs at once, each as a step."""
 _LEAST_TOKEN_CHARACTERS: Final = 32
+_ID_DIGITS: Final = 16
 _MOST_BYTES: Final = 4096
 _BUCKET_SECONDS: Final = 20.0
 
@@ -73,6 +81,18 @@ def launcher_token(environ: Mapping[str, str] = os.environ) -> bytes | None:
     return token.encode("utf-8", "surrogateescape")
 
 
+def launch_id(environ: Mapping[str, str] = os.environ) -> str:
+    """Return an id of the launch that all of its processes share, and no other job has; empty if there is none."""
+    import hashlib
+
+    own = [text for text in (environ.get(LAUNCH), environ.get(TOKEN)) if text][:1]
+    # torchrun calls each launch without a name "none".
+    launchers = [environ[name] for name in _LAUNCHERS if environ.get(name, "none") not in ("", "none")]
+    texts = own or [*launchers, *([environ.get(_STEP, "")] if launchers else [])]
+    text = "\0".join(texts).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:_ID_DIGITS] if texts else ""
+
+
 def local_address(coordinator: str) -> str:
     """Return the address of this machine's interface by which a coordinator is reached. May wait for a name server.
 
@@ -99,11 +119,13 @@ class Meeting:
     Args:
         folder: A folder that all hosts share, or one of a bucket.
         job: The job's name; may be empty.
+        launch: The id of the launch.
         attempt: The number of the attempt; empty if it is unknown.
     """
 
-    def __init__(self, folder: str, job: str, attempt: str) -> None:
-        self._path = f"{folder.rstrip('/')}/fast_fail/{readable_id(job or 'job', attempt or '0', is_exact=True)}.json"
+    def __init__(self, folder: str, job: str, launch: str, attempt: str) -> None:
+        name = readable_id(job or "job", launch, attempt or "0", is_exact=True)
+        self._path = f"{folder.rstrip('/')}/fast_fail/{name}.json"
         self._is_busy = False
 
     def publish(self, address: Address, on_failure: Callable[[str], object]) -> None:

@@ -137,7 +137,7 @@ class Member:
 
     def _why_lost(self) -> str:
         if self._is_refused:
-            return "the hub refuses it: it has another token, or another process has its index"
+            return "the hub refuses it: it has another token, launch or process count, or another process has its index"
         what = "is gone" if self.was_joined else "cannot be reached"
         return f"its hub, the companion of process 0 at {self._target[0]} port {self._target[1]}, {what}"
 

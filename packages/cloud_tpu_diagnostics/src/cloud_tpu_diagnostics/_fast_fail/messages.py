@@ -46,7 +46,7 @@ class RefusedError(ValueError):
     """A line that is not a message of this job; the connection is closed.
 
     Attributes:
-        reason: `garbage`, `oversize`, `token` or `sequence`, for counts.
+        reason: `garbage`, `oversize`, `token`, `sequence`, `duplicate` or `job`, for counts.
     """
 
     def __init__(self, reason: str) -> None:

@@ -33,12 +33,16 @@ class Hello(NamedTuple):
         host: Its host.
         pid: The process.
         companion: The companion's own process: a later block of the same process has another.
+        processes: How many processes the job has.
+        launch: The id of the launch, of processes that meet in a folder; else empty.
     """
 
     process_index: int
     host: str
     pid: int
     companion: int
+    processes: int = 0
+    launch: str = ""
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Hello:
@@ -50,8 +54,8 @@ class Hello(NamedTuple):
         index = _integer(message, "process_index")
         if index is None or not 0 <= index < _MOST_PROCESSES:
             raise RefusedError("garbage")
-        numbers = [_integer(message, name) or 0 for name in ("pid", "companion")]
-        return cls(index, _text(message, "host") or "", *numbers)
+        numbers = [_integer(message, name) or 0 for name in ("pid", "companion", "processes")]
+        return cls(index, _text(message, "host") or "", *numbers, _text(message, "launch") or "")
 
 
 class JobState(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from cloud_tpu_diagnostics._fast_fail.hub import Hub
-from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER, Address, Meeting, launcher_token
+from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER, Address, Meeting, launch_id, launcher_token
 from cloud_tpu_diagnostics._fast_fail.member import Member
 from cloud_tpu_diagnostics._fast_fail.messages import TOKEN_BYTES
 from cloud_tpu_diagnostics._fast_fail.reports import Event, Hello, JobState
@@ -74,10 +74,13 @@ class Star:
     def handle(self, message: Mapping[str, Any]) -> None:
         """Take a message of the job: its position, or where the hub is."""
         if message["kind"] == POSITION and self._hello is None:
-            self._hello = Hello(message["process_index"], self._host, self._pid, os.getpid())
             self.processes = message["processes"]
-            if folder := self._environ.get(FOLDER):
-                self._meeting = Meeting(folder, self._job, str(message.get("attempt") or ""))
+            folder = self._environ.get(FOLDER)
+            launch = launch_id(self._environ) if folder else ""
+            own = (message["process_index"], self._host, self._pid, os.getpid())
+            self._hello = Hello(*own, self.processes, launch)
+            if folder and launch:  # Without an id the job warns.
+                self._meeting = Meeting(folder, self._job, launch, str(message.get("attempt") or ""))
             if self._hello.process_index == 0:
                 self._start_hub(self._hello, str(message.get("address") or "127.0.0.1"))
         elif message["kind"] == PUBLISHED:
