@@ -48,8 +48,9 @@ def test_the_slow_host_has_a_long_time_of_its_own_and_the_others_wait() -> None:
     assert [each["wait_seconds"]["p50"] for each in found] == [0.002, 0.053]
     assert (found[0]["first_step"], found[0]["last_step"], found[0]["count"]) == (0, 19, 20)
     # All hosts return from the wait of a step at once: a clock that they share.
-    assert (found[0]["return_step"], found[0]["return_ns"]) == (19, _OFFSET_NS + 20 * 59 * MS)
-    assert found[0]["return_ns"] == found[1]["return_ns"]
+    assert (found[0]["return_step"], found[0]["return_ns"]) == (0, _OFFSET_NS + 59 * MS)
+    assert found[0]["returns"] == [[16, _OFFSET_NS + 17 * 59 * MS], [8, _OFFSET_NS + 9 * 59 * MS]]
+    assert (found[0]["return_ns"], found[0]["returns"]) == (found[1]["return_ns"], found[1]["returns"])
 
 
 def test_data_that_is_loaded_after_the_wait_is_time_of_the_host() -> None:
@@ -64,7 +65,7 @@ def test_data_that_is_loaded_after_the_wait_is_time_of_the_host() -> None:
     assert found["data_seconds"]["p50"] == 0.065
     assert found["wait_seconds"]["p50"] == 0.02
     assert found["own_seconds"]["p50"] == 0.071
-    assert found["return_ns"] == _OFFSET_NS + (5 * 91 + 25) * MS
+    assert (found["return_step"], found["return_ns"]) == (0, _OFFSET_NS + 25 * MS)
 
 
 def test_saves_and_evaluations_count_as_pauses_and_not_as_steps() -> None:
@@ -96,7 +97,24 @@ def test_a_loop_that_waits_every_ten_steps_is_summed_over_them() -> None:
     assert found is not None
     assert found["own_seconds"]["sum"] == 30 * 0.006
     assert found["wait_seconds"]["sum"] == 3 * 0.41
-    assert found["return_step"] == 29
+    assert [found["return_step"], *(step for step, _ in found["returns"])] == [9, 29, 19]
+
+
+def test_a_step_with_two_waits_has_one_return_and_it_is_kept_until_a_step_is_complete() -> None:
+    summaries, host = StepSummaries(0.0), Host()
+    host.mark("step", 4, lasts_ms=5)
+    for _ in range(2):
+        host.mark("sync", 4, lasts_ms=10)
+        host.mark("data", 4, lasts_ms=20_000)
+    summaries.add(host.states, 0)
+    assert summaries.take(10.0, 0) is None
+    host.states.clear()
+    host.mark("step", 5)
+    summaries.add(host.states, 0)
+    found = summaries.take(20.0, 0)
+    assert found is not None
+    assert (found["return_step"], found["return_ns"]) == (4, 15 * MS)
+    assert "returns" not in found
 
 
 def test_a_wait_that_an_exception_ends_is_no_clock() -> None:
@@ -107,7 +125,8 @@ def test_a_wait_that_an_exception_ends_is_no_clock() -> None:
     host.mark("ended", 2)
     found = host.summary()
     assert found is not None
-    assert (found["last_step"], found["return_step"]) == (1, 1)
+    assert (found["last_step"], found["return_step"], found["returns"][0][0]) == (1, 0, 1)
+    assert len(found["returns"]) == 1
 
 
 def test_without_a_mark_of_the_wait_only_whole_steps_are_known() -> None:

@@ -45,6 +45,7 @@ __all__ = [
     "JOB_ENDED",
     "LEFT_BLOCK",
     "LOG_ID",
+    "MOST_RETURNS",
     "PROCESS_STATE",
     "SIGNAL",
     "SIGTERM_HANDLER",
@@ -52,6 +53,7 @@ __all__ = [
     "STEP_SUMMARY",
     "VERB",
     "entry",
+    "return_rank",
 ]
 
 LOG_ID: Final = "tpu.googleapis.com/runtime_monitor"
@@ -71,6 +73,10 @@ SIGNAL: Final = "signal"
 SIGTERM_HANDLER: Final = "sigterm_handler"
 JOB_ENDED: Final = "job_ended"
 
+MOST_RETURNS: Final = 3
+"""The returns from waits in a `step_summary`."""
+_STEP_BITS: Final = 64
+
 
 def entry(kind: str, message: str, **fields: Any) -> dict[str, Any]:
     """Return the payload of an entry.
@@ -86,3 +92,13 @@ def entry(kind: str, message: str, **fields: Any) -> dict[str, Any]:
         "message": message,
         **{name: value for name, value in fields.items() if value is not None},
     }
+
+
+def return_rank(step: int) -> int:
+    """Return the rank of a step among those of which a summary has the return from a wait: the lowest ones.
+
+    It is the number with the bits in reverse order: a step with more zeros at its end is before one with fewer. Of any
+    2^n steps at equal distances one is before the others of that range and its surroundings, so that hosts with
+    windows of that length select the same one, whenever these begin; also if a loop waits in each tenth step only.
+    """
+    return int(f"{step % 2**_STEP_BITS:0{_STEP_BITS}b}"[::-1], 2)

@@ -8,18 +8,20 @@ A step in which the job saves or evaluates does not count, since its time is not
 and how long that takes, is in `pauses`.
 
 The return from a wait is a clock that all hosts share: a collective ends everywhere together. So the summary has the
-time of one return, on the host's clock, with its step.
+times of some returns, on the host's clock, with their steps: by `entries.return_rank`, so that all hosts select returns
+of the same steps, though each begins its ten seconds at another time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from heapq import heappush, heappushpop
 from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common.progress import Progress
 
-from cloud_tpu_diagnostics.entries import STEP_SUMMARY, entry
+from cloud_tpu_diagnostics.entries import MOST_RETURNS, STEP_SUMMARY, entry, return_rank
 
 __all__ = ["INTERVAL_SECONDS", "StepSummaries"]
 
@@ -58,8 +60,9 @@ class StepSummaries:
         self._lost_marks = 0
         self._pauses_ns: dict[str, list[int]] = {}
         """The durations of saves and evaluations, by phase; each until the next report of another phase."""
-        self._return: tuple[int, int] | None = None
-        """The last return from a wait: the step that it ended, and the monotonic time."""
+        self._returns: list[tuple[int, int, int]] = []
+        """A heap of the first returns from waits in a step: the rank, negative, the step, and the monotonic time."""
+        self._returned_step: int | None = None
 
     def add(self, states: Iterable[Progress], lost: int) -> None:
         """Add what the job has published since.
@@ -88,9 +91,9 @@ class StepSummaries:
         self._next_summary = now + INTERVAL_SECONDS
         steps, self._steps = self._steps, []
         lost, self._lost_marks = self._lost_marks, 0
-        returned, self._return = self._return, None
         if not steps:
             return None
+        returns, self._returns = sorted(self._returns, reverse=True), []
         pauses, self._pauses_ns = self._pauses_ns, {}
         fields: dict[str, Any] = {
             "first_step": steps[0].number,
@@ -103,8 +106,11 @@ class StepSummaries:
         if self._has_sync:
             fields["own_seconds"] = _summary([step.wall_ns - step.wait_ns for step in steps])
             fields["wait_seconds"] = _summary([step.wait_ns for step in steps])
-        if returned is not None:
-            fields |= {"return_step": returned[0], "return_ns": returned[1] + wall_offset_ns}
+        if returns:
+            (step, time_ns), *others = ((step, time_ns + wall_offset_ns) for _, step, time_ns in returns)
+            fields |= {"return_step": step, "return_ns": time_ns}
+            if others:
+                fields["returns"] = [list(each) for each in others]
         if lost:
             fields["lost_marks"] = lost
         if pauses:
@@ -122,7 +128,7 @@ class StepSummaries:
             elif last.phase == "sync":
                 self._wait_ns += since_last_ns
                 if started.step is not None and state.phase in _AFTER_A_WAIT:
-                    self._return = started.step, state.monotonic_ns
+                    self._add_return(started.step, state.monotonic_ns)
         if last is not None and last.phase in _PAUSES:
             self._add_pause(last.phase, state.monotonic_ns - last.monotonic_ns, is_same=self._is_in_pause)
         self._is_in_pause = last is not None and last.phase in _PAUSES and state.phase == last.phase
@@ -133,6 +139,16 @@ class StepSummaries:
             self._has_sync = True
         elif state.phase not in _WITHIN_STEPS:
             self._open = None  # A save, an evaluation, a compilation: not the time of a step.
+
+    def _add_return(self, step: int, time_ns: int) -> None:
+        if step == self._returned_step:  # A further wait of the step: the first one is that of each host.
+            return
+        self._returned_step = step
+        returned = -return_rank(step), step, time_ns
+        if len(self._returns) < MOST_RETURNS:
+            heappush(self._returns, returned)
+        else:
+            heappushpop(self._returns, returned)
 
     def _add_pause(self, phase: str, duration_ns: int, *, is_same: bool) -> None:
         durations_ns = self._pauses_ns.setdefault(phase, [])
