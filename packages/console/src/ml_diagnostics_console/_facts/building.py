@@ -256,7 +256,7 @@ def _with_life(process: ProcessFacts, life: Life) -> ProcessFacts:
         hangs=hangs,
         stacks=life.stacks(),
         kernel_states=tuple(life.kernel_states),
-        summaries=tuple(life.summaries),
+        summaries=life.summaries,
         compiles=tuple(life.compiles),
         signals=tuple(life.signals),
         sigterm_handlers=tuple(life.sigterm_handlers),

@@ -29,9 +29,9 @@ from ml_diagnostics_console._facts.facts import (
     Pause,
     Signal,
     SigtermHandler,
-    StepSummary,
     Times,
 )
+from ml_diagnostics_console._facts.summaries import Summaries
 from ml_diagnostics_console.verdict import Ref
 
 __all__ = ["Life", "Lives", "ref_of"]
@@ -44,8 +44,6 @@ _AFTER_END: Final = frozenset(
 _MOST_STACKS: Final = 12
 _MOST_HANGS: Final = 64
 _MOST_COMPILES: Final = 4_096
-_MOST_SUMMARIES: Final = 8_192
-"""A day of one process; of a longer life the last ones count, and the first ones are the baseline."""
 _MOST_FRAMES: Final = 64
 _MOST_SAYS: Final = 300
 
@@ -90,7 +88,7 @@ class Life:
         self.hangs: list[HangVerdict] = []
         self.kernel_states: list[KernelState] = []
         self.compiles: deque[CompileBatch] = deque(maxlen=_MOST_COMPILES)
-        self.summaries: deque[StepSummary] = deque(maxlen=_MOST_SUMMARIES)
+        self.summaries = Summaries()
         self.signals: list[Signal] = []
         self.sigterm_handlers: list[SigtermHandler] = []
         self.console: dict[tuple[str, str], ConsoleText] = {}
@@ -159,25 +157,10 @@ class Life:
         steps, wall = natural_number(payload.get("count")), _times(payload.get("wall_seconds"))
         if first is None or last is None or not steps or wall is None:
             return
-        self.step = last, entry
         own, data, wait = (_times(payload.get(f"{name}_seconds")) for name in ("own", "data", "wait"))
-        return_step, return_ns = natural_number(payload.get("return_step")), natural_number(payload.get("return_ns"))
-        self.summaries.append(
-            StepSummary(
-                entry.timestamp_ns,
-                first,
-                last,
-                steps,
-                wall,
-                own,
-                data,
-                wait,
-                return_step,
-                return_ns,
-                ref_of(entry),
-                _pauses(payload.get("pauses")),
-            )
-        )
+        pauses = _pauses(payload["pauses"]) if "pauses" in payload else ()
+        if self.summaries.add(entry, (first, last, steps), (wall, own, data, wait), _returns(payload), pauses):
+            self.step = last, entry
 
     def _add_compiles(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
         functions = payload.get("functions")
@@ -366,8 +349,17 @@ def _times(value: object) -> Times | None:
     try:
         found = Times(value["sum"], value["p50"], value["p95"], value["max"])
         return found if math.isfinite(found.sum + found.p50 + found.p95 + found.max) else None
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, OverflowError):
         return None
+
+
+def _returns(payload: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the returns from waits of a summary, with their steps."""
+    step, time_ns = natural_number(payload.get("return_step")), natural_number(payload.get("return_ns"))
+    if step is None or time_ns is None:
+        return []
+    others = _pairs(payload["returns"]) if "returns" in payload else ()
+    return [(step, time_ns), *others]
 
 
 def _pairs(value: object) -> tuple[tuple[int, int], ...]:

@@ -48,6 +48,9 @@ def _time_of(process: ProcessFacts, step: int, curves: Iterable[Curve]) -> int |
     for summary in process.summaries:
         if summary.return_step == step and summary.return_ns is not None:
             return summary.return_ns
+        for returned, time_ns in summary.returns:
+            if returned == step:
+                return time_ns
     for summary in process.summaries:
         if summary.first_step <= step <= summary.last_step:
             return _within(summary, step)

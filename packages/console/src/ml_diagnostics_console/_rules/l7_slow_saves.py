@@ -88,8 +88,8 @@ def _saves(process: ProcessFacts) -> _Saves | None:
     pauses = [
         (pause, summary) for summary in process.summaries for pause in summary.pauses if pause.phase == _CHECKPOINT
     ]
-    wall = sum(summary.wall.sum for summary in process.summaries)
-    if not pauses or wall <= 0:
+    wall = sum(summary.wall.sum for summary in process.summaries) if pauses else 0.0
+    if wall <= 0:
         return None
     longest, summary = max(pauses, key=lambda pair: pair[0].max)
     saves, total = sum(pause.times for pause, _ in pauses), sum(pause.sum for pause, _ in pauses)

@@ -39,10 +39,10 @@ def part_of(facts: Facts) -> Part:
     return Part.CONTRIBUTING if has_failed or stuck_job(facts) is not None else Part.INITIATING
 
 
-def steady(process: ProcessFacts, most: int = _MOST_ROWS) -> tuple[StepSummary, ...]:
+def steady(process: ProcessFacts, most: int = _MOST_ROWS) -> Sequence[StepSummary]:
     """Return the last summaries of a process, without the first one if there are enough."""
-    summaries = process.summaries[1:] if len(process.summaries) > _WITH_FIRST else process.summaries
-    return summaries[-most:]
+    count = len(process.summaries)
+    return process.summaries[max(1 if count > _WITH_FIRST else 0, count - most) :]
 
 
 def step_seconds(summaries: Sequence[StepSummary]) -> float:
