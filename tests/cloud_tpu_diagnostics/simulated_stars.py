@@ -236,7 +236,8 @@ def clean_end(job: Job, start: float, draw: random.Random) -> None:
     """All have done their last step, and end in any order, some without leaving their block."""
     last = max((process.step or 0) for process in job.processes) + int(start / job.processes[0].step_seconds) + 5
     for index in _all(job):
-        job.at(start, lambda index=index: _finish(job, index, last))  # type: ignore[misc]
+        own_last = last + draw.choice([0, 0, 0, 1, 5])  # Loops need not be equal.
+        job.at(start, lambda index=index, own_last=own_last: _finish(job, index, own_last))  # type: ignore[misc]
         _end_well(job, index, start + draw.uniform(0, 60), draw)
 
 
