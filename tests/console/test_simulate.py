@@ -192,6 +192,36 @@ def test_it_records_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert not list(folder.glob("simulate-*"))
 
 
+_SHOWS_CREDENTIALS = """
+import os
+from pathlib import Path
+names = ("AWS_PROFILE", "KUBECONFIG", "NO_GCE_CHECK")
+print((Path.home() / ".config/gcloud/application_default_credentials.json").exists(), *map(os.environ.get, names))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "shown", "line", "access"),
+    [
+        ([], "False None None true", "credentials: none", "gets no credentials for it"),
+        (["--credentials"], "True production /k None", "credentials of this shell", "may read, overwrite or delete it"),
+    ],
+)
+def test_a_rehearsal_has_the_credentials_of_the_user_only_if_they_are_asked_for_and_warns_of_buckets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], shown: str, line: str, access: str
+) -> None:
+    key = tmp_path / ".config" / "gcloud" / "application_default_credentials.json"
+    key.parent.mkdir(parents=True)
+    key.write_text("{}")
+    monkeypatch.setenv("AWS_PROFILE", "production")
+    monkeypatch.setenv("KUBECONFIG", "/k")
+    monkeypatch.delenv("NO_GCE_CHECK", raising=False)
+    done = simulate(tmp_path, *options, "--", "python", "-c", _SHOWS_CREDENTIALS, "gs://prod/checkpoints")
+    assert f"| {shown}" in done.stdout
+    assert line in done.stderr
+    assert f"gs://prod/checkpoints is real: the rehearsal {access}" in done.stderr
+
+
 # --- Restarts -----------------------------------------------------------------------------------------
 
 _FAILS_ONCE = """

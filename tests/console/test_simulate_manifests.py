@@ -22,12 +22,14 @@ from ml_diagnostics_console.verdict import Blame, Verdict, VerdictClass
 from .simulated_jobs import JOBSET, job
 
 SETTINGS = Settings(
-    shell={"PATH": "/bin", "SECRET": "1", "HOME": "/home/user"},
+    shell={"PATH": "/bin", "SECRET": "1", "HOME": "/home/user", "AWS_PROFILE": "production", "CONDA_TOKEN": "t"},
     directory="/diagnostics",
     folder="/folder",
     launcher="/launcher",
     created="2026-11-27T18:00:00Z",
     here="/here",
+    home="/diagnostics/home",
+    user_base="/home/user/.local",
 )
 
 
@@ -82,7 +84,42 @@ def test_a_pod_gets_no_secret_of_the_shell() -> None:
     variables = launch(parse(JOBSET)).variables
     assert "SECRET" not in variables
     assert "HF_TOKEN" not in variables
-    assert (variables["PATH"], variables["HOME"]) == ("/bin", "/home/user")
+    assert not {"AWS_PROFILE", "CONDA_TOKEN"} & set(variables)
+    assert (variables["PATH"], variables["HOME"]) == ("/bin", "/diagnostics/home")
+    assert variables["PYTHONUSERBASE"] == "/home/user/.local"
+    assert (variables["NO_GCE_CHECK"], variables["GCE_METADATA_HOST"]) == ("true", "127.0.0.1:9")
+
+
+def test_credentials_are_passed_if_the_user_wants_it() -> None:
+    with_credentials = Settings(**{**vars(SETTINGS), "home": ""})
+    variables = launch(parse(JOBSET), settings=with_credentials).variables
+    assert (variables["HOME"], variables["AWS_PROFILE"]) == ("/home/user", "production")
+    assert "NO_GCE_CHECK" not in variables
+
+
+CREDENTIALS_IN_THE_MANIFEST = (
+    "args: [--checkpoints=gs://prod/run-7/, 's3://data/a,s3://data/b']\n"
+    "env: [{name: WANDB_API_KEY, value: abc}, {name: GOOGLE_APPLICATION_CREDENTIALS, value: /key.json}, "
+    "{name: AWS_REGION, value: us-east-1}, {name: HOME, value: /root}, {name: OUT, value: gs://prod/out}]"
+)
+
+
+def test_credentials_of_the_manifest_are_left_out_and_named_unless_they_are_given() -> None:
+    workload = parse(job("[x]", container=CREDENTIALS_IN_THE_MANIFEST))
+    made = launch(workload, settings=Settings(**{**vars(SETTINGS), "given": {"WANDB_API_KEY": "mine"}}))
+    assert "GOOGLE_APPLICATION_CREDENTIALS" not in made.variables
+    assert made.variables["WANDB_API_KEY"] == "mine"
+    assert (made.variables["AWS_REGION"], made.variables["HOME"]) == ("us-east-1", "/diagnostics/home")
+    assert any(
+        "variable GOOGLE_APPLICATION_CREDENTIALS: a rehearsal gets no credentials" in each for each in made.notes
+    )
+    kept = launch(workload, settings=Settings(**{**vars(SETTINGS), "home": ""})).variables
+    assert kept["GOOGLE_APPLICATION_CREDENTIALS"] == "/key.json"
+
+
+def test_buckets_in_the_command_and_the_variables_are_found() -> None:
+    made = launch(parse(job("[x]", container=CREDENTIALS_IN_THE_MANIFEST)))
+    assert made.buckets == ("gs://prod/run-7/", "s3://data/a", "s3://data/b", "gs://prod/out")
 
 
 def test_a_given_variable_wins() -> None:

@@ -76,6 +76,12 @@ class SimulateCommand:
             "--volume", metavar="NAME=DIR", action="append", type=_pair, default=[], help="use a folder as a volume"
         )
         parser.add_argument(
+            "--credentials",
+            action="store_true",
+            help="pass HOME and the credentials of this shell to the job, which may then read, overwrite and delete "
+            "real checkpoints (default: an empty HOME, and no credentials)",
+        )
+        parser.add_argument(
             "--kubernetes",
             metavar="CONTEXT",
             help="compare requests with the nodes of this cluster, by kubectl (default: with known machine types)",
@@ -109,6 +115,7 @@ class SimulateCommand:
             variables=dict(options.env),
             volumes=volumes,
             found=found,
+            has_credentials=options.credentials,
         )
         return Rehearsal(plan, console).run()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from google_cloud_mldiagnostics import injection
+from ml_diagnostics_common.redaction import is_secret_key, redact_text
 
 from ml_diagnostics_console._simulate.manifest import Job, Workload
 from ml_diagnostics_console._simulate.variables import Pod, Sources, expanded, variables_of
@@ -27,6 +28,22 @@ _KEPT: Final = re.compile(
     re.ASCII,
 )
 """Variables that a container's image has as well, and those by which this machine reaches the network."""
+_CREDENTIALS: Final = re.compile(
+    r"GOOGLE_(?!CLOUD_PROJECT\Z|CLOUD_REGION\Z|CLOUD_ZONE\Z)\w*CREDENTIALS\w*|CLOUDSDK_\w+|AWS_(?!(?:DEFAULT_)?REGION\Z)\w+"
+    r"|AZURE_\w+|BOTO_CONFIG|BOTO_PATH|KUBECONFIG|HF_TOKEN\w*|HUGGING_FACE_HUB_TOKEN\w*|WANDB_API_KEY|NETRC|RCLONE_\w+",
+    re.ASCII,
+)
+"""Variables with credentials, or with the path of a file that has them; further ones the redactor knows by name."""
+_UNREACHABLE: Final = "127.0.0.1:9"
+_NO_METADATA: Final = {
+    "NO_GCE_CHECK": "true",
+    "GCE_METADATA_HOST": _UNREACHABLE,
+    "GCE_METADATA_IP": _UNREACHABLE,
+    "GCE_METADATA_ROOT": _UNREACHABLE,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+"""A virtual machine gets credentials from a server: Google's libraries and TensorStore ask here, where nothing is."""
+_BUCKET: Final = re.compile(r"(?:gs|s3)://[^\s\"'`,;()<>\[\]{}]+", re.ASCII)
 _NOT_FOR_CPU: Final = re.compile(r"--(?:xla_tpu_|xla_jf_|xla_sc_|megascale_)\S*")
 """Flags that XLA ends the process for on a CPU, since it does not know them there."""
 _DEVICES: Final = "--xla_force_host_platform_device_count"
@@ -49,6 +66,8 @@ class Settings:
         created: When the workload was created, as the API server writes it.
         here: The current folder.
         may_exit: True if the fault `exit` may be injected.
+        home: An empty folder that is HOME, and no credentials are passed on; empty keeps HOME and credentials.
+        user_base: The folder with packages that the user has installed for himself, which Python finds by HOME.
     """
 
     shell: Mapping[str, str]
@@ -61,6 +80,8 @@ class Settings:
     volumes: Mapping[str, str] = field(default_factory=dict)
     devices: int | None = None
     may_exit: bool = False
+    home: str = ""
+    user_base: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,6 +94,7 @@ class Launch:
         python_path: PYTHONPATH of the command alone: the launcher is its first folder.
         directory: The folder that it starts in.
         notes: Differences to a cluster, for the user.
+        buckets: The addresses of buckets in its command line and in the variables of the pod.
     """
 
     command: tuple[str, ...]
@@ -80,6 +102,7 @@ class Launch:
     python_path: str
     directory: str
     notes: tuple[str, ...]
+    buckets: tuple[str, ...] = ()
 
 
 def group_of(pod: Pod, pods: Sequence[Pod]) -> list[Pod]:
@@ -133,8 +156,12 @@ def launch_of(sources: Sources, pods: Sequence[Pod], address: str, settings: Set
         sources.notes.append(f"addresses of pods are {_LOOPBACK} here: {', '.join(sorted(changed.addresses))}")
     if "JAX_COORDINATOR_ADDRESS" not in settings.given:
         made["JAX_COORDINATOR_ADDRESS"] = address
-    kept = {name: value for name, value in settings.shell.items() if _KEPT.fullmatch(name)}
-    merged = {**kept, **made, **_of_backend(made, pod.job, settings, sources.notes)}
+    texts = [*command, *made.values()]
+    merged = {
+        **_of_shell(settings),
+        **_without_credentials(made, settings, sources.notes),
+        **_of_backend(made, pod.job, settings, sources.notes),
+    }
     merged |= {
         "ML_DIAGNOSTICS_DIR": settings.directory,
         "ML_DIAGNOSTICS_ATTEMPT": str(sources.attempt),
@@ -152,7 +179,37 @@ def launch_of(sources: Sources, pods: Sequence[Pod], address: str, settings: Set
     }
     folders = [settings.launcher, merged.get("PYTHONPATH", "")]
     where = changed.apply(directory)
-    return Launch(tuple(command), merged, ":".join(filter(None, folders)), where or settings.here, tuple(sources.notes))
+    return Launch(
+        command=tuple(command),
+        variables=merged,
+        python_path=":".join(filter(None, folders)),
+        directory=where or settings.here,
+        notes=tuple(sources.notes),
+        buckets=tuple(dict.fromkeys(redact_text(found) for text in texts for found in _BUCKET.findall(text))),
+    )
+
+
+def _is_credential(name: str) -> bool:
+    return _CREDENTIALS.fullmatch(name) is not None or is_secret_key(name)
+
+
+def _of_shell(settings: Settings) -> dict[str, str]:
+    """Return the variables that a pod gets from this shell: without credentials, unless they are to be kept."""
+    if not settings.home:
+        return {name: value for name, value in settings.shell.items() if _KEPT.fullmatch(name) or _is_credential(name)}
+    kept = {name: value for name, value in settings.shell.items() if _KEPT.fullmatch(name) and not _is_credential(name)}
+    base = {"PYTHONUSERBASE": settings.user_base} if settings.user_base else {}
+    return {**kept, **base, "HOME": settings.home, **_NO_METADATA}
+
+
+def _without_credentials(made: Mapping[str, str], settings: Settings, notes: list[str]) -> dict[str, str]:
+    """Return the variables of a pod without the credentials that its manifest has; `--env` is the user's own choice."""
+    found = dict(made)
+    for name in made:
+        if settings.home and name not in settings.given and (_is_credential(name) or name in (*_NO_METADATA, "HOME")):
+            del found[name]
+            notes.append(f"variable {name}: a rehearsal gets no credentials; give it with --env {name}=VALUE")
+    return found
 
 
 def _of_cluster(sources: Sources, pods: Sequence[Pod]) -> dict[str, str]:

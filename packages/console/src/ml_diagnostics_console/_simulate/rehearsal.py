@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shlex
+import site
 import tempfile
 import time
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ MOST_PODS: Final = 64
 _COLORS: Final = ("36", "33", "35", "32", "34", "31", "96", "93", "95", "92", "94", "91")
 """Colors of pods, on a terminal."""
 _LONGEST_NAME: Final = 60
+_MOST_BUCKETS: Final = 20
 _NOTHING: Final = (
     "Unknown: the job has recorded nothing so far.\n  next    wrap its training in ml_diagnostics.instrument(), or in "
     "cloud_tpu_diagnostics.diagnose()"
@@ -53,6 +55,7 @@ class Plan:
         variables: Variables of all pods.
         volumes: Folders by the name of the volume.
         found: Findings from before the start.
+        has_credentials: True if processes get HOME and the credentials of this shell.
     """
 
     workload: Workload
@@ -64,6 +67,7 @@ class Plan:
     variables: dict[str, str] = field(default_factory=dict)
     volumes: dict[str, str] = field(default_factory=dict)
     found: Sequence[Verdict] = ()
+    has_credentials: bool = False
 
 
 class Rehearsal:
@@ -109,7 +113,7 @@ class Rehearsal:
                 # Its end by the time limit would hide what is wrong with a job that still runs.
                 at_limit=lambda: self._examine(()),
             )
-            self._announce()
+            self._announce(simulation.buckets)
             outcome = simulation.run()
         return self._end(outcome)
 
@@ -123,6 +127,10 @@ class Rehearsal:
 
     def _settings(self, folder: Path) -> Settings:
         plan = self._plan
+        home = ""
+        if not plan.has_credentials:
+            home = str(self._directory / "home")
+            os.mkdir(home, 0o700)  # noqa: PTH102 (a text of a variable)
         return Settings(
             shell=dict(os.environ),
             directory=str(self._directory),
@@ -134,18 +142,29 @@ class Rehearsal:
             volumes=plan.volumes,
             devices=plan.devices,
             may_exit=any(fault.kind == "exit" for fault in plan.faults),
+            home=home,
+            user_base=site.getuserbase(),
         )
 
     def _notify(self, text: str) -> None:
         self._console.notify(text if text.startswith("ignored:") else f"simulate: {text}")
 
-    def _announce(self) -> None:
+    def _announce(self, buckets: Sequence[str]) -> None:
         workload = self._plan.workload
         kind = "" if workload.kind == "command" else f"{workload.kind} "
         processes = format_count(len(self._pods), "process", "processes")
         limit = format_duration(self._plan.time_limit_seconds)
         where = f"it records in {self._directory}"
         self._notify(f"{kind}{workload.name} as {processes} of this machine, for at most {limit}; {where}")
+        if self._plan.has_credentials:
+            self._notify("credentials: its processes have your HOME and the credentials of this shell")
+        else:
+            self._notify("credentials: none; HOME is an empty folder, and --credentials passes yours")
+        access = "may read, overwrite or delete it" if self._plan.has_credentials else "gets no credentials for it"
+        for bucket in buckets[:_MOST_BUCKETS]:
+            self._console.warn(f"{bucket} is real: the rehearsal {access}")
+        if len(buckets) > _MOST_BUCKETS:
+            self._console.warn(f"{len(buckets) - _MOST_BUCKETS} more addresses of buckets are real")
 
     # --- The end --------------------------------------------------------------------------------------
 

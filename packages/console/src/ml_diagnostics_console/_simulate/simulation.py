@@ -103,8 +103,10 @@ class Simulation:
         self._noted: set[str] = set()
         self._job_started: dict[str, float] = {}
         self.outcome = Outcome()
-        for pod in self.pods:
-            self._launch(pod, 0)  # A mistake in the manifest is reported before anything is started.
+        # A mistake in the manifest is reported before anything is started.
+        launches = [self._launch(pod, 0) for pod in self.pods]
+        self.buckets = tuple(dict.fromkeys(bucket for launch in launches for bucket in launch.buckets))
+        """The addresses of buckets that pods get."""
 
     def run(self) -> Outcome:
         """Run the job to its end, its time limit, or the first finding that lets it wait for ever."""
