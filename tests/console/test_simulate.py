@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.files import share_lock
 
 from ..loopback.kubernetes import KubernetesServer
 from ..terminals import run_in_terminal
@@ -190,6 +191,22 @@ def test_it_records_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert f"export ML_DIAGNOSTICS_DIR={folder}" in done.stderr
     assert (folder / "journal").is_dir()
     assert not list(folder.glob("simulate-*"))
+
+
+def test_the_last_rehearsals_are_kept_and_each_that_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "diagnostics" / "simulated"
+    names = [f"digits-20250101-{number:06}-77" for number in range(25)]
+    for name in ["my notes", *names]:
+        (folder / name / "journal").mkdir(parents=True)
+    running = os.open(folder / names[0], os.O_RDONLY)
+    share_lock(running)
+    try:
+        assert simulate(tmp_path, "--", "true").returncode == 0
+    finally:
+        os.close(running)
+    left = {path.name for path in folder.iterdir()}
+    assert {"my notes", names[0], *names[-19:]} < left
+    assert len(left) == 1 + 1 + 20
 
 
 _SHOWS_CREDENTIALS = """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import re
 import shlex
+import shutil
 import site
 import tempfile
 import time
@@ -16,6 +19,7 @@ from typing import Final
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import DONE, FAILED, UsageError
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.files import share_lock, try_lock
 from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_diagnostics_console._simulate.faults import Fault
@@ -28,12 +32,15 @@ from ml_diagnostics_console._simulate.variables import Pod, pods_of
 from ml_diagnostics_console.report import STYLES, format_report, format_verdict
 from ml_diagnostics_console.verdict import EXIT_CODES, Verdict, VerdictClass
 
-__all__ = ["MOST_PODS", "Plan", "Rehearsal"]
+__all__ = ["MOST_PODS", "Plan", "Rehearsal", "prune"]
 
 MOST_PODS: Final = 64
 _COLORS: Final = ("36", "33", "35", "32", "34", "31", "96", "93", "95", "92", "94", "91")
 """Colors of pods, on a terminal."""
 _LONGEST_NAME: Final = 60
+_KEPT: Final = 20
+"""Rehearsals that are kept, with their records."""
+_REHEARSAL: Final = re.compile(r".+-([0-9]{8}-[0-9]{6}-[0-9]+)", re.DOTALL)
 _MOST_BUCKETS: Final = 20
 _NOTHING: Final = (
     "Unknown: the job has recorded nothing so far.\n  next    wrap its training in ml_diagnostics.instrument(), or in "
@@ -123,6 +130,9 @@ class Rehearsal:
         name = self._plan.workload.name[:_LONGEST_NAME].replace("/", "-")
         directory = diagnostics_directory() / "simulated" / f"{name}-{started}-{os.getpid()}"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = os.open(directory, os.O_RDONLY)  # Released by the end of this process, whatever ends it.
+        share_lock(self._lock)
+        prune(directory.parent)
         return directory
 
     def _settings(self, folder: Path) -> Settings:
@@ -206,6 +216,29 @@ class Rehearsal:
             verdict_class = verdict_class or doctors
         self._report = lines if lines[-1] else lines[:-1]
         self._code_of_report = EXIT_CODES[verdict_class or VerdictClass.UNKNOWN]
+
+
+def prune(folder: Path, most: int = _KEPT) -> None:
+    """Remove the oldest rehearsals, but none that runs; folders with other names stay.
+
+    Args:
+        folder: The folder of rehearsals.
+        most: The number of those that are kept.
+    """
+    with contextlib.suppress(OSError):
+        found = [(made[1], path) for path in folder.iterdir() if (made := _REHEARSAL.fullmatch(path.name))]
+        for _, path in sorted(found)[:-most]:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if try_lock(descriptor):
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 class _Output:
