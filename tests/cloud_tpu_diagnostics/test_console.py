@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,33 @@ def test_it_is_known_by_when_each_line_was_printed() -> None:
     assert file.read(10).data == b"three\nfour"
     assert [position for position, _ in file.read(10).times] == [6, 10]
     assert file.read(after=printed.end).data == b""
+
+
+def test_old_files_are_removed_but_none_of_a_job_that_runs_however_little_it_prints(tmp_path: Path) -> None:
+    folder = tmp_path / "console"
+    silent = Segments(folder / "pod-of-another-node-7.out")  # Known by its lock: no process here has its number.
+    here, ended = os.uname().nodename, subprocess.Popen(["true"])
+    ended.wait()
+    kept = [f"{here}-{os.getpid()}.err", f"{here}-{os.getpid()}.err.1", "pod-of-another-node-7.out.1"]
+    for name in (*kept, f"{here}-{ended.pid}.out", "pod-of-another-node-8.out", "pod-of-another-node-8.out.times"):
+        (folder / name).touch()
+    week_ago = time.time() - 7 * 86_400 - 60
+    started = time.time() - 8 * 86_400
+    for path in folder.iterdir():
+        os.utime(path, (week_ago, week_ago))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("cloud_tpu_diagnostics._console.segments.process_started_ns", _started_of(started))
+        Segments(folder / "new-1.out").close()
+    found = {path.name for path in folder.iterdir() if path.stat().st_mtime < time.time() - 86_400}
+    assert found == {*kept, "pod-of-another-node-7.out", "pod-of-another-node-7.out.times"}
+    silent.close()
+    Segments(folder / "new-2.out").close()  # This process has started after the last write: not the owner.
+    assert not [path for path in folder.iterdir() if path.stat().st_mtime < time.time() - 86_400]
+
+
+def _started_of(started: float) -> Callable[[int], int | None]:
+    """Return the clock of a kernel on which this process has started then, and no other process runs."""
+    return lambda pid: int(started * 1e9) if pid == os.getpid() else None
 
 
 def test_two_segments_of_8_mib_hold_the_last_megabytes(tmp_path: Path) -> None:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import Final
+
+from ml_diagnostics_common.environment import identity
+from ml_diagnostics_common.files import is_held, open_regular, share_lock
+from ml_diagnostics_common.processes import process_started_ns
 
 from cloud_tpu_diagnostics._console.marks import MARK_NS
 
@@ -19,7 +24,10 @@ __all__ = ["SEGMENT_BYTES", "TIMES_SUFFIX", "Segments", "console_directory"]
 TIMES_SUFFIX: Final = ".times"
 SEGMENT_BYTES: Final = 8 * 2**20
 _KEPT_SECONDS: Final = 7 * 86_400.0
-"""Files of earlier jobs are removed after this time, as trace files are."""
+"""Files of jobs that have ended are removed after this time, as trace files are."""
+_ROUNDED_NS: Final = 5_000_000_000
+"""The kernel's time of a start is in whole seconds, and follows changes of the clock."""
+_OWNER: Final = re.compile(r"(?P<host>.+)-(?P<pid>[0-9]{1,10})\..*", re.DOTALL)
 
 
 def console_directory(root: Path | None = None) -> Path:
@@ -113,6 +121,7 @@ class Segments:
 
     def _open(self) -> None:
         self._descriptor, self._bytes = _create(str(self._path)), 0
+        share_lock(self._descriptor)  # No other job removes it while this process lives, however little is printed.
         self._last_mark, self._marked_ns = b"", 0
         with contextlib.suppress(OSError):
             self._times = _create(f"{self._path}{TIMES_SUFFIX}")
@@ -124,7 +133,32 @@ def _create(path: str) -> int:
 
 
 def _prune(folder: Path) -> None:
+    """Remove old files of jobs that have ended: with one file that is in use, all files of its job are."""
+    by_owner: dict[str, list[Path]] = {}
     for file in folder.iterdir():
+        found = _OWNER.fullmatch(file.name)
+        by_owner.setdefault(f"{found['host']}-{found['pid']}" if found else file.name, []).append(file)
+    for files in by_owner.values():
         with contextlib.suppress(OSError):
-            if file.is_file() and time.time() - file.lstat().st_mtime > _KEPT_SECONDS:
-                file.unlink()
+            old = [file for file in files if file.is_file() and time.time() - file.lstat().st_mtime > _KEPT_SECONDS]
+            if old and not _is_in_use(files):
+                for file in old:
+                    file.unlink()
+
+
+def _is_in_use(files: list[Path]) -> bool:
+    """Return True if the process that writes these files lives: it has them locked, or, without locks, still runs."""
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):
+            descriptor = open_regular(file, follow_links=False)
+            try:
+                if is_held(descriptor):
+                    return True
+            finally:
+                os.close(descriptor)
+    found = _OWNER.fullmatch(files[0].name)
+    if found is None or found["host"] != identity().host:
+        return False
+    started_ns = process_started_ns(int(found["pid"]))
+    # A process that started after the last write is another one with the same pid.
+    return started_ns is not None and started_ns <= max(file.lstat().st_mtime_ns for file in files) + _ROUNDED_NS
