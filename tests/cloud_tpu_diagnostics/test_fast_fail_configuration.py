@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from cloud_tpu_diagnostics import diagnose
-from cloud_tpu_diagnostics._collect.fast_fail import refusal
+from cloud_tpu_diagnostics._collect import fast_fail
+from cloud_tpu_diagnostics._collect.fast_fail import JobFastFail, refusal
 from cloud_tpu_diagnostics._config import plan_of
 from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER, LAUNCH
 from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
@@ -166,3 +167,12 @@ print("goes on")
     assert printed.count(f"WARNING Fast-fail does not use {FOLDER}") == 1
     assert f"Set {LAUNCH} to a text" in printed
     assert printed.endswith("goes on\n")
+
+
+def test_the_coordinator_is_asked_seldom_if_process_0_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("JAX_PROCESS_ID", "1"), ("JAX_NUM_PROCESSES", "2"), (FOLDER, "shared"), (LAUNCH, "1")):
+        monkeypatch.setenv(name, value)
+    job = JobFastFail(FastFailConfig(enabled=True), nothing, lambda: None)
+    assert job._search() == 1.0
+    monkeypatch.setattr(fast_fail, "_NO_HUB_SECONDS", 0.0)
+    assert (job._search() or 0.0) >= 60.0

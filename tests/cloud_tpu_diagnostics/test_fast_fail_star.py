@@ -295,6 +295,7 @@ def star(
     messages: list[dict[str, Any]],
     warnings: list[str],
     attempt: str = "3",
+    clock: Callable[[], float] = time.monotonic,
     **environ: str,
 ) -> Star:
     made = Star(
@@ -305,6 +306,7 @@ def star(
         send=messages.append,
         warn=warnings.append,
         environ={LAUNCH: "1", **environ},
+        clock=clock,
     )
     made.handle({"kind": POSITION, "process_index": index, "processes": processes, "attempt": attempt, "address": None})
     return made
@@ -354,6 +356,60 @@ def test_a_file_of_an_earlier_attempt_is_read_again_until_it_is_the_right_one(tm
     wait_until(lambda: drive(hub, member) and member.is_joined)
     assert not warnings
     hub.close()
+    member.close()
+
+
+def test_a_file_of_an_earlier_attempt_does_not_turn_fast_fail_off_before_process_0_starts(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    stale = Address("127.0.0.1", free_port(), "00" * 32)
+    Meeting(str(tmp_path), "job", launch_id({LAUNCH: "1"}), "3").publish(stale, warnings.append)
+    file = wait_until(lambda: next((tmp_path / "fast_fail").glob("*.json"), None))
+    before = file.read_text()
+    clock = Clock()
+    member = star(1, 2, [], warnings, clock=clock, **{FOLDER: str(tmp_path)})
+    wait_until(lambda: member.step(clock()) and member.role)
+    clock.added += 61
+    wait_until(lambda: member.step(clock()) and warnings)
+    assert "so far" in warnings[0]
+    assert not member.is_off
+    hub = star(0, 2, [], [], **{FOLDER: str(tmp_path)})
+    wait_until(lambda: file.read_text() != before)
+    clock.added += 301
+    wait_until(lambda: drive(hub) and member.step(clock()) and member.is_joined)
+    assert len(warnings) == 1
+    hub.close()
+    member.close()
+
+
+def test_a_hub_that_is_not_found_twice_at_the_same_address_turns_fast_fail_off() -> None:
+    warnings: list[str] = []
+    messages: list[dict[str, Any]] = []
+    clock = Clock()
+    member = star(1, 2, messages, warnings, clock=clock)
+    address = Address("127.0.0.1", free_port(), "00" * 32)._asdict()
+    for count in (1, 2):
+        member.handle({"kind": PUBLISHED, **address})
+        member.step(clock())
+        clock.added += 61
+        wait_until(lambda: member.step(clock()) and len(warnings) == count)  # noqa: B023
+        member.handle({"kind": PUBLISHED, **address})
+        member.step(clock())
+        assert member.role == ("" if count == 1 else "member")
+        clock.added += 301
+    assert member.is_off
+    assert warnings[1].startswith("Fast-fail is off in this process: its hub")
+    assert messages == [{"kind": "fast_fail_off"}]
+
+
+def test_a_member_without_a_hub_reads_the_file_seldom_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[object] = []
+    monkeypatch.setattr(Meeting, "read", lambda _, take: reads.append(take))
+    member = star(1, 2, [], [], **{FOLDER: str(tmp_path)})
+    for second in range(3600):
+        member.step(float(second))
+    assert 120 <= len(reads) <= 140
     member.close()
 
 

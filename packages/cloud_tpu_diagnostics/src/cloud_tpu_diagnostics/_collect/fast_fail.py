@@ -28,6 +28,8 @@ _log = job_logger("ml_diagnostics.diagnose")
 _SEARCH_SECONDS: Final = 0.5
 _ASK_SECONDS: Final = 1.0
 """The interval of questions to the coordinator, while the hub has not published its address."""
+_SLOW_ASK_SECONDS: Final = 300.0
+"""The same later: each question of a large job costs the coordinator as many answers as there are processes."""
 _SEARCH_AFTER_FAILURE_SECONDS: Final = 30.0
 _PLAN_SECONDS: Final = 5.0
 """The interval of checks if the program has announced how many steps the job takes, in its first minutes."""
@@ -93,7 +95,7 @@ class JobFastFail:
         elif kind in ("fast_fail_joined", "fast_fail_off"):
             self._is_joined = True
         elif kind == "fast_fail_searching":
-            self._is_joined = False
+            self._is_joined, self._asked_since = False, None
             self._worker.start()
         elif kind == "fast_fail_stack":
             start(self._send_stacks, "cloud-tpu-diagnostics-fast-fail")
@@ -125,15 +127,17 @@ class JobFastFail:
             return self._report_plan()
         self._ask_for_hub()
         self._asked_since = self._asked_since or time.monotonic()
-        if time.monotonic() - self._asked_since >= _NO_HUB_SECONDS and self._published is None:
+        if time.monotonic() - self._asked_since < _NO_HUB_SECONDS:
+            return _ASK_SECONDS
+        if self._published is None:
             warn_once(
                 "no fast-fail in process 0",
-                "Fast-fail is off in this process: process 0 has not published its address for %g s. It must be on in "
-                "every process.",
+                "Fast-fail is off in this process so far: process 0 has not published its address for %g s. It must be "
+                "on in every process.",
                 _NO_HUB_SECONDS,
             )
             flush_in_background()
-        return _ASK_SECONDS
+        return _SLOW_ASK_SECONDS
 
     def _report_plan(self) -> float | None:
         """Send how many steps the job takes: an end before the last one is too early."""

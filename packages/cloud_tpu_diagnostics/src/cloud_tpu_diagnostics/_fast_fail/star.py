@@ -21,6 +21,10 @@ POSITION: Final = "fast_fail_position"
 PUBLISHED: Final = "fast_fail_address"
 """Message of the job, and to it: where the hub is."""
 _READ_SECONDS: Final = 1.0
+_SEARCH_SECONDS: Final = 120.0
+_SLOW_READ_SECONDS: Final = 300.0
+"""The interval of reads, and the pause before another attempt at the same address, after the time of the search."""
+_SLOW_STEP_SECONDS: Final = 5.0
 _LONGEST_SECONDS: Final = 60.0
 _JOIN_SECONDS: Final = 120.0
 """The time after which the hub reports that processes are missing."""
@@ -37,6 +41,7 @@ class Star:
         send: Sends a message to the job.
         warn: Lets the job log a warning.
         environ: The environment variables.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -49,15 +54,20 @@ class Star:
         send: Callable[[dict[str, Any]], object],
         warn: Callable[[str], object],
         environ: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pid, self._host, self._job, self._hang = pid, host, job, hang
-        self._send, self._warn, self._environ = send, warn, environ
+        self._send, self._warn, self._environ, self._clock = send, warn, environ, clock
         self._hello: Hello | None = None
         self._hub: Hub | None = None
         self._member: Member | None = None
         self._address: Address | None = None
         self._found: Address | None = None
         """An address that another thread has read."""
+        self._lost: Address | None = None
+        """An address at which no hub of this job was found: the file may be that of an earlier attempt."""
+        self._searching_since: float | None = None
+        self._retry_at = 0.0
         self._meeting: Meeting | None = None
         self._next_read = 0.0
         self._complete_by: float | None = None
@@ -90,12 +100,12 @@ class Star:
         try:
             token = launcher_token(self._environ)
             key = token or os.urandom(TOKEN_BYTES)
-            self._hub = hub = Hub(address, key, self.processes, hello, hang=self._hang)
+            self._hub = hub = Hub(address, key, self.processes, hello, hang=self._hang, clock=self._clock)
         except (OSError, ValueError) as error:
             self._turn_off(f"cannot listen on {address}: {error}" if isinstance(error, OSError) else str(error))
             return
         self.is_joined = True
-        self._complete_by = time.monotonic() + _JOIN_SECONDS
+        self._complete_by = self._clock() + _JOIN_SECONDS
         published = Address(hub.address, hub.port, None if token else key.hex())
         self._send({"kind": PUBLISHED, **published._asdict()})
         if self._meeting is not None:
@@ -188,16 +198,13 @@ class Star:
             return self._hub.step()
         if self.is_off or self._hello is None or self._hello.process_index == 0:
             return _LONGEST_SECONDS
-        if self._meeting is not None and not self.is_joined and now >= self._next_read:
-            self._next_read = now + _READ_SECONDS
-            self._meeting.read(self._take_found)
-        if self._found is not None and not self.is_joined and self._found != self._address:
-            self._connect(self._found)
-        if self._member is None:
-            return _READ_SECONDS / 4
-        seconds = self._member.step()
-        self._follow(self._member)
-        return seconds if self.is_joined else min(seconds, _READ_SECONDS / 4)
+        if not self.is_joined:
+            self._search(now)
+        if self._member is not None:
+            seconds = self._member.step()
+            self._follow(self._member, now)
+            return seconds if self.is_joined else min(seconds, _READ_SECONDS / 4)
+        return _READ_SECONDS / 4 if self._is_search_new(now) else _SLOW_STEP_SECONDS
 
     def close(self) -> None:
         """Leave the star."""
@@ -215,6 +222,20 @@ class Star:
                 "noticed, and does not end this job: it must be on in all, and they must reach this host."
             )
 
+    def _search(self, now: float) -> None:
+        """Read the file, and connect to the hub; to one that was not found at its address, once more."""
+        if self._searching_since is None:
+            self._searching_since = now
+        if self._meeting is not None and now >= self._next_read:
+            self._next_read = now + (_READ_SECONDS if self._is_search_new(now) else _SLOW_READ_SECONDS)
+            self._meeting.read(self._take_found)
+        is_again = self._member is None and self._found == self._lost and now >= self._retry_at
+        if self._found is not None and (self._found != self._address or is_again):
+            self._connect(self._found)
+
+    def _is_search_new(self, now: float) -> bool:
+        return self._searching_since is None or now - self._searching_since < _SEARCH_SECONDS
+
     def _take_found(self, address: Address) -> None:
         self._found = address
 
@@ -225,19 +246,28 @@ class Star:
             return
         if self._member is not None:
             self._member.close()
-        self._member = Member(address.address, address.port, key, self._hello)
+        self._member = Member(address.address, address.port, key, self._hello, clock=self._clock)
         for event in self._events:
             self._member.add(event)
 
-    def _follow(self, member: Member) -> None:
+    def _follow(self, member: Member, now: float) -> None:
         """Follow the state of the connection, and let the job know: it searches for another hub if this one left."""
         if member.is_joined and not self.is_joined:
             self._send({"kind": "fast_fail_joined"})
         if member.is_over and self.is_joined:
             self._send({"kind": "fast_fail_searching"})
+            self._searching_since, self._next_read = None, now
         self.is_joined = member.is_joined
         if member.lost is not None and not self.is_off:
-            self._turn_off(member.lost)
+            self._lose(member, member.lost, now)
+
+    def _lose(self, member: Member, why: str, now: float) -> None:
+        if member.was_joined or self._lost == self._address:
+            self._turn_off(why)
+            return
+        member.close()
+        self._member, self._lost, self._retry_at = None, self._address, now + _SLOW_READ_SECONDS
+        self._warn(f"Fast-fail is not on in this process so far: {why}. It is tried again; the job continues.")
 
     def _turn_off(self, why: str) -> None:
         self.is_joined, self.is_off = False, True
