@@ -13,7 +13,7 @@ from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stack_groups import is_initialising
 from ml_diagnostics_console._rules.stuck import Kind, StuckJob, missing_of, stuck_job
 from ml_diagnostics_console._rules.stuck_texts import NEEDS, cost_of, evidence_of
-from ml_diagnostics_console._rules.wording import at, hosts_of, indices_of, named
+from ml_diagnostics_console._rules.wording import at, command_line, hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import (
     Blame,
     Confidence,
@@ -164,7 +164,7 @@ def _verdict(
         next=(
             NextCommand("kubectl get pods -o wide", "shows if the missing processes were started, and where"),
             NextCommand(
-                f"mldiagnostics ssh {facts.name} {waiting[0].host} -- env",
+                command_line("mldiagnostics", "ssh", facts.name, waiting[0].host, "--", "env"),
                 "JAX_COORDINATOR_ADDRESS, the number and the index of the processes: compare them with a missing one",
             ),
         ),

@@ -10,7 +10,7 @@ from ml_diagnostics_common.story import Confidence
 from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, ProcessFacts
 from ml_diagnostics_console._rules.pod_reasons import options_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
-from ml_diagnostics_console._rules.wording import clock, hosts_of
+from ml_diagnostics_console._rules.wording import clock, command_line, hosts_of
 from ml_diagnostics_console.verdict import Blame, NextCommand, Ref, Verdict, VerdictClass
 
 OVERLAP_SECONDS = 5.0
@@ -99,8 +99,10 @@ def _environment(facts: Facts, process: ProcessFacts) -> NextCommand:
         pod = cluster.pod_of(process.host, process.index, process.started_ns, process.end.ended_ns)
         if pod is not None and not pod.is_gone:
             options = options_of(cluster, pod.namespace)
-            return NextCommand(f"kubectl exec {pod.name}{options} -- env | grep -E '{_VARIABLES}'", why)
-    return NextCommand(f"mldiagnostics ssh {facts.name} {process.host} -- env | grep -E '{_VARIABLES}'", why)
+            pod_name = command_line(pod.name)
+            return NextCommand(f"kubectl exec {pod_name}{options} -- env | grep -E '{_VARIABLES}'", why)
+    env = command_line("mldiagnostics", "ssh", facts.name, process.host, "--", "env")
+    return NextCommand(f"{env} | grep -E '{_VARIABLES}'", why)
 
 
 RULE = Rule(

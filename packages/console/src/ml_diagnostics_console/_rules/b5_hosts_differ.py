@@ -11,7 +11,7 @@ from ml_diagnostics_common.texts import format_count
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
-from ml_diagnostics_console._rules.wording import hosts_of, indices_of, named, quoted
+from ml_diagnostics_console._rules.wording import command_line, hosts_of, indices_of, named, quoted
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, NotChecked, Ref, Verdict, VerdictClass
 
 __all__ = ["RULE"]
@@ -71,7 +71,7 @@ def _verdict(facts: Facts, differences: Sequence[_Difference]) -> Verdict:
         process_indices=indices_of(first.odd),
         evidence=_evidence(facts, first),
         next=(
-            NextCommand(f"mldiagnostics show {facts.name}", "the versions and configs of the run"),
+            NextCommand(command_line("mldiagnostics", "show", facts.name), "the versions and configs of the run"),
             NextCommand("", f"start {named(first.odd)} with the same image and the same arguments as the others"),
         ),
     )

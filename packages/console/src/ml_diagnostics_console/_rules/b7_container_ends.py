@@ -12,7 +12,7 @@ from ml_diagnostics_console._facts.kubernetes_facts import ContainerEnd, Contain
 from ml_diagnostics_console._rules.pod_reasons import describe_pod, options_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
 from ml_diagnostics_console._rules.waiting import cost_of, pod_ref
-from ml_diagnostics_console._rules.wording import clock
+from ml_diagnostics_console._rules.wording import clock, command_line
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Verdict, VerdictClass
 
 _MEANINGS: Final = {
@@ -100,7 +100,7 @@ def _proof(ended: _Ended) -> str:
 
 def _commands(cluster: KubernetesFacts, ended: _Ended) -> tuple[NextCommand, ...]:
     previous = " --previous" if ended.container.waiting_reason else ""
-    command = f"kubectl logs {ended.pod.name} --container {ended.container.name}{previous}"
+    command = command_line("kubectl", "logs", ended.pod.name, "--container", ended.container.name) + previous
     return (
         NextCommand(command + options_of(cluster, ended.pod.namespace), "shows what it printed"),
         describe_pod(cluster, ended.pod),

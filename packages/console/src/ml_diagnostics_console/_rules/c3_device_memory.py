@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from cloud_tpu_diagnostics.reading import is_compiler
 from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
@@ -16,7 +17,6 @@ from ml_diagnostics_console.verdict import Blame, Ref
 __all__ = ["RULE"]
 
 _METRICS: Final = ("hbm_utilization", "vram_utilization")
-_COMPILING: Final = ("backend_compile", "compile_or_get_cached", "lower_and_compile")
 _TEXTS_OF_COMPILER: Final = ("while compiling", "memory space hbm", "Compile-time", "exceeded hbm capacity")
 """XLA's compiler for TPUs reports a program that does not fit with these."""
 
@@ -50,8 +50,7 @@ def _judge(facts: Facts) -> Judgement:
 
 
 def _is_compiling(process: ProcessFacts) -> bool:
-    frames = [frame.function for raised in process.exception for frame in raised.frames]
-    if any(name.startswith(_COMPILING) for name in frames):
+    if any(is_compiler(frame) for raised in process.exception for frame in raised.frames):
         return True
     return any(text.lower() in title.lower() for title in titles(process) for text in _TEXTS_OF_COMPILER)
 

@@ -12,7 +12,7 @@ from ml_diagnostics_console._rules.causes import Cause, signal_of
 from ml_diagnostics_console._rules.crashes import command, crash, logs_around
 from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
-from ml_diagnostics_console._rules.wording import quoted
+from ml_diagnostics_console._rules.wording import command_line, quoted
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Ref
 
 __all__ = ["RULE"]
@@ -70,10 +70,8 @@ def _judge(facts: Facts) -> Judgement:
 
 
 def _stacks(facts: Facts) -> NextCommand:
-    import shlex
-
-    job = shlex.quote(facts.display_name or facts.name)
-    return NextCommand(f"tpu-stacks show --job {job}", "read the stacks of all threads")
+    job = facts.display_name or facts.name
+    return NextCommand(command_line("tpu-stacks", "show", "--job", job), "read the stacks of all threads")
 
 
 def _fault(process: ProcessFacts) -> MainStack | None:

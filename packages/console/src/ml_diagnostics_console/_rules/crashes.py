@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -13,7 +12,7 @@ from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, Facts, Proce
 from ml_diagnostics_console._rules.causes import exit_code_of, is_fallout, signal_of, titles
 from ml_diagnostics_console._rules.costs import cost_of_failure
 from ml_diagnostics_console._rules.leads import Lead
-from ml_diagnostics_console._rules.wording import at, consequences, hosts_of, indices_of, named, quoted
+from ml_diagnostics_console._rules.wording import at, command_line, consequences, hosts_of, indices_of, named, quoted
 from ml_diagnostics_console.verdict import Blame, NextCommand, Part, Ref, Verdict, VerdictClass
 
 __all__ = ["command", "crash", "error_of", "logs_around", "subject"]
@@ -111,14 +110,14 @@ def error_of(process: ProcessFacts) -> str:
 
 def command(facts: Facts, text: str, why: str) -> NextCommand:
     """Return a command with RUN replaced by the name of the run."""
-    return NextCommand(text.replace("RUN", shlex.quote(facts.name), 1), why)
+    return NextCommand(text.replace("RUN", command_line(facts.name), 1), why)
 
 
 def logs_around(facts: Facts, process: ProcessFacts, why: str = "read what it printed before") -> NextCommand:
     """Return the command that shows the lines of a host around the step in which it ended."""
     step = step_of(process)
     around = "" if step is None else f" --around 'step {step}'"
-    return command(facts, f"mldiagnostics logs RUN --host {shlex.quote(process.host)}{around}", why)
+    return command(facts, f"mldiagnostics logs RUN --host {command_line(process.host)}{around}", why)
 
 
 def _of_ends(lead: Lead) -> Iterable[Ref]:

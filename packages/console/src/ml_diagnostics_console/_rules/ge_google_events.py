@@ -8,7 +8,7 @@ from ml_diagnostics_common.texts import format_count
 from ml_diagnostics_console._facts.facts import Facts, Unknown
 from ml_diagnostics_console._facts.monitored_events import MonitoredEvent
 from ml_diagnostics_console._rules.rule import Judgement, Rule
-from ml_diagnostics_console._rules.wording import clock, quoted
+from ml_diagnostics_console._rules.wording import clock, command_line, quoted
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Part, Verdict, VerdictClass
 
 _LATE_NS = 600_000_000_000
@@ -27,8 +27,9 @@ def judge(facts: Facts) -> Judgement:
     finding = f"{report.analyzer}: {quoted(report.details)}" if report is not None else event.name
     more = f" ({format_count(len(events) - 1, 'other finding')})" if len(events) > 1 else ""
     commands = [NextCommand("", action) for action in (report.actions if report is not None else ())[:1]]
-    name = f"monitored-events describe {event.id} --machine-learning-run={facts.name}"
-    commands.append(NextCommand(f"gcloud alpha mldiagnostics {name}", "shows the whole report"))
+    describe = ("gcloud", "alpha", "mldiagnostics", "monitored-events", "describe", event.id)
+    run = f"--machine-learning-run={facts.name}"
+    commands.append(NextCommand(command_line(*describe, run), "shows the whole report"))
     since = f" since {clock(event.since_ns)}" if event.since_ns is not None else ""
     shown = finding.rstrip(".")
     return Verdict(

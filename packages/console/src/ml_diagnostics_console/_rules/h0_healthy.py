@@ -13,7 +13,7 @@ from ml_diagnostics_console._rules.costs import GOODPUT, report_of
 from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.u0_unknown import signs_of
-from ml_diagnostics_console._rules.wording import clock
+from ml_diagnostics_console._rules.wording import clock, command_line
 from ml_diagnostics_console.verdict import NextCommand, Ref, Verdict, VerdictClass
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _goodput(report: JobReport) -> tuple[str, tuple[NextCommand, ...], tuple[Ref
     """Return the goodput, and the kind of time that costs most, with what saves it."""
     text = f"; goodput {report.goodput_percent:.1f} %"
     ref = Ref(f"goodput/{report.job_name}", GOODPUT, report.end_ns, "", f"goodput {report.goodput_percent:.1f} %")
-    see_report = NextCommand(f"goodput report {report.job_name}", "see where the time goes")
+    see_report = NextCommand(command_line("goodput", "report", report.job_name), "see where the time goes")
     shares = {bucket.name: ns for bucket, ns in report.buckets.items() if bucket.name in _ADVICE and ns > 0}
     if not shares or report.counted_ns <= 0:
         return text, (see_report,), (ref,)

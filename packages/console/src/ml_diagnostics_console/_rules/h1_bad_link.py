@@ -11,7 +11,7 @@ from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.devices import State, began_before_failure, class_of, state_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stuck import stuck_job
-from ml_diagnostics_console._rules.wording import clock
+from ml_diagnostics_console._rules.wording import clock, command_line
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, NotChecked, Part, Verdict, VerdictClass
 
 __all__ = ["RULE"]
@@ -73,7 +73,8 @@ def _judge(facts: Facts) -> Judgement:
                 "", f"replace {first.curve.key.host}, or start the job on other hosts: a link is repaired by a person"
             ),
             NextCommand(
-                f"mldiagnostics metrics {facts.name} {first.curve.key.name}", "all links of all hosts, and since when"
+                command_line("mldiagnostics", "metrics", facts.name, first.curve.key.name),
+                "all links of all hosts, and since when",
             ),
         ),
     )

@@ -13,6 +13,7 @@ from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.devices import held_seconds
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import part_of
+from ml_diagnostics_console._rules.wording import command_line
 from ml_diagnostics_console.verdict import (
     Blame,
     Confidence,
@@ -77,7 +78,8 @@ def _judge(facts: Facts) -> Judgement:
         evidence=tuple(each.curve.ref("last") for each in found[:3]),
         next=(
             NextCommand(
-                f"mldiagnostics metrics {facts.name} {first.curve.key.name} --plot", "since when, and on which chips"
+                command_line("mldiagnostics", "metrics", facts.name, first.curve.key.name, "--plot"),
+                "since when, and on which chips",
             ),
             NextCommand(
                 "", f"report {first.curve.key.host} to its operator: cooling or power; replace it if it stays so"

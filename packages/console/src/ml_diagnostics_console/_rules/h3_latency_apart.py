@@ -14,6 +14,7 @@ from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.robust import LEAST_SCORE, Outlier, high_outliers
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import part_of
+from ml_diagnostics_console._rules.wording import command_line
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, NotChecked, Verdict, VerdictClass
 
 __all__ = ["RULE"]
@@ -87,7 +88,7 @@ def _verdict(facts: Facts, host: str, apart: Sequence[_Apart]) -> Verdict:
         ),
         evidence=tuple(each.curve.ref("last") for each in apart[:3]),
         next=(
-            NextCommand(f"mldiagnostics metrics {facts.name} {worst.name}", "this latency on all hosts"),
+            NextCommand(command_line("mldiagnostics", "metrics", facts.name, worst.name), "this latency on all hosts"),
             NextCommand("", f"replace {host} if its latencies stay apart in the next attempt"),
         ),
     )

@@ -10,7 +10,7 @@ from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.devices import began_before_failure, class_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
-from ml_diagnostics_console._rules.wording import clock
+from ml_diagnostics_console._rules.wording import clock, command_line
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, NotChecked, Part, Verdict, VerdictClass
 
 __all__ = ["RULE"]
@@ -69,7 +69,8 @@ def _judge(facts: Facts) -> Judgement:
         evidence=tuple(error.curve.ref("last", f"{error.curve.key.host}: {error.text}") for error in errors[:3]),
         next=(
             NextCommand(
-                f"mldiagnostics ssh {facts.name} {first.curve.key.host} -- nvidia-smi -q", "the state of its GPUs"
+                command_line("mldiagnostics", "ssh", facts.name, first.curve.key.host, "--", "nvidia-smi", "-q"),
+                "the state of its GPUs",
             ),
             NextCommand("", f"replace {first.curve.key.host}, or reset the GPU, before the next attempt"),
         ),

@@ -20,7 +20,7 @@ from ml_diagnostics_console._rules.stuck_texts import (
     when,
     who_waits,
 )
-from ml_diagnostics_console._rules.wording import clock, hosts_of, indices_of, named
+from ml_diagnostics_console._rules.wording import clock, command_line, hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, Ref, Verdict, VerdictClass
 
 __all__ = ["RULE"]
@@ -102,7 +102,7 @@ def _next(facts: Facts, job: StuckJob, suspect: Suspect) -> tuple[NextCommand, .
     process = suspect.process
     if job.is_over:
         why = f"the last lines of {process.host} before it fell silent"
-        return (NextCommand(f"mldiagnostics logs {facts.name} --host {process.host}", why),)
+        return (NextCommand(command_line("mldiagnostics", "logs", facts.name, "--host", process.host), why),)
     states = suspect.kernel.states if suspect.kernel is not None else ()
     if states[-1:] == ("T",):
         return (shell(facts, process, f"kill -CONT {process.pid}", "lets the stopped process continue"),)

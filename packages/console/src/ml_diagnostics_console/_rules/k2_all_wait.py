@@ -24,7 +24,7 @@ from ml_diagnostics_console._rules.stuck_texts import (
     stacks_command,
     when,
 )
-from ml_diagnostics_console._rules.wording import hosts_of, indices_of, named
+from ml_diagnostics_console._rules.wording import command_line, hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, Ref, Verdict, VerdictClass
 
 __all__ = ["RULE"]
@@ -150,8 +150,10 @@ def _next(facts: Facts, job: StuckJob, devices: _Devices | None) -> tuple[NextCo
     stacks = stacks_command(facts, job.waiting.processes[:1], is_over=job.is_over)
     if devices is not None and not devices.is_late_host:
         why = "start the job without this host; if the next attempt passes this step, replace it"
-        return (NextCommand(f"mldiagnostics metrics {facts.name} {QUEUE}", why), stacks)
-    metrics = NextCommand(f"mldiagnostics metrics {facts.name}", "which host stopped to report metrics first")
+        return (NextCommand(command_line("mldiagnostics", "metrics", facts.name, QUEUE), why), stacks)
+    metrics = NextCommand(
+        command_line("mldiagnostics", "metrics", facts.name), "which host stopped to report metrics first"
+    )
     return (stacks, metrics)
 
 

@@ -19,7 +19,7 @@ from ml_diagnostics_console._rules.stuck_texts import (
     not_checked,
     stacks_command,
 )
-from ml_diagnostics_console._rules.wording import at, hosts_of, indices_of, named
+from ml_diagnostics_console._rules.wording import at, command_line, hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, Ref, Verdict, VerdictClass
 
 __all__ = ["RULE"]
@@ -115,7 +115,7 @@ def _compiled_differently(processes: Sequence[ProcessFacts]) -> _Compiled | None
 
 def _next(facts: Facts, job: StuckJob, processes: Sequence[ProcessFacts]) -> tuple[NextCommand, ...]:
     first = NextCommand(
-        f"mldiagnostics logs {facts.name} --around 'step {job.step or 0}'",
+        command_line("mldiagnostics", "logs", facts.name, "--around", f"step {job.step or 0}"),
         "the first step at which the hosts print different things: a branch on the process index, or different batches",
     )
     return (first, stacks_command(facts, processes, is_over=job.is_over))

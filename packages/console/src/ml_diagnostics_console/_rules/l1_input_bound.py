@@ -11,7 +11,7 @@ from ml_diagnostics_console._facts.facts import Fact, Facts, ProcessFacts
 from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import SUMMARIES, part_of, share_of_data, steady, step_seconds
-from ml_diagnostics_console._rules.wording import hosts_of, indices_of
+from ml_diagnostics_console._rules.wording import command_line, hosts_of, indices_of
 from ml_diagnostics_console.verdict import (
     Blame,
     Confidence,
@@ -87,7 +87,10 @@ def _verdict(facts: Facts, signals: list[_Signal], marks: _Signal | None) -> Ver
         evidence=tuple(signal.ref for signal in signals),
         next=(
             NextCommand("", "load in advance: a prefetch buffer on each host, more workers, batches as arrays on disk"),
-            NextCommand(f"mldiagnostics profile {facts.name}", "shows what the loading of a batch spends its time on"),
+            NextCommand(
+                command_line("mldiagnostics", "profile", facts.name),
+                "shows what the loading of a batch spends its time on",
+            ),
         ),
     )
 

@@ -10,7 +10,7 @@ from ml_diagnostics_common.texts import format_count, format_duration, format_pe
 from ml_diagnostics_console._facts.facts import Fact, Facts
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import MARKS, SUMMARIES, Lateness, late_processes, part_of
-from ml_diagnostics_console._rules.wording import hosts_of, indices_of, named
+from ml_diagnostics_console._rules.wording import command_line, hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import (
     Blame,
     Confidence,
@@ -129,7 +129,7 @@ def _evidence(facts: Facts, worst: Lateness) -> tuple[Ref, ...]:
 
 def _next(facts: Facts, worst: Lateness, cause: str) -> tuple[NextCommand, ...]:
     profile = NextCommand(
-        f"mldiagnostics profile {facts.name}",
+        command_line("mldiagnostics", "profile", facts.name),
         f"compare the host events of {worst.process.host} with those of another host",
     )
     if cause:

@@ -13,7 +13,7 @@ from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.robust import SIGNIFICANCE, Change, last_change
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import SUMMARIES, part_of, steady
-from ml_diagnostics_console._rules.wording import at
+from ml_diagnostics_console._rules.wording import at, command_line
 from ml_diagnostics_console.verdict import (
     Blame,
     Confidence,
@@ -96,9 +96,11 @@ def _verdict(
             after[-1].ref._replace(shows=f"steps until {after[-1].last_step:,}: {format_duration(after[-1].seconds)}"),
         ),
         next=(
-            NextCommand(f"mldiagnostics profile {facts.name}", "compare it with a profile from before that step"),
             NextCommand(
-                f"mldiagnostics logs {facts.name} --around 'step {first.first_step}'",
+                command_line("mldiagnostics", "profile", facts.name), "compare it with a profile from before that step"
+            ),
+            NextCommand(
+                command_line("mldiagnostics", "logs", facts.name, "--around", f"step {first.first_step}"),
                 "what the job did when it changed",
             ),
         ),

@@ -13,6 +13,7 @@ from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console._rules.attempt_metrics import metrics_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import part_of, share_of_data, steady
+from ml_diagnostics_console._rules.wording import command_line
 from ml_diagnostics_console.verdict import (
     Blame,
     Confidence,
@@ -86,7 +87,8 @@ def _judge(facts: Facts) -> Judgement:
         evidence=first.refs,
         next=(
             NextCommand(
-                f"mldiagnostics metrics {facts.name} {first.metric} --plot", "shows since when, and on which hosts"
+                command_line("mldiagnostics", "metrics", facts.name, first.metric, "--plot"),
+                "shows since when, and on which hosts",
             ),
         ),
     )

@@ -20,7 +20,7 @@ from ml_diagnostics_console._facts.kubernetes_facts import (
     NodeFacts,
     PodFacts,
 )
-from ml_diagnostics_console._rules.wording import clock
+from ml_diagnostics_console._rules.wording import clock, command_line
 from ml_diagnostics_console.verdict import Blame, NextCommand, Ref
 
 __all__ = [
@@ -98,14 +98,14 @@ def pod_commands(facts: Facts, process: ProcessFacts) -> tuple[NextCommand, ...]
 
 def describe_pod(cluster: KubernetesFacts, pod: PodFacts) -> NextCommand:
     """Return the command that shows a pod with its conditions and events."""
-    command = f"kubectl describe pod {pod.name}{options_of(cluster, pod.namespace)}"
+    command = f"{command_line('kubectl', 'describe', 'pod', pod.name)}{options_of(cluster, pod.namespace)}"
     return NextCommand(command, "shows the conditions and events of the pod")
 
 
 def options_of(cluster: KubernetesFacts, namespace: str = "") -> str:
     """Return the options of kubectl for a namespace, or for none, and the context."""
     chosen = (("namespace", namespace), ("context", cluster.context))
-    return "".join(f" --{option} {value}" for option, value in chosen if value)
+    return "".join(f" --{option} {command_line(value)}" for option, value in chosen if value)
 
 
 def _pod_of(facts: Facts, process: ProcessFacts) -> tuple[KubernetesFacts, PodFacts] | None:

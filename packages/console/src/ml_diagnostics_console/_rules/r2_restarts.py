@@ -16,7 +16,7 @@ from ml_diagnostics_console._rules.crashes import command, error_of
 from ml_diagnostics_console._rules.leads import Lead, lead_of_attempt
 from ml_diagnostics_console._rules.pod_reasons import kubernetes_reason
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
-from ml_diagnostics_console._rules.wording import clock
+from ml_diagnostics_console._rules.wording import clock, command_line
 from ml_diagnostics_console.verdict import (
     Blame,
     Cost,
@@ -122,7 +122,7 @@ def _stale_restore(facts: Facts, report: JobReport, stale: _Stale) -> Verdict:
         cost=Cost(seconds, CostBasis.LEDGER, shows="to repeat saved steps"),
         evidence=(ref,),
         next=(
-            NextCommand(f"goodput report {report.job_name}", "see the checkpoints of each attempt"),
+            NextCommand(command_line("goodput", "report", report.job_name), "see the checkpoints of each attempt"),
             command(facts, "mldiagnostics logs RUN", "see which checkpoint it restored, and why"),
         ),
     )
@@ -159,7 +159,7 @@ def _verdict(facts: Facts, report: JobReport, percent: float, total_ns: int) -> 
         since_ns=report.disruptions[0].last_event_ns,
         cost=Cost(total_ns / 1e9, CostBasis.LEDGER),
         evidence=(ledger, *(ref for _, ref in refs[:9])),
-        next=(NextCommand(f"goodput report {report.job_name}", "see each restart and its parts"),),
+        next=(NextCommand(command_line("goodput", "report", report.job_name), "see each restart and its parts"),),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from cloud_tpu_diagnostics.reading import Frame, comparable_frames
+from cloud_tpu_diagnostics.reading import Frame, comparable_frames, is_compiler
 
 from ml_diagnostics_console._facts.facts import MainStack, ProcessFacts
 
@@ -37,7 +37,6 @@ DATA: Final = "data"
 
 _INNERMOST: Final = 6
 """The frames in which a function of input shows what a thread does; further out, it may be the whole program."""
-_COMPILING: Final = re.compile(r"_?backend_compile\w*$")
 _INPUT: Final = re.compile(
     r"_*(?:next|get_next|try_get_data|read|recv|open|fetch|load_(?:batch|data|shard|example|record|image))(?:_\w+)?$"
     r"|_*(?:get|make|produce)_(?:batch|example|record|data)(?:_\w+)?$|readinto$|readline$|recvfrom$"
@@ -140,7 +139,7 @@ def frame_text(stack: MainStack) -> str:
 
 def is_compiling(stack: MainStack) -> bool:
     """Return True if the thread is in JAX's compiler."""
-    return any(_COMPILING.match(frame.function) for frame in _compared(stack.frames))
+    return any(map(is_compiler, _compared(stack.frames)))
 
 
 def is_initialising(stack: MainStack) -> bool:

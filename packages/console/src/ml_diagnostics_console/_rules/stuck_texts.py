@@ -10,7 +10,7 @@ from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
 from ml_diagnostics_console._rules.rule import Threshold
 from ml_diagnostics_console._rules.stack_groups import frame_text
 from ml_diagnostics_console._rules.stuck import STILL_SECONDS, StuckJob, why_unknown
-from ml_diagnostics_console._rules.wording import at, named
+from ml_diagnostics_console._rules.wording import at, command_line, named
 from ml_diagnostics_console.verdict import Cost, CostBasis, NextCommand, NotChecked, Ref
 
 __all__ = [
@@ -96,12 +96,13 @@ def cost_of(job: StuckJob) -> Cost:
 
 def shell(facts: Facts, process: ProcessFacts, command: str, why: str) -> NextCommand:
     """Return a command on the host of a process."""
-    return NextCommand(f"mldiagnostics ssh {facts.name} {process.host} -- {command}", why)
+    return NextCommand(f"{command_line('mldiagnostics', 'ssh', facts.name, process.host)} -- {command}", why)
 
 
 def stacks_command(facts: Facts, processes: Sequence[ProcessFacts], *, is_over: bool) -> NextCommand:
     """Return the command that shows more of the stacks: of the live process, else what was recorded."""
     if is_over or not processes:
-        return NextCommand(f"tpu-stacks show --job {facts.display_name or facts.name}", "all stacks that were recorded")
+        job = facts.display_name or facts.name
+        return NextCommand(command_line("tpu-stacks", "show", "--job", job), "all stacks that were recorded")
     why = f"the frames of C and C++ of {named(processes)} show what it waits for"
     return shell(facts, processes[0], f"tpu-stacks dump {processes[0].pid} --native", why)

@@ -28,7 +28,7 @@ from ml_diagnostics_console._rules.waiting import (
     unscheduled,
     waiting_of,
 )
-from ml_diagnostics_console._rules.wording import clock
+from ml_diagnostics_console._rules.wording import clock, command_line
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Part, Verdict, VerdictClass
 
 
@@ -101,8 +101,8 @@ def _commands(cluster: KubernetesFacts, pod: PodFacts, obstacles: Obstacles | No
         commands.append(get_nodes(cluster, obstacles.lacking[0][0]))
     elif obstacles is not None and obstacles.labels and pod.selector:
         selector = ",".join(f"{key}={value}" for key, value in pod.selector.items())
-        shown = f"kubectl get nodes --selector '{selector}'"
-        context = f" --context {cluster.context}" if cluster.context else ""
+        shown = command_line("kubectl", "get", "nodes", "--selector", selector)
+        context = f" --context {command_line(cluster.context)}" if cluster.context else ""
         commands.append(NextCommand(shown + context, "shows the nodes that have these labels: none has"))
     return tuple(commands)
 

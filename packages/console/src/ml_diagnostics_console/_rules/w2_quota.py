@@ -23,6 +23,7 @@ from ml_diagnostics_console._rules.waiting import (
     since_text,
     waiting_of,
 )
+from ml_diagnostics_console._rules.wording import command_line
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Ref, Verdict, VerdictClass
 
 EVENT_SECONDS: Final = 900.0
@@ -56,13 +57,14 @@ def _of_kueue(found: Waiting, admission: AdmissionFacts) -> Verdict | None:
     options = options_of(found.cluster, admission.namespace)
     commands = [
         NextCommand(
-            f"kubectl describe workloads.kueue.x-k8s.io {admission.name}{options}", "shows what Kueue waits for"
+            f"kubectl describe workloads.kueue.x-k8s.io {command_line(admission.name)}{options}",
+            "shows what Kueue waits for",
         )
     ]
     if admission.queue:
         commands.append(
             NextCommand(
-                f"kubectl describe localqueues.kueue.x-k8s.io {admission.queue}{options}",
+                f"kubectl describe localqueues.kueue.x-k8s.io {command_line(admission.queue)}{options}",
                 "shows the quota of the queue, and which workloads use it",
             )
         )
@@ -137,7 +139,8 @@ def _of_namespace(found: Waiting) -> Verdict | None:
         evidence=tuple(evidence),
         next=(
             NextCommand(
-                f"kubectl describe resourcequota {name}{options}".replace("  ", " "), "shows the quota and its use"
+                command_line("kubectl", "describe", "resourcequota", *filter(None, (name,))) + options,
+                "shows the quota and its use",
             ),
             NextCommand(f"kubectl get pods{options}", "shows the pods that use the quota"),
         ),

@@ -23,6 +23,7 @@ from ml_diagnostics_console._rules.waiting import (
     since_text,
     waiting_of,
 )
+from ml_diagnostics_console._rules.wording import command_line
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Ref, Verdict, VerdictClass
 
 MOUNT_FAILURES: Final = 2
@@ -134,9 +135,9 @@ def _of_image(cluster: KubernetesFacts, pod: PodFacts, container: ContainerFacts
     check = None
     if not is_busy:
         check = NextCommand(
-            f"gcloud artifacts docker images describe {container.image}"
+            command_line("gcloud", "artifacts", "docker", "images", "describe", container.image)
             if "-docker.pkg.dev/" in container.image
-            else f"docker manifest inspect {container.image}",
+            else command_line("docker", "manifest", "inspect", container.image),
             "checks from here that the image exists and may be read",
         )
     shown = one_line(message or container.waiting_reason, 240).rstrip(".")
@@ -209,7 +210,7 @@ def _field(pod: PodFacts, kind: str, name: str, prefix: str) -> str:
 def _existing(cluster: KubernetesFacts, pod: PodFacts, kind: str, name: str) -> NextCommand | None:
     if not name:
         return None
-    command = f"kubectl get {kind} {name}{options_of(cluster, pod.namespace)}"
+    command = f"{command_line('kubectl', 'get', kind, name)}{options_of(cluster, pod.namespace)}"
     return NextCommand(command, f"shows if {kind} {name} exists in this namespace")
 
 

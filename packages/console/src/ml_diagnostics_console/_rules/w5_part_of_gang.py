@@ -17,6 +17,7 @@ from ml_diagnostics_console._rules.waiting import (
     since_text,
     waiting_of,
 )
+from ml_diagnostics_console._rules.wording import command_line
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Part, Ref, Verdict, VerdictClass
 
 
@@ -92,7 +93,7 @@ def _commands(cluster: KubernetesFacts, pods: tuple[PodFacts, ...]) -> tuple[Nex
         return (describe_pod(cluster, pods[0]), NextCommand(f"kubectl get pods{options}", "shows all pods"))
     job = next((job for job in cluster.jobs if not job.owner), None)
     kind = {"JobSet": "jobsets.jobset.x-k8s.io", "Job": "job"}.get(job.kind, job.kind.lower()) if job else "jobs"
-    name = f" {job.name}" if job else ""
+    name = f" {command_line(job.name)}" if job else ""
     return (NextCommand(f"kubectl describe {kind}{name}{options}", "shows why pods were not created"),)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from ml_diagnostics_common.texts import format_duration
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, ProcessFacts
 
-__all__ = ["at", "clock", "consequences", "hosts_of", "indices_of", "named", "quoted"]
+__all__ = ["at", "clock", "command_line", "consequences", "hosts_of", "indices_of", "named", "quoted"]
 
 _SECOND_NS = 1_000_000_000
 _NAMES_SHOWN = 2
@@ -27,6 +28,11 @@ def at(step: int | None, time_ns: int | None) -> str:
     if step is None:
         return "" if time_ns is None else f"at {clock(time_ns)}"
     return f"at step {step:,}" + ("" if time_ns is None else f" ({clock(time_ns)})")
+
+
+def command_line(*words: object) -> str:
+    """Return a command for a shell: names of runs, hosts and folders are the user's, and may hold any character."""
+    return shlex.join(map(str, words))
 
 
 def named(processes: Sequence[ProcessFacts]) -> str:
