@@ -34,12 +34,12 @@ def companion_of(
         offset_ns: The clock of the host less that of the others.
         noise_ns: How much later the host notices that a wait has ended.
     """
-    summaries, states, step, lives = StepSummaries(starts), [], int(starts / step_seconds) + 1, Lives()
+    summaries, step, lives = StepSummaries(starts), int(starts / step_seconds) + 1, Lives()
     context = EntryContext(COMPANION_LOG_ID, "", {}, {"host": f"host-{host}", "pid": "41", "run": "run-1"}, writer="w")
     now = starts
     while now < _JOB_SECONDS:
         now += 1.0
-        states = []
+        states: list[Progress] = []
         while step * step_seconds <= now:
             at_ns = round(step * step_seconds * SECOND_NS) + noise_ns[(step + host) % len(noise_ns)]
             states.append(Progress(2 * step, at_ns, "step", step))
