@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cloud_tpu_diagnostics._collect.fast_fail import JobFastFail
+from cloud_tpu_diagnostics._fast_fail import meeting
 from cloud_tpu_diagnostics._fast_fail.hub import AUTHENTICATION_SECONDS, Hub
 from cloud_tpu_diagnostics._fast_fail.meeting import (
     FOLDER,
     LAUNCH,
     TOKEN,
     Address,
+    LoopbackError,
     Meeting,
+    default_address,
     launch_id,
     launcher_token,
     local_address,
@@ -27,6 +31,7 @@ from cloud_tpu_diagnostics._fast_fail.member import Member
 from cloud_tpu_diagnostics._fast_fail.messages import MEMBER, Channel, nonce_in
 from cloud_tpu_diagnostics._fast_fail.reports import Event, Hello, JobState
 from cloud_tpu_diagnostics._fast_fail.star import POSITION, PUBLISHED, Star
+from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.story import ProcessEnd
@@ -484,16 +489,16 @@ def test_the_members_of_a_job_meet_by_a_file_of_a_bucket(
 
 def test_a_file_that_others_may_read_or_that_is_a_link_is_not_trusted(tmp_path: Path) -> None:
     found: list[Address] = []
-    meeting = Meeting(str(tmp_path), "job", launch_id({LAUNCH: "1"}), "3")
-    meeting.publish(Address("127.0.0.1", 1, "00" * 32), found.append)  # type: ignore[arg-type]
+    file = Meeting(str(tmp_path), "job", launch_id({LAUNCH: "1"}), "3")
+    file.publish(Address("127.0.0.1", 1, "00" * 32), found.append)  # type: ignore[arg-type]
     path = wait_until(lambda: next((tmp_path / "fast_fail").glob("*.json"), None))
-    assert meeting._content()
+    assert file._content()
     path.chmod(0o644)
-    assert meeting._content() == b""
+    assert file._content() == b""
     path.rename(tmp_path / "other")
     path.symlink_to(tmp_path / "other")
     with pytest.raises(OSError, match="symbolic"):
-        meeting._content()
+        file._content()
 
 
 def test_the_token_of_a_launcher_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,6 +546,64 @@ def test_the_hub_listens_on_the_interface_by_which_the_coordinator_is_reached() 
     for wrong in ("", "127.0.0.1", "127.0.0.1:port", "host-without-an-address.invalid:1"):
         with pytest.raises((OSError, ValueError)):
             local_address(wrong)
+
+
+class Routes:
+    """The names and routes of a machine."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, **routes: str) -> None:
+        self.routes = {"127.0.1.1": "127.0.0.1", "127.0.0.1": "127.0.0.1", **routes}
+        resolve = socket.getaddrinfo
+
+        def mapped(host: str, *arguments: Any, **options: Any) -> Any:
+            return resolve("127.0.1.1" if host == name else host, *arguments, **options)
+
+        monkeypatch.setattr(socket, "getaddrinfo", mapped)
+        monkeypatch.setattr(meeting, "_interface", self.interface)
+
+    def interface(self, family: int, target: tuple[Any, ...]) -> str:
+        if target[0] not in self.routes:
+            raise OSError("Network is unreachable")
+        return self.routes[target[0]]
+
+
+def test_no_loopback_address_is_published_for_a_name_that_debian_maps_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    Routes(monkeypatch, "host-0", **{"192.0.2.1": "10.0.0.7"})
+    assert local_address("host-0:1234", {}) == "10.0.0.7"
+    assert local_address("127.0.0.1:1234", {}) == "127.0.0.1"
+    assert default_address("it has no name", {}) == "10.0.0.7"
+
+
+def test_a_machine_that_others_cannot_reach_publishes_no_address_but_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Routes(monkeypatch, "host-0")
+    with pytest.raises(LoopbackError, match=r"host-0 is mapped to a loopback address, 127\.0\.1\.1"):
+        local_address("host-0:1234", {})
+    for environ in (
+        {"LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "8"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"SLURM_STEP_NUM_NODES": "1"},
+    ):
+        assert local_address("host-0:1234", environ) == "127.0.0.1"
+    with pytest.raises(LoopbackError, match="it has no name, and there is no default route"):
+        default_address("it has no name", {})
+    with pytest.raises(LoopbackError):
+        local_address("host-0:1234", {"LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "16"})
+
+
+def test_process_0_without_an_address_reports_why_and_sends_no_position(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Routes(monkeypatch, "host-0")
+    environ = {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", FOLDER: "shared", LAUNCH: "1", "MASTER_ADDR": "host-0"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    sent: list[Any] = []
+    job = JobFastFail(FastFailConfig(enabled=True), sent.append, lambda: None)
+    assert job._search() is None
+    assert sent == []
+    wait_until(lambda: "host-0 is mapped to a loopback address" in caplog.text)
 
 
 @given(

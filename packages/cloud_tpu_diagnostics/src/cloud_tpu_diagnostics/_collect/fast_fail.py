@@ -18,7 +18,15 @@ from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.worker import Worker, start
 
 from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, log, warn_once
-from cloud_tpu_diagnostics._fast_fail.meeting import FOLDER, LAUNCH, TOKEN, launch_id, local_address
+from cloud_tpu_diagnostics._fast_fail.meeting import (
+    FOLDER,
+    LAUNCH,
+    TOKEN,
+    LoopbackError,
+    default_address,
+    launch_id,
+    local_address,
+)
 from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig, FirstCause
 
 __all__ = ["JobFastFail", "refusal"]
@@ -122,7 +130,12 @@ class JobFastFail:
                 warn_once("fast-fail refused", "Fast-fail is off in this process: %s.", why_not)
                 flush_in_background()
                 return None
-            self._report_position(position)
+            try:
+                self._report_position(position)
+            except LoopbackError as error:
+                warn_once("fast-fail has no address", "Fast-fail is off in this process: %s.", error)
+                flush_in_background()
+                return None
         if self._position is not None and self._position[0] == 0:
             return self._report_plan()
         self._ask_for_hub()
@@ -152,10 +165,10 @@ class JobFastFail:
     def _report_position(self, position: tuple[int, int]) -> None:
         from ml_diagnostics_common.environment import identity
 
-        self._position = position
-        self._attempt = identity().attempt or "0"
         index, count = position
         address = _own_address() if index == 0 else None
+        self._position = position
+        self._attempt = identity().attempt or "0"
         message = {"process_index": index, "processes": count, "attempt": self._attempt, "address": address}
         self._send({"kind": "fast_fail_position", **message})
 
@@ -243,8 +256,12 @@ def _position() -> tuple[int, int] | None:
     return position
 
 
-def _own_address() -> str | None:
-    """Return the address of the interface by which the coordinator is reached; None if that cannot be found."""
+def _own_address() -> str:
+    """Return the address of the interface by which the coordinator is reached, or that of the default route.
+
+    Raises:
+        LoopbackError: No other machine reaches it.
+    """
     import socket
 
     from ml_diagnostics_common.agreement import coordinator_address
@@ -260,9 +277,11 @@ def _own_address() -> str | None:
         if candidate:
             try:
                 return local_address(candidate)
+            except LoopbackError:
+                raise
             except (OSError, ValueError):
                 continue
-    return None
+    return default_address(f"the name {socket.gethostname()} has no address")
 
 
 def _call(callback: Callable[[FirstCause], object], cause: FirstCause) -> None:

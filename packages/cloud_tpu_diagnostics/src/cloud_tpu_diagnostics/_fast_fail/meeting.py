@@ -7,6 +7,7 @@ same index, and companions that are refused read the file again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -18,7 +19,18 @@ from ml_diagnostics_common.files import in_bucket, open_regular, write_state
 from ml_diagnostics_common.texts import readable_id
 from ml_diagnostics_common.worker import start
 
-__all__ = ["FOLDER", "LAUNCH", "TOKEN", "Address", "Meeting", "launch_id", "launcher_token", "local_address"]
+__all__ = [
+    "FOLDER",
+    "LAUNCH",
+    "TOKEN",
+    "Address",
+    "LoopbackError",
+    "Meeting",
+    "default_address",
+    "launch_id",
+    "launcher_token",
+    "local_address",
+]
 
 FOLDER: Final = "ML_DIAGNOSTICS_FAST_FAIL_FOLDER"
 """Environment variable: a folder that all hosts share, or one of a bucket."""
@@ -35,6 +47,10 @@ _LEAST_TOKEN_CHARACTERS: Final = 32
 _ID_DIGITS: Final = 16
 _MOST_BYTES: Final = 4096
 _BUCKET_SECONDS: Final = 20.0
+
+
+class LoopbackError(OSError):
+    """No other machine reaches the address that this machine's name has here."""
 
 
 class Address(NamedTuple):
@@ -93,24 +109,77 @@ def launch_id(environ: Mapping[str, str] = os.environ) -> str:
     return hashlib.sha256(text).hexdigest()[:_ID_DIGITS] if texts else ""
 
 
-def local_address(coordinator: str) -> str:
+def local_address(coordinator: str, environ: Mapping[str, str] = os.environ) -> str:
     """Return the address of this machine's interface by which a coordinator is reached. May wait for a name server.
+
+    Debian maps the name of a machine to 127.0.1.1, at which no other machine reaches it: then it is the interface of
+    the default route.
 
     Args:
         coordinator: HOST:PORT; an address of IPv6 is in brackets.
+        environ: The environment variables, which show if all processes are on this host.
 
     Raises:
+        LoopbackError: Its name is mapped to a loopback address, and this machine has no other route.
         OSError: It cannot be reached, or its name cannot be resolved.
         ValueError: It has another form.
     """
     import socket
 
-    host, _, port = coordinator.rpartition(":")
-    family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:  # To connect it sends nothing, but chooses the interface.
+    name, _, port = coordinator.rpartition(":")
+    host = name.strip("[]")
+    family, _, _, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    address = _interface(family, target)
+    if not _is_loopback(address) or _is_loopback(host):
+        return address
+    cause = f"{host or 'the coordinator'} is mapped to a loopback address, {target[0]}, as by a line of /etc/hosts"
+    return default_address(cause, environ)
+
+
+def default_address(cause: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the address of the interface of the default route; a loopback address if all processes are on this host.
+
+    Args:
+        cause: Why it is not the one by which the coordinator is reached.
+        environ: The environment variables.
+
+    Raises:
+        LoopbackError: There is no such route.
+    """
+    import socket
+
+    if _is_one_host(environ):
+        return "127.0.0.1"
+    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # For documentation.
+        with contextlib.suppress(OSError):
+            address = _interface(family, (elsewhere, 1))
+            if not _is_loopback(address):
+                return address
+    raise LoopbackError(
+        f"{cause}, and there is no default route: no other machine reaches this one; give the coordinator's address as "
+        "a number"
+    )
+
+
+def _interface(family: int, target: tuple[object, ...]) -> str:
+    """Return the address of the interface by which a target is reached."""
+    import socket
+
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # To connect it sends nothing, but chooses the interface.
         probe.connect(target)
         address: str = probe.getsockname()[0]
     return address
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith(("127.", "::ffff:127."))
+
+
+def _is_one_host(environ: Mapping[str, str]) -> bool:
+    """Return True if the launcher has started all processes on one host."""
+    pairs = (("LOCAL_WORLD_SIZE", "WORLD_SIZE"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"))
+    is_same = any(environ.get(local) and environ.get(local) == environ.get(whole) for local, whole in pairs)
+    return is_same or environ.get("SLURM_STEP_NUM_NODES") == "1"
 
 
 class Meeting:

@@ -54,8 +54,9 @@ class Hello(NamedTuple):
         index = _integer(message, "process_index")
         if index is None or not 0 <= index < _MOST_PROCESSES:
             raise RefusedError("garbage")
-        numbers = [_integer(message, name) or 0 for name in ("pid", "companion", "processes")]
-        return cls(index, _text(message, "host") or "", *numbers, _text(message, "launch") or "")
+        pid, companion, processes = (_integer(message, name) or 0 for name in ("pid", "companion", "processes"))
+        texts = (_text(message, "host") or "", _text(message, "launch") or "")
+        return cls(index, texts[0], pid, companion, processes, texts[1])
 
 
 class JobState(NamedTuple):

@@ -87,8 +87,8 @@ class Star:
             self.processes = message["processes"]
             folder = self._environ.get(FOLDER)
             launch = launch_id(self._environ) if folder else ""
-            own = (message["process_index"], self._host, self._pid, os.getpid())
-            self._hello = Hello(*own, self.processes, launch)
+            index = message["process_index"]
+            self._hello = Hello(index, self._host, self._pid, os.getpid(), self.processes, launch)
             if folder and launch:  # Without an id the job warns.
                 self._meeting = Meeting(folder, self._job, launch, str(message.get("attempt") or ""))
             if self._hello.process_index == 0:
