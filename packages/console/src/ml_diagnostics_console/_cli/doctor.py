@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from ml_diagnostics_common.command.errors import DONE, NotFoundError, UsageError
 
+from ml_diagnostics_console._cli.questions import add_source_options, job_reader
+
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
-
-    from ml_diagnostics_console._facts.reading import Question
 
 __all__ = ["DoctorCommand"]
 
@@ -57,13 +57,7 @@ class DoctorCommand:
         parser.add_argument(
             "--allow-private-address", action="store_true", help="let a webhook be on a private or local address"
         )
-        parser.add_argument(
-            "--kubernetes", metavar="CONTEXT|off", default="", help="kubectl's context (default: the current one)"
-        )
-        parser.add_argument(
-            "--project", metavar="PROJECT", help="read this Google Cloud project (default: this machine)"
-        )
-        parser.add_argument("--region", metavar="REGION", help="the region of the run (default: us-central1)")
+        add_source_options(parser)
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Print a report, or explain a verdict."""
@@ -79,30 +73,10 @@ class DoctorCommand:
         return _report(words[0], options, console)
 
 
-def _question(name: str, options: argparse.Namespace, attempt: int | None) -> Question:
-    from ml_diagnostics_common.environment import configured_backend
-
-    from ml_diagnostics_console._facts.reading import Question
-
-    configured_backend()  # Reject an invalid value also if only this machine is read, as the other commands do.
-    return Question(name, attempt, options.project, options.region, options.kubernetes)
-
-
-def _attempt(options: argparse.Namespace) -> int | None:
-    """Return the attempt of the options; None for the last one, and for all."""
-    text = options.attempt
-    if text in ("", "all"):
-        return None
-    if not (text.isdecimal() and 0 < int(text) < 10**9):
-        raise UsageError(f"--attempt is {text!r}; give a number from 1, or 'all'")
-    return int(text)
-
-
 def _report(name: str, options: argparse.Namespace, console: Console) -> int:
-    from ml_diagnostics_console._facts.reading import JobReader
     from ml_diagnostics_console.doctor import judge
 
-    facts = JobReader(_question(name, options, _attempt(options)), console.warn).read()
+    facts = job_reader(options, console, name, may_be_all=True).read()
     reports = [judge(facts)]
     if options.attempt == "all":
         reports = [judge(facts.of_attempt(index)) for index in range(len(facts.attempts))] or reports
@@ -113,18 +87,16 @@ def _report(name: str, options: argparse.Namespace, console: Console) -> int:
 
 
 def _watch(name: str, options: argparse.Namespace, console: Console) -> int:
-    from ml_diagnostics_console._facts.reading import JobReader
     from ml_diagnostics_console._live.alerts import alerts_of
     from ml_diagnostics_console._live.watch import Watch
 
     alerts = alerts_of(options.alert, allows_private=options.allow_private_address)
-    reader = JobReader(_question(name, options, _attempt(options)), console.warn, records_cluster=True)
+    reader = job_reader(options, console, name, may_be_all=True, records_cluster=True)
     return Watch(reader, console, options.format, alerts, until=options.until).run()
 
 
 def _explain(what: str, options: argparse.Namespace, console: Console) -> int:
     from ml_diagnostics_console._explanation import explain_rule, explain_verdict
-    from ml_diagnostics_console._facts.reading import JobReader
     from ml_diagnostics_console._rules import all_rules
     from ml_diagnostics_console.doctor import judge
 
@@ -136,7 +108,7 @@ def _explain(what: str, options: argparse.Namespace, console: Console) -> int:
     if not slash or not digits.isdecimal() or not name:
         known = ", ".join(sorted(rule.id for rule in all_rules()))
         raise NotFoundError(f"{what!r} is neither a rule nor a verdict such as last/1; the rules are {known}")
-    reader = JobReader(_question(name, options, _attempt(options)), console.warn)
+    reader = job_reader(options, console, name, may_be_all=True)
     report = judge(reader.read())
     verdicts = [report.headline, *(each for each in report.verdicts if each is not report.headline)]
     if not 0 < int(digits) <= len(verdicts):
