@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cloud_tpu_diagnostics.reading import is_compiler
 from ml_diagnostics_console._facts.facts import (
     CompileBatch,
     ConsoleText,
@@ -20,7 +21,7 @@ from ml_diagnostics_console._facts.facts import (
     Times,
 )
 from ml_diagnostics_console._rules import all_rules
-from ml_diagnostics_console._rules.stack_groups import Answer, group_stacks, waiting_group
+from ml_diagnostics_console._rules.stack_groups import Answer, group_stacks, is_compiling, waiting_group
 from ml_diagnostics_console.verdict import Blame, Confidence, NotChecked, Part, Verdict, VerdictClass
 
 from tests.console.made_facts import after, attempt, facts, metrics, process, ref
@@ -513,6 +514,14 @@ def test_a_hang_of_the_phase_compile_without_a_compiler_in_its_stack_is_a_hang()
 def test_a_compiler_that_uses_no_cpu_does_not_compile() -> None:
     processes = [stuck(0, STEP), stuck(1, COMPILER, kernel_states=(kernel("S", "futex_do_wait"),)), stuck(2, STEP)]
     assert list(verdicts(facts(processes))) == ["K1"]
+
+
+@pytest.mark.parametrize("function", ["_backend_compile_and_load", "compile_or_get_cached", "_compile_and_load"])
+def test_the_doctor_and_fast_fail_know_the_same_functions_of_the_compiler(function: str) -> None:
+    assert is_compiler(function)
+    frames = (f"{function} (/site-packages/jax/_src/compiler.py:300)", "main (train.py:3)")
+    assert is_compiling(stack(frames))
+    assert not is_compiler(f"re_{function}")
 
 
 def test_k6_reports_a_compilation_before_any_hang_and_how_long_they_took() -> None:

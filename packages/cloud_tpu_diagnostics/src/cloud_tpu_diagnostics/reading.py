@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_tpu_diagnostics._dumps.grouping import comparable_frames, main_thread
+from cloud_tpu_diagnostics._dumps.grouping import comparable_frames, is_compiler, main_thread
 from cloud_tpu_diagnostics._dumps.parser import Dump, Frame, ThreadStack, parse_dumps
 from cloud_tpu_diagnostics._dumps.snapshot import Snapshot
 
@@ -12,6 +12,7 @@ __all__ = [
     "Snapshot",
     "ThreadStack",
     "comparable_frames",
+    "is_compiler",
     "main_thread",
     "parse_dumps",
 ]

@@ -21,8 +21,6 @@ _DUMP_SECONDS: Final = 0.2
 CHECK_SECONDS: Final = 0.05
 """The interval of checks if the job is stuck: faulthandler must not read the frames of threads that run."""
 _FRESH_STACK_SECONDS: Final = 5.0
-_COMPILING: Final = ("backend_compile", "compile_and_load", "compile_or_get_cached")
-"""Parts of the names of JAX's functions in which a program is compiled."""
 _WARM_UP_STEPS: Final = 3
 _IN_A_STEP: Final = ("step", "sync")
 
@@ -89,7 +87,9 @@ class LastStack:
     def is_compiling(self, now: float) -> bool | None:
         if not self._is_fresh(now):
             return None
-        return any(part in frame.function for frame in self._frames for part in _COMPILING)
+        from cloud_tpu_diagnostics._dumps.grouping import is_compiler
+
+        return any(is_compiler(frame.function) for frame in self._frames)
 
     def frame(self, now: float) -> str | None:
         if not self._is_fresh(now) or not self._frames:

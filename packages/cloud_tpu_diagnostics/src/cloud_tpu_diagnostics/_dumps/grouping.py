@@ -22,6 +22,7 @@ __all__ = [
     "describe",
     "group_processes",
     "group_threads",
+    "is_compiler",
     "main_thread",
     "name_processes",
     "plural",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 MAIN_THREAD: Final = "MainThread"
+_COMPILER: Final = ("backend_compile", "compile_and_load", "compile_or_get_cached", "lower_and_compile")
+"""The starts of the names of JAX's functions in which a program is compiled; versions differ in their ends."""
 _PATIENCE_SECONDS: Final = 60.0
 _NAMES_KEPT: Final = 3
 _NAMES_SHOWN: Final = 5
@@ -351,6 +354,11 @@ def activity_of(frames: tuple[Frame, ...]) -> Activity:
 def relevant_frame(frames: Sequence[Frame]) -> Frame:
     """Return the innermost frame that is not a wait in the standard library; the innermost if all are."""
     return next((frame for frame in frames if not _WAITING_FILES.search(frame.file)), frames[0])
+
+
+def is_compiler(function: str) -> bool:
+    """Return True for the name of one of JAX's functions in which a program is compiled."""
+    return function.rpartition(".")[2].lstrip("_").startswith(_COMPILER)
 
 
 def comparable_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:

@@ -50,7 +50,7 @@ def _judge(facts: Facts) -> Judgement:
 
 
 def _is_compiling(process: ProcessFacts) -> bool:
-    if any(is_compiler(frame) for raised in process.exception for frame in raised.frames):
+    if any(is_compiler(frame.function) for raised in process.exception for frame in raised.frames):
         return True
     return any(text.lower() in title.lower() for title in titles(process) for text in _TEXTS_OF_COMPILER)
 

@@ -139,7 +139,7 @@ def frame_text(stack: MainStack) -> str:
 
 def is_compiling(stack: MainStack) -> bool:
     """Return True if the thread is in JAX's compiler."""
-    return any(map(is_compiler, _compared(stack.frames)))
+    return any(is_compiler(frame.function) for frame in _compared(stack.frames))
 
 
 def is_initialising(stack: MainStack) -> bool:
