@@ -22,14 +22,13 @@ from ml_diagnostics_common.worker import NoAnswerError, Task, call, start
 from cloud_tpu_diagnostics._companion.log import EntryLog, namespace_of_pod
 from cloud_tpu_diagnostics._fast_fail.status import ENDED_BY
 from cloud_tpu_diagnostics._signals import signal_name
+from cloud_tpu_diagnostics.configuration.fast_fail_configuration import EXIT_CODE
 from cloud_tpu_diagnostics.entries import HELD, LOG_ID, entry
 from cloud_tpu_diagnostics.holds import Hold, file_of, read_holds
 
 __all__ = ["FailedJob", "HoldPlan", "add_hold_options", "hold", "plan_of"]
 
 _MOST_SECONDS: Final = 86_400.0
-_FAST_FAIL_CODE: Final = 76
-"""The exit code that fast-fail gives to the processes that it ends, unless the job sets another."""
 _ENTRY_SECONDS: Final = 60.0
 _CHECK_SECONDS: Final = 1.0
 _FILE_SECONDS: Final = 5.0
@@ -128,7 +127,7 @@ def _is_fallout(job: FailedJob) -> bool:
     """Return True if another process has failed first, according to fast-fail, which has ended this job."""
     if "is_first_cause" in job.payload:
         return not job.payload["is_first_cause"]
-    if os.WIFEXITED(job.status) and os.WEXITSTATUS(job.status) == _FAST_FAIL_CODE:
+    if os.WIFEXITED(job.status) and os.WEXITSTATUS(job.status) == EXIT_CODE:
         return True
     # The process that fast-fail knows may be a child of the job, such as of a shell.
     return any(found.get("ended_by") == ENDED_BY for found in _last_entries(job.labels["host"], job.started_ns))

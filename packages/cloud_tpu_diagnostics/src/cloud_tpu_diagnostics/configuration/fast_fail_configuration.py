@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 
 from cloud_tpu_diagnostics.configuration.first_cause import FirstCause
 
-__all__ = ["FastFailConfig", "FirstCause", "checked"]
+__all__ = ["EXIT_CODE", "FastFailConfig", "FirstCause", "checked"]
+
+EXIT_CODE: Final = 76
+"""The exit code of processes that fast-fail ends, unless the job sets another."""
 
 
 @dataclass
@@ -21,9 +24,14 @@ class FastFailConfig:
     The processes find each other through `jax.distributed`, or through a shared folder. `ML_DIAGNOSTICS_FAST_FAIL`
     turns it on (1) or off (0), whatever `enabled` is.
 
+    The process that failed first ends as well: an exception that leaves the block ends the job, also where the program
+    catches it outside and would try again. Catch within the block what the program can recover from.
+
     Attributes:
         enabled: False turns fast-fail off.
-        grace_seconds: The time that `on_peer_failure` may take before the process ends.
+        grace_seconds: The time that `on_peer_failure` may take before the process ends, and that the process which
+            failed first has to end by itself after its block, for example for handlers of `atexit`. The default is 0;
+            the latter has at least one second.
         on_peer_failure: Called in a thread of the job, if Python can run there, with the first cause, before the
             process ends; needs `grace_seconds`.
         hang: True also ends the job if all its processes have stopped to make progress; needs a `HangConfig`.
@@ -34,7 +42,7 @@ class FastFailConfig:
     grace_seconds: float = 0.0
     on_peer_failure: Callable[[FirstCause], object] | None = None
     hang: bool = False
-    exit_code: int = 76
+    exit_code: int = EXIT_CODE
 
     def to_json(self) -> dict[str, Any]:
         """Return what the companion needs."""

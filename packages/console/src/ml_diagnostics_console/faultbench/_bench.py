@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from cloud_tpu_diagnostics.configuration.fast_fail_configuration import EXIT_CODE
+
 from ml_diagnostics_console.faultbench._asking import Answer, Tool, ask_doctor, doctor
 from ml_diagnostics_console.faultbench._baselines import BASELINES
 from ml_diagnostics_console.faultbench._histories import History, hosts_of, read, shift_clocks, store
@@ -25,7 +27,6 @@ from ml_diagnostics_console.verdict import VerdictClass
 __all__ = ["DOCTOR", "first_cause_under_offsets", "run_all", "score_all", "write"]
 
 DOCTOR: Final = "doctor"
-_ENDED_BY_FAST_FAIL: Final = 76
 """The exit code of a process that fast-fail has ended: of a negative, a mistake."""
 _FIRST_CAUSE_KINDS: Final = (
     "sigkill",
@@ -119,7 +120,7 @@ def score_all(
     for archive in archives:
         for number in range(draws):
             with tempfile.TemporaryDirectory(prefix="faultbench-") as folder, read(archive, Path(folder)) as history:
-                if not history.label.is_fault and _ENDED_BY_FAST_FAIL in history.exit_statuses and number == 0:
+                if not history.label.is_fault and EXIT_CODE in history.exit_statuses and number == 0:
                     false_ends.append(history.name)
                 if history.void:
                     voids.append(f"{history.name} ({history.void})")
