@@ -35,16 +35,17 @@ class Finished:
     code: int
 
 
-def run(argv: Sequence[str], environment: Mapping[str, str], *, typed: str = "") -> Finished:
+def run(argv: Sequence[str], environment: Mapping[str, str], *, typed: str = "", code: int = 0) -> Finished:
     """Run a command.
 
     Args:
         argv: The program and its arguments.
         environment: The variables that are set for it; those that a user has set for ours are not inherited.
         typed: The text that is typed while it runs.
+        code: The exit code with which it must end.
 
     Raises:
-        AssertionError: It did not end with 0.
+        AssertionError: It ended with another code.
     """
     measured = [sys.executable, "-m", "benchmarks.commands", *argv]
     done = subprocess.run(
@@ -60,7 +61,7 @@ def run(argv: Sequence[str], environment: Mapping[str, str], *, typed: str = "")
     err, _, usage = done.stderr.rstrip("\n").rpartition("\n")
     seconds, kib = usage.split()
     finished = Finished(float(seconds), int(kib) / 1024, done.stdout, err, done.returncode)
-    assert finished.code == 0, f"{' '.join(argv)} ended with {finished.code}:\n{finished.err[-2000:]}"
+    assert finished.code == code, f"{' '.join(argv)} ended with {finished.code}:\n{finished.err[-2000:]}"
     return finished
 
 

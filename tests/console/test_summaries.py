@@ -110,8 +110,7 @@ def test_merged_summaries_of_two_hosts_keep_the_returns_of_the_same_steps() -> N
                 range(15 * number + offset, 15 * number + offset + 15), key=lambda step: f"{step:032b}"[::-1]
             )
             others = [[step, after(step)] for step in steps[1:3]]
-            fields = {"return_step": steps[0], "return_ns": after(steps[0]), "returns": others}
-            made.append(payload(number, **fields))
+            made.append(payload(number, return_step=steps[0], return_ns=after(steps[0]), returns=others))
         old = life_of(made).summaries[1:-800]
         kept.append({step for each in old for step in (each.return_step, *(step for step, _ in each.returns))})
     assert len(kept[0] & kept[1]) > len(kept[0]) // 2
