@@ -302,6 +302,20 @@ def test_all_tools_are_in_one_table_and_a_command_of_others_too(tmp_path: Path) 
     assert all(f"| {name} |" in page for name in names)
 
 
+def test_without_jax_the_extra_to_install_is_shown_and_nothing_is_run(tmp_path: Path) -> None:
+    program = (
+        "import runpy, sys; sys.modules['jax'] = None; "
+        "runpy.run_module('ml_diagnostics_console.faultbench', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--smoke"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "pip install 'ml-diagnostics-console[faultbench]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_command_without_an_answer_knows_nothing(tmp_path: Path) -> None:
     archive = next(archive for archive in HISTORIES if archive.name.startswith("sigkill-"))
     with read(archive, tmp_path) as history:

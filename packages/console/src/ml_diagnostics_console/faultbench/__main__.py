@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from ml_diagnostics_common.exceptions import MissingExtraError
 
 from ml_diagnostics_console.faultbench._asking import Tool, command_tool
 from ml_diagnostics_console.faultbench._bench import first_cause_under_offsets, run_all, score_all, write
@@ -26,7 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="faultbench-histories-") as folder:
-        archives = _stored(options, parser) if options.score else _run(options, parser, Path(folder))
+        try:
+            archives = _stored(options, parser) if options.score else _run(options, parser, Path(folder))
+        except MissingExtraError as error:
+            _report(f"{parser.prog}: {error}")
+            return 1
         if options.first_cause:
             return _show_first_cause(archives)
         if options.no_score:
@@ -51,7 +58,11 @@ def _stored(options: argparse.Namespace, parser: argparse.ArgumentParser) -> lis
 
 
 def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, folder: Path) -> list[Path]:
-    """Run what is asked for, and return the histories; without --store they are in a folder for this command."""
+    """Run what is asked for, and return the histories; without --store they are in a folder for this command.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+    """
     try:
         seeds = seeds_of(options.seeds)
     except ValueError:
@@ -59,6 +70,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, folder: P
     plans = list(plans_of(seeds, options.only, most_negatives=options.negatives))
     if options.smoke:
         plans = [plan_of(name, "0", most_processes=2) for name in _SMOKE]
+    if importlib.util.find_spec("jax") is None:
+        raise MissingExtraError("faultbench, which trains with JAX,", "ml-diagnostics-console", "faultbench")
     target = options.store or folder
     _report(f"{len(plans)} runs; histories in {target}")
     return run_all(
