@@ -97,6 +97,38 @@ def on_peer_failure(cause):
         assert "called" not in job.printed(1)
 
 
+def test_the_process_that_failed_has_the_grace_to_run_its_exit_handlers(tmp_path: Path) -> None:
+    program = """
+import atexit
+
+def save():
+    time.sleep(1.5)
+    print("saved", flush=True)
+
+atexit.register(save)
+"""
+    program += STAND_IN.replace("enabled=True", "enabled=True, grace_seconds=20.0")
+    with fast_fail_job(tmp_path, *[program] * 2) as job:
+        job.do(1, FAULTS["exception"][0])
+        assert job.codes() == [76, 1]
+        assert "saved" in job.printed(1)
+        assert "saved" not in job.printed(0)
+
+
+def test_a_process_that_catches_its_failure_outside_the_block_is_ended_as_well(tmp_path: Path) -> None:
+    """The others have ended: it would wait for them."""
+    with_block = STAND_IN.strip().replace("\n", "\n    ")
+    program = f"""
+try:
+    {with_block}
+except ValueError:
+    time.sleep(1000)
+"""
+    with fast_fail_job(tmp_path, *[program] * 2) as job:
+        job.do(1, FAULTS["exception"][0])
+        assert job.codes() == [76, 1]
+
+
 def test_strangers_are_refused_counted_and_reported_and_the_job_is_untouched(tmp_path: Path) -> None:
     with fast_fail_job(tmp_path, *[STAND_IN] * 2) as job:
         (file,) = (tmp_path / "shared" / "fast_fail").glob("*.json")

@@ -45,7 +45,7 @@ _STATE_SECONDS: Final = 0.5
 _LEFT_CLEAN_SECONDS: Final = 10.0
 """The time of a process that has left its block well: it may still save."""
 _LEFT_SECONDS: Final = 1.0
-"""The time of a process that has left its block by an exception to print it; half of that if others caused it."""
+"""The least time of a process that has left its block by an exception to print it; half of that if others caused it."""
 _DECISION_SECONDS: Final = 4.0
 """The wait of a companion for the decision, after the failure of its job."""
 _CLEAN_SECONDS: Final = 1.0
@@ -318,7 +318,7 @@ class FastFail:
             code = _HUNG if cause.how == "hang" else _FAILED
             code = (self._note.exit_code if self._note is not None else None) or code
         grace = 0.0 if is_first else self._grace_seconds
-        needed = _LEFT_SECONDS if is_first else _LEFT_SECONDS / 2
+        needed = max(_LEFT_SECONDS, self._grace_seconds) if is_first else _LEFT_SECONDS / 2
         if self._note is not None and self._note.how == ExitReason.CLEAN.value and not is_first:
             needed = _LEFT_CLEAN_SECONDS
         wait = 0.0 if self._left_at is None else max(0.0, self._left_at + needed - now)
