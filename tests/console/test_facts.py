@@ -18,6 +18,7 @@ from ml_diagnostics_common.entry import COMPANION_LOG_ID, EntryContext, LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.story import Role
+from ml_diagnostics_console._facts.building import attempts_of_jobs
 from ml_diagnostics_console._facts.clocks import compare_clocks
 from ml_diagnostics_console._facts.curves import Curves
 from ml_diagnostics_console._facts.entries import Lives
@@ -129,6 +130,59 @@ def test_a_pid_that_is_used_again_is_another_process() -> None:
 def test_the_same_end_by_the_companion_and_by_run_is_one_end() -> None:
     lives = Lives()
     lives.add(entries_of([end("signal", 10, signal="SIGKILL"), (10.1, end("signal", 10.0)[1])]))
+    assert len(lives.labelled(["run-1"])) == 1
+
+
+def steps(seconds: float, step: int) -> tuple[float, dict[str, Any]]:
+    times = {"sum": 1.0, "p50": 0.1, "p95": 0.1, "max": 0.1}
+    fields = {"kind": "step_summary", "first_step": step, "last_step": step + 9, "count": 10, "wall_seconds": times}
+    return seconds, fields
+
+
+def test_a_pod_that_was_killed_with_its_companion_and_the_next_one_are_two_processes() -> None:
+    lives = Lives()
+    lives.add(entries_of([steps(10, 0), steps(20, 10)], writer_at=1))
+    lives.add(entries_of([steps(60, 0), end("clean", 70)], writer_at=50))
+    first, second = lives.labelled(["run-1"])
+    assert (first.last_ns, first.ended_ns) == (after(20), None)
+    assert (second.first_ns, second.ended_ns) == (after(60), after(70))
+    assert lives.of_process("host-0", 41, after(0), after(20)) is first
+    assert lives.of_process("host-0", 41, after(45), after(70)) is second
+    one, two = attempts_of_jobs([first, second])
+    assert [each.state for each in one.processes] == [State.FAILED]
+    assert not one.processes[0].has_ended
+    assert one.processes[0].end.is_silent
+    assert [each.end.how for each in two.processes] == ["clean"]
+
+
+def test_a_process_without_an_end_is_of_the_attempt_before_that_of_its_successor() -> None:
+    lives = Lives()
+    lives.add(entries_of([steps(10, 0), steps(20, 10)], writer_at=1))
+    lives.add(entries_of([steps(60, 0), end("clean", 70)], writer_at=50, pid="99"))
+    attempts = attempts_of_jobs(lives.labelled(["run-1"]))
+    assert [[each.pid for each in attempt.processes] for attempt in attempts] == [[41], [99]]
+
+
+def test_two_processes_that_run_at_once_with_one_index_are_of_one_attempt() -> None:
+    lives = Lives()
+    first, second = (
+        entries_of([steps(each, 0), steps(each + 30, 9)], pid=pid) for each, pid in ((5, "41"), (15, "42"))
+    )
+    lives.add(sorted([*first, *second], key=lambda entry: entry.timestamp_ns))
+    assert len(attempts_of_jobs(lives.labelled(["run-1"]))) == 1
+
+
+def test_the_end_of_a_quiet_process_by_another_writer_is_its_own() -> None:
+    lives = Lives()
+    lives.add(entries_of([steps(10, 0)], writer_at=1))
+    lives.add(entries_of([end("clean", 7_200)], writer_at=7_200))
+    assert len(lives.labelled(["run-1"])) == 1
+
+
+def test_a_second_block_of_a_process_is_of_the_same_process() -> None:
+    lives = Lives()
+    lives.add(entries_of([steps(10, 0), (20, {"kind": "left_block", "how": "clean", "message": "left"})], writer_at=1))
+    lives.add(entries_of([steps(900, 10)], writer_at=890))
     assert len(lives.labelled(["run-1"])) == 1
 
 

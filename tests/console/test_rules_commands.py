@@ -98,9 +98,9 @@ def test_shared_commands_hold_each_name_as_one_word(name: str, host: str) -> Non
 
 
 def test_no_rule_writes_a_name_into_a_command_without_quotes() -> None:
-    written = re.compile(r'f"(?:mldiagnostics|tpu-stacks|goodput|kubectl|gcloud|docker) [^"]*\{([\w.\[\]]+)\}')
+    written = re.compile(r'f"(?:mldiagnostics|tpu-stacks|goodput|kubectl|gcloud|docker) [^"]*\{([a-z][\w.\[\]]+)\}')
     # Numbers, constants and texts that are quoted before.
-    known = {"options", "first.attempt.number", "processes[0].pid", "metric", "host", "folder", "pod_name", "kind"}
+    known = {"options", "first.attempt.number", "processes[0].pid", "metric", "host", "folder", "pod_name", "around"}
     for path in Path(_rules.__file__).parent.glob("*.py"):
         for found in written.finditer(path.read_text(encoding="utf-8")):
             assert found[1] in known, (path.name, found[0])

@@ -20,7 +20,7 @@ from ml_diagnostics_common.raised_exception import RaisedException, raised_from_
 from ml_diagnostics_common.story import ProcessEnd, story_of
 
 from ml_diagnostics_console._facts.clocks import compare_clocks
-from ml_diagnostics_console._facts.entries import Life, Lives, ref_of
+from ml_diagnostics_console._facts.entries import SILENT_BEFORE_NEXT_NS, Life, Lives, ref_of
 from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, ProcessFacts, Unknown
 from ml_diagnostics_console._facts.run_records import RunRecords
 from ml_diagnostics_console.verdict import Ref
@@ -62,7 +62,8 @@ def attempts_of_runs(view: RunView, lives: Lives, records: RunRecords) -> list[A
 def attempts_of_jobs(found: Sequence[Life]) -> list[AttemptFacts]:
     """Return the attempts of a job that started no run, from the entries of companions alone.
 
-    A process with the host and index of one that has ended is of the next attempt.
+    A process with the host and index of one that has ended is of the next attempt; so is one with those of a process
+    that has recorded nothing more: that one has no end.
 
     Args:
         found: The lives of its processes, in the order of their first entries.
@@ -70,17 +71,33 @@ def attempts_of_jobs(found: Sequence[Life]) -> list[AttemptFacts]:
     attempts: list[list[Life]] = []
     for life in found:
         is_next = not attempts or any(
-            (other.host, other.index) == (life.host, life.index)
-            and other.ended_ns is not None
-            and other.ended_ns <= life.first_ns
-            for other in attempts[-1]
+            (other.host, other.index) == (life.host, life.index) and _is_over(other, life) for other in attempts[-1]
         )
         if is_next:
             attempts.append([])
         attempts[-1].append(life)
     return [
-        _attempt(number, None, [_of_life(life, number) for life in lives]) for number, lives in enumerate(attempts, 1)
+        _attempt(number, None, [_closed(_of_life(life, number), life, found) for life in lives])
+        for number, lives in enumerate(attempts, 1)
     ]
+
+
+def _is_over(life: Life, other: Life) -> bool:
+    """Return True if a process was over when another one with its host and index started."""
+    if life.ended_ns is not None:
+        return life.ended_ns <= other.first_ns
+    # A pid is of one process at a time; of two pids, both may run with the same index, by mistake.
+    silent_ns = 0 if life.pid == other.pid else SILENT_BEFORE_NEXT_NS
+    return life.last_ns + silent_ns < other.first_ns
+
+
+def _closed(process: ProcessFacts, life: Life, found: Sequence[Life]) -> ProcessFacts:
+    """Return a process without a recorded end as one that is gone, if another one has started in its place."""
+    is_gone = life.ended_ns is None and any(
+        (other.host, other.index) == (life.host, life.index) and other is not life and _is_over(life, other)
+        for other in found
+    )
+    return replace(process, state=State.FAILED, end=process.end._replace(is_silent=True)) if is_gone else process
 
 
 def chips_of(view: RunView) -> Fact[int] | Unknown:

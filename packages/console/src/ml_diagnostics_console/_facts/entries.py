@@ -34,13 +34,20 @@ from ml_diagnostics_console._facts.facts import (
 from ml_diagnostics_console._facts.summaries import Summaries
 from ml_diagnostics_console.verdict import Ref
 
-__all__ = ["Life", "Lives", "ref_of"]
+__all__ = ["SILENT_BEFORE_NEXT_NS", "Life", "Lives", "ref_of"]
 
 _AFTER_END_NS: Final = 5_000_000_000
 """The companion and `run` write after the end of a process, within this time, and open their journals then."""
 _AFTER_END: Final = frozenset(
     {kinds.CONSOLE, kinds.SIGTERM_HANDLER, kinds.COMPILES, kinds.STEP_SUMMARY, kinds.LEFT_BLOCK, kinds.DUMP}
 )
+SILENT_BEFORE_NEXT_NS: Final = 10_000_000_000
+"""The next process in place of one that was killed with its companion starts at least so long after the last entry:
+a companion writes the steps each ten seconds, and a container has to load Python and JAX first."""
+_FROM_START: Final = frozenset(
+    {kinds.COMPILES, kinds.SIGTERM_HANDLER, kinds.STEP_SUMMARY, kinds.SNAPSHOT, kinds.HANG_SUSPECTED}
+)
+"""Kinds that only the companion of a process writes, and not `run` at its end."""
 _MOST_STACKS: Final = 12
 _MOST_HANGS: Final = 64
 _MOST_COMPILES: Final = 4_096
@@ -72,6 +79,7 @@ class Life:
         labels: The labels of its entries, each with its newest value: `run` and the companion know others.
         resource: The monitored resource of its newest entry that has one.
         ends: The entries on its end and on blocks that it left, the oldest first.
+        companion: The first writer of its newest companion; empty if none has written yet.
     """
 
     def __init__(self, host: str, pid: str, entry: LogEntry) -> None:
@@ -83,6 +91,7 @@ class Life:
         self._newest_labels = self.labels
         self.resource: Mapping[str, Any] = entry.context.resource
         self.ends: list[LogEntry] = []
+        self.companion = ""
         self.step: tuple[int, LogEntry] | None = None
         self.phase = ""
         self.hangs: list[HangVerdict] = []
@@ -115,6 +124,8 @@ class Life:
             self.step = step, entry
         if isinstance(payload.get("phase"), str):
             self.phase = payload["phase"]
+        if kind in _FROM_START and _is_first_writer(entry):
+            self.companion = entry.context.writer or ""
         reader = _READERS.get(kind)
         if reader is not None:
             reader(self, entry, payload)
@@ -261,10 +272,16 @@ class Lives:
             started_ns: The time of its first event elsewhere.
             last_ns: The time of its last event elsewhere.
         """
-        for life in self._lives.get((host, str(pid)), ()):
-            if (life.ended_ns is None or life.ended_ns >= started_ns) and life.first_ns <= last_ns + _AFTER_END_NS:
-                return life
-        return None
+        lives = self._lives.get((host, str(pid)), [])
+        found = [
+            life
+            for life in lives
+            if (life.ended_ns is None or life.ended_ns >= started_ns) and life.first_ns <= last_ns + _AFTER_END_NS
+        ]
+        if len(found) < 2 or all(life.ended_ns is not None for life in found[:-1]):
+            return found[0] if found else None
+        # One without a recorded end is over when the next one starts: the one that lived for most of the time is meant.
+        return max(found, key=lambda life: min(life.last_ns, last_ns) - max(life.first_ns, started_ns))
 
     def labelled(self, names: Iterable[str]) -> list[Life]:
         """Return the lives with labels that name one of some jobs or runs, in the order of their first entries."""
@@ -281,7 +298,7 @@ class Lives:
 def _is_of_next(life: Life, entry: LogEntry) -> bool:
     """Return True if an entry belongs to the next process with the same pid."""
     if life.ended_ns is None:
-        return False
+        return _is_of_next_companion(life, entry)
     if 0 < writer_start_ns(entry.context.writer or "") <= life.ended_ns:  # Of a companion that served the ended one.
         return False
     kind = _kind_of(entry)
@@ -291,6 +308,27 @@ def _is_of_next(life: Life, entry: LogEntry) -> bool:
         ended_ns = natural_number(entry.payload.get("ended_ns")) or entry.timestamp_ns
         return ended_ns > life.ended_ns + _AFTER_END_NS
     return not (kind in _AFTER_END and entry.timestamp_ns <= life.ended_ns + _AFTER_END_NS)
+
+
+def _is_of_next_companion(life: Life, entry: LogEntry) -> bool:
+    """Return True if another companion serves the pid, though no end is recorded: the first one was killed as well.
+
+    A companion's first journal opens with the first entry that it has, and a second one serves the same process only
+    after the job has left a block.
+    """
+    writer = entry.context.writer or ""
+    is_other = bool(life.companion) and writer != life.companion and _is_first_writer(entry)
+    return (
+        is_other
+        and not life.ends
+        and _kind_of(entry) in _FROM_START
+        and writer_start_ns(writer) > life.last_ns + SILENT_BEFORE_NEXT_NS
+    )
+
+
+def _is_first_writer(entry: LogEntry) -> bool:
+    """Return True if an entry is of the first journal of its writer's process."""
+    return (entry.context.writer or "").endswith("-0")
 
 
 def _kind_of(entry: LogEntry) -> str:
