@@ -28,7 +28,7 @@ class Act(NamedTuple):
         at: When.
         what: `checkpoint`, `eval`, `pause` (without a report), `leave`, `exit`, `fail`, or `kill`, for itself; `ask`
             (SIGTERM), `stop` and `go` (SIGSTOP, SIGCONT), `cut` and `join` (the same for its companion), or `dead`
-            (SIGKILL for its companion), from outside.
+            (SIGKILL for its companion), from outside. `plan` is always the first: it has many more steps to do.
         seconds: How long, for the first three.
     """
 
@@ -47,7 +47,7 @@ def healthy_script(seed: int) -> list[list[Act]]:
     count = draw.randrange(2, 5)
     scripts: list[list[Act]] = [[] for _ in range(count)]
     kind = draw.choice(
-        ["none", "save", "last save", "asked", "one asked", "compile", "cut", "dead", "debugger", "eval"]
+        ["none", "save", "last save", "asked", "one asked", "compile", "cut", "dead", "debugger", "eval", "early stop"]
     )
     start = 0.5
     one = draw.randrange(count)
@@ -74,6 +74,11 @@ def healthy_script(seed: int) -> list[list[Act]]:
         start += 1
     for index, script in enumerate(scripts):
         when = start + draw.uniform(0, 4)
+        if kind == "early stop":
+            script.append(Act(0, "plan"))
+            if index == 0:  # It saves without a report of it, while the others have left.
+                script.append(Act(start, "pause", draw.uniform(16, 18)))
+                when = start + 18.5
         if kind == "last save" and index == 0:
             script.append(Act(start, draw.choice(["checkpoint", "pause"]), draw.uniform(11, 14)))
             when = start + 14.5
@@ -260,9 +265,13 @@ def _train(index: int, folder: Path, script: list[Act]) -> int:
     from cloud_tpu_diagnostics import diagnose, heartbeat
     from cloud_tpu_diagnostics._collect import blocks
     from cloud_tpu_diagnostics._fast_fail.status import read_status
+    from ml_diagnostics_common.environment import announce_plan
     from ml_diagnostics_common.processes import start_mark
 
     signal.signal(signal.SIGTERM, lambda *_: None)  # It saves, and ends by its script.
+    if script[0].what == "plan":
+        script.pop(0)
+        announce_plan(planned_steps=1_000_000)
     with diagnose(fast_fail=True):
         deadline = time.monotonic() + _JOIN_SECONDS
         while read_status(os.getpid(), start_mark(os.getpid())) is None and time.monotonic() < deadline:
