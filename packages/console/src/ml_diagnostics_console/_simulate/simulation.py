@@ -97,7 +97,7 @@ class Simulation:
         self._attempts: dict[str, int] = {}
         self._starts: list[tuple[float, Pod]] = []
         self._addresses: dict[frozenset[str], str] = {}
-        """By the names of the pods that form one job of JAX."""
+        """Addresses by the names of the pods that form one job of JAX."""
         self._calls: list[Call] = []
         self._last_call = self._next_calls = time.monotonic()
         self._noted: set[str] = set()
