@@ -30,7 +30,7 @@ class Answer:
         blame: The side that it blames; None if it names none.
         probability: The probability that it is right, from 0 to 1; None if the tool gives none.
         rule: The rule or method that decided, for people.
-        sentence: The answer in words.
+        sentence: The answer as a sentence.
     """
 
     verdict_class: VerdictClass
@@ -95,7 +95,7 @@ def ask_doctor(
 
     Args:
         diagnostics: ML_DIAGNOSTICS_DIR.
-        name: The run, or the job if it began none.
+        name: The run, or the job if it has no run.
         now_ns: The time of the question; None is now.
         cluster: Objects of Kubernetes; empty if no cluster is to be known.
     """

@@ -21,7 +21,7 @@ _ERROR_LINE: Final = re.compile(
     r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*|^Fatal Python error.*|^F\d{4} .*"
 )
 _INFO: Final = re.compile(r"^I\d{4} .*$", re.MULTILINE)
-"""Lines of native code that are no errors."""
+"""INFO lines of native code."""
 _PATTERNS: Final = (
     (re.compile(r"out of memory|MemoryError|oom|Unable to allocate", re.IGNORECASE), VerdictClass.CRASH),
     (re.compile(r"No space left|Input/output error|Permission denied"), VerdictClass.CRASH),

@@ -38,7 +38,7 @@ _FIRST_CAUSE_KINDS: Final = (
     "exception_in_input",
     "memory_limit",
 )
-"""Eight faults of one process that end others: the ones of which clocks decide by time who was first."""
+"""Eight faults of one process that end others: by time, clocks decide which process was the first."""
 
 
 def run_all(

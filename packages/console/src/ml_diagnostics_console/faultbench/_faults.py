@@ -399,7 +399,7 @@ _CLUSTER: Final = (
         )
         for name, how in (
             ("replayed_eviction", "SIGKILL, and a pod that the kubelet has evicted"),
-            ("replayed_node_loss", "SIGKILL, and a pod whose node was lost"),
+            ("replayed_node_loss", "SIGKILL, and a pod on a node that was lost"),
         )
     ),
 )

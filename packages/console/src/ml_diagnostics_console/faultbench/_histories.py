@@ -51,7 +51,7 @@ class History:
         name: The name of its plan.
         kind: The name of its kind.
         seed: Its seed.
-        run: The name of the run, or of the job if it began none.
+        run: The name of the run, or of the job if it has no run.
         label: The right answer.
         void: Why the run does not count; empty if it does.
         folder: The folder with `diagnostics`.
@@ -219,7 +219,7 @@ def shift_clocks(diagnostics: Path, offsets_seconds: Mapping[str, float]) -> Non
 
 
 def _shifted_run(run: dict[str, Any], offsets: Mapping[str, int]) -> dict[str, Any]:
-    """Return the document of a run on other clocks: what it has of no single process is by the clock of the first."""
+    """Return the document of a run on other clocks: times of no single process are by the clock of the first."""
     hosts = [
         process.get("hostname", "")
         for attempt in run.get("attempts", ())

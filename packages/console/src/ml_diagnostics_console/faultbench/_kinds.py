@@ -19,7 +19,7 @@ Check = Callable[["Evidence"], str]
 
 
 class At(str, enum.Enum):
-    """The place at which a fault is injected."""
+    """The target of an injection."""
 
     INSIDE = "in the step"
     OUTSIDE = "from outside"
@@ -67,10 +67,10 @@ class Kind:
 
     Attributes:
         name: Its name in the table.
-        how: The injection in words, for the table.
+        how: The injection as a phrase, for the table.
         expected: The right answer.
         check: Proves from outside that the injection had its effect.
-        at: The place at which it is injected.
+        at: The target of the injection.
         is_fault: False of a negative: nothing is wrong.
         is_ending: True if a job of it ends without help, so that the time to the end of all is measured.
         least_processes: The least number of processes.

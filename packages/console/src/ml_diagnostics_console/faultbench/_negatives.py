@@ -1,4 +1,4 @@
-"""Runs in which nothing is wrong, though some of it looks so."""
+"""Runs in which nothing is wrong, though some of it seems to be."""
 
 from __future__ import annotations
 

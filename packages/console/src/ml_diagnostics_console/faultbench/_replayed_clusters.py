@@ -78,7 +78,7 @@ class _Cluster:
         return self.pod(index, {"phase": "Pending", "conditions": conditions})
 
     def waiting(self, index: int, reason: str, message: str, **spec: Any) -> Document:
-        """Return a pod whose container does not start."""
+        """Return a pod with a container that does not start."""
         status = _container(waiting={"reason": reason, "message": message})
         return self.pod(index, {"phase": "Pending", "containerStatuses": [status]}, nodeName=f"n-{index}", **spec)
 

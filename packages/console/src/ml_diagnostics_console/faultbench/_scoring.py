@@ -139,7 +139,7 @@ def score(tool: str, cases: Iterable[Case]) -> Score:
     known = list(cases)
     faults = [case for case in known if case.label.is_fault]
     negatives = [case for case in known if not case.label.is_fault]
-    pairs = [(_true_class(case), _said_class(case)) for case in known]
+    pairs = [(_true_class(case), _answered_class(case)) for case in known]
     classes = sorted({case.label.verdict_class for case in faults}, key=list(VerdictClass).index)
     alarms = [case for case in known if _is_alarm(case)]
     culprits = [case for case in faults if case.label.culprit is not None]
@@ -163,7 +163,7 @@ def score(tool: str, cases: Iterable[Case]) -> Score:
 
 
 def _is_alarm(case: Case) -> bool:
-    """Return True if the answer is that something is wrong; a right answer on a negative is no alarm."""
+    """Return True if the answer is that something is wrong; a right answer on a negative does not count."""
     if case.answer.verdict_class in (VerdictClass.HEALTHY, VerdictClass.UNKNOWN):
         return False
     return case.label.is_fault or not is_right_class(case.label, case.answer)
@@ -173,7 +173,7 @@ def _true_class(case: Case) -> VerdictClass:
     return case.label.verdict_class
 
 
-def _said_class(case: Case) -> VerdictClass:
+def _answered_class(case: Case) -> VerdictClass:
     """Return the class of the answer; an accepted one counts as the class of the run."""
     return case.label.verdict_class if is_right_class(case.label, case.answer) else case.answer.verdict_class
 

@@ -189,7 +189,7 @@ def load_batch(step: int) -> numpy.ndarray[Any, Any]:
 
 
 class Model:
-    """One layer, replicated, whose gradients are summed over all processes."""
+    """One layer, replicated, with gradients that are summed over all processes."""
 
     def __init__(self) -> None:
         self._mesh = jax.sharding.Mesh(numpy.array(jax.devices()), (RANKS,))
