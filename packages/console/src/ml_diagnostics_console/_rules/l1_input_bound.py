@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median, median_low
 from typing import Final, NamedTuple
 
@@ -45,8 +46,9 @@ class _Signal(NamedTuple):
 def _judge(facts: Facts) -> Judgement:
     if facts.attempt is None:
         return None
-    marks = _by_marks(facts.processes)
-    is_marked = any(share_of_data(steady(process)) is not None for process in facts.processes)
+    shares = [share_of_data(steady(process)) for process in facts.processes]
+    marks = _by_marks(facts.processes, shares)
+    is_marked = any(share is not None for share in shares)
     signals = [
         signal for signal in (marks, _by_grain(facts), _by_duty(facts), _by_profile(facts)) if signal is not None
     ]
@@ -95,13 +97,12 @@ def _verdict(facts: Facts, signals: list[_Signal], marks: _Signal | None) -> Ver
     )
 
 
-def _by_marks(processes: tuple[ProcessFacts, ...]) -> _Signal | None:
+def _by_marks(processes: Sequence[ProcessFacts], of_processes: Sequence[float | None]) -> _Signal | None:
     """Return the share of marked data loading of the median host: a single slow host is the subject of L2."""
     shares = {
         index: share
-        for index, process in enumerate(processes)
-        if sum(each.steps for each in steady(process)) >= _LEAST_STEPS
-        and (share := share_of_data(steady(process))) is not None
+        for index, (process, share) in enumerate(zip(processes, of_processes, strict=True))
+        if share is not None and sum(each.steps for each in steady(process)) >= _LEAST_STEPS
     }
     if not shares:
         return None
@@ -123,12 +124,14 @@ def _by_marks(processes: tuple[ProcessFacts, ...]) -> _Signal | None:
 
 def _by_grain(facts: Facts) -> _Signal | None:
     """Return what grain itself measured of the time to get the next batch."""
-    steps = [seconds for process in facts.processes if (seconds := step_seconds(steady(process)))]
+    of_grain = [[curve for curve in metrics_of(facts).of(name) if curve.last > 0] for name in _GRAIN]
+    steps = (
+        [seconds for process in facts.processes if (seconds := step_seconds(steady(process)))] if any(of_grain) else []
+    )
     if not steps:
         return None
     step = median(steps)
-    for name in _GRAIN:
-        curves = [curve for curve in metrics_of(facts).of(name) if curve.last > 0]
+    for curves in of_grain:
         if not curves:
             continue
         curve = sorted(curves, key=lambda each: each.last)[(len(curves) - 1) // 2]
@@ -141,13 +144,13 @@ def _by_grain(facts: Facts) -> _Signal | None:
 
 def _by_duty(facts: Facts) -> _Signal | None:
     """Return the time in which the devices compute, if it is short while the job runs steps."""
-    start_ns, end_ns = _steps_span(facts)
+    curves = [curve for name in _DUTY for curve in metrics_of(facts).of(name)]
+    start_ns, end_ns = _steps_span(facts) if curves else (0, 0)
     medians = {}
-    for name in _DUTY:
-        for curve in metrics_of(facts).of(name):
-            values = curve.between(start_ns, end_ns)
-            if len(values) >= _LEAST_SAMPLES:
-                medians[curve.key] = median(values), curve
+    for curve in curves:
+        values = curve.between(start_ns, end_ns)
+        if len(values) >= _LEAST_SAMPLES:
+            medians[curve.key] = median(values), curve
     if not medians:
         return None
     duty = median(value for value, _ in medians.values())
@@ -159,9 +162,9 @@ def _by_duty(facts: Facts) -> _Signal | None:
 
 def _steps_span(facts: Facts) -> tuple[int, int]:
     """Return when the job ran steps; the second half of its time if that is not known, since it compiles before."""
-    summaries = [summary for process in facts.processes for summary in steady(process)]
-    if summaries:
-        return min(each.time_ns for each in summaries), max(each.time_ns for each in summaries)
+    times_ns = [summary.time_ns for process in facts.processes for summary in steady(process)]
+    if times_ns:
+        return min(times_ns), max(times_ns)
     start_ns = min((process.started_ns for process in facts.processes), default=0)
     return (start_ns + facts.now_ns) // 2, facts.now_ns
 
