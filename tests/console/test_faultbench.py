@@ -264,6 +264,18 @@ def test_a_right_answer_on_a_negative_counts_as_right() -> None:
     assert score("doctor", [Case("run", "sigterm_saved", asked, answer)]).false_alarms == (0, 1)
 
 
+def test_unknown_on_a_negative_is_a_false_alarm_and_on_a_fault_a_miss() -> None:
+    found = score("doctor", [_case(_HEALTHY, VerdictClass.UNKNOWN), _case(_CRASH, VerdictClass.UNKNOWN)])
+    assert (found.false_alarms, found.recall) == ((1, 1), (0, 1))
+    assert found.precision == (0, 1)
+
+
+def test_a_fault_that_the_job_survives_is_scored_as_a_negative() -> None:
+    survived = Label((VerdictClass.HEALTHY,), with_blame=Blame.PREEMPTION)
+    found = score("doctor", [_case(survived, VerdictClass.HEALTHY), _case(survived, VerdictClass.SLOW)])
+    assert (found.false_alarms, found.recall) == ((1, 2), (0, 0))
+
+
 def test_the_interval_of_a_rate_is_that_of_wilson() -> None:
     low, high = Rate(8, 10).interval
     assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)

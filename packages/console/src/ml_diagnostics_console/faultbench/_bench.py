@@ -224,7 +224,7 @@ def _end_seconds(history: History) -> Iterator[float]:
 def _notes(
     cases: Sequence[Case], voids: Sequence[str], ends: Sequence[float], offset_seconds: float, draws: int
 ) -> Iterator[str]:
-    faults = sum(case.label.is_fault for case in cases)
+    faults = sum(case.label.counts_as_fault for case in cases)
     yield f"{faults} answers on runs with a fault, {len(cases) - faults} on negatives."
     if offset_seconds:
         yield f"Each host's clock was changed by up to {offset_seconds:g} s, {draws} times each."

@@ -36,6 +36,11 @@ class Label:
     is_fault: bool = True
 
     @property
+    def counts_as_fault(self) -> bool:
+        """True if something is wrong: a fault that a job survives, so that "healthy" is right, is scored as a negative."""
+        return self.is_fault and VerdictClass.HEALTHY not in self.classes
+
+    @property
     def verdict_class(self) -> VerdictClass:
         """The class of the run in the table."""
         return self.classes[0]

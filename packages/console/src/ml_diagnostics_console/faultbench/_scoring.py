@@ -137,8 +137,8 @@ def is_right_blame(label: Label, answer: Answer) -> bool:
 def score(tool: str, cases: Iterable[Case]) -> Score:
     """Return the score of a tool."""
     known = list(cases)
-    faults = [case for case in known if case.label.is_fault]
-    negatives = [case for case in known if not case.label.is_fault]
+    faults = [case for case in known if case.label.counts_as_fault]
+    negatives = [case for case in known if not case.label.counts_as_fault]
     pairs = [(_true_class(case), _answered_class(case)) for case in known]
     classes = sorted({case.label.verdict_class for case in faults}, key=list(VerdictClass).index)
     alarms = [case for case in known if _is_alarm(case)]
@@ -150,7 +150,7 @@ def score(tool: str, cases: Iterable[Case]) -> Score:
         len(known),
         _rate(is_right_class(case.label, case.answer) for case in known),
         {each: _class_score(each, pairs) for each in classes},
-        _rate(case.label.is_fault and is_right_class(case.label, case.answer) for case in alarms),
+        _rate(case.label.counts_as_fault and is_right_class(case.label, case.answer) for case in alarms),
         Rate(len(right), len(faults)),
         _rate(is_right_culprit(case.label, case.answer) for case in culprits),
         _rate(_is_alarm(case) for case in negatives),
@@ -163,10 +163,15 @@ def score(tool: str, cases: Iterable[Case]) -> Score:
 
 
 def _is_alarm(case: Case) -> bool:
-    """Return True if the answer is that something is wrong; a right answer on a negative does not count."""
-    if case.answer.verdict_class in (VerdictClass.HEALTHY, VerdictClass.UNKNOWN):
+    """Return True if the answer is that something is wrong; a right answer on a negative does not count.
+
+    "Unknown" is an alarm where nothing is wrong: the doctor exits with a code of its own. On a fault it is a miss.
+    """
+    if case.answer.verdict_class is VerdictClass.HEALTHY:
         return False
-    return case.label.is_fault or not is_right_class(case.label, case.answer)
+    if case.label.counts_as_fault:
+        return case.answer.verdict_class is not VerdictClass.UNKNOWN
+    return not is_right_class(case.label, case.answer)
 
 
 def _true_class(case: Case) -> VerdictClass:
