@@ -13,7 +13,17 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["CASCADE_TEXTS", "CASCADE_VERSION", "CascadeText", "Confidence", "ProcessEnd", "Role", "Story", "story_of"]
+__all__ = [
+    "CASCADE_TEXTS",
+    "CASCADE_VERSION",
+    "TOGETHER_SECONDS",
+    "CascadeText",
+    "Confidence",
+    "ProcessEnd",
+    "Role",
+    "Story",
+    "story_of",
+]
 
 
 class Role(str, enum.Enum):
@@ -71,8 +81,9 @@ _FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM"})
 _SIGTERM_CODE: Final = 128 + 15
 _ABORT_CODE: Final = 128 + 6
 """JAX ends the survivors of a failure by an abort; codes of signals where a shell is between."""
-_TOGETHER_NS: Final = 1_000_000_000
+TOGETHER_SECONDS: Final = 1.0
 """Ends within this time are of one act from outside; later ones are the teardown of a job that has failed."""
+_TOGETHER_NS: Final = round(TOGETHER_SECONDS * 1e9)
 _CLOCKS_NS: Final = 1_000_000_000
 """The difference of clocks that are not known better."""
 

@@ -25,11 +25,12 @@ from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, ProcessFacts
 from ml_diagnostics_console._facts.run_records import RunRecords
 from ml_diagnostics_console.verdict import Ref
 
-__all__ = ["attempts_of_jobs", "attempts_of_runs", "chips_of"]
+__all__ = ["STUCK_BEFORE_END_SECONDS", "attempts_of_jobs", "attempts_of_runs", "chips_of"]
 
 _BEFORE_RUN_NS: Final = 600_000_000_000
 """A process may be in its block for so long before its run begins."""
-_STUCK_BEFORE_END_NS: Final = 900_000_000_000
+STUCK_BEFORE_END_SECONDS: Final = 900.0
+"""A job that is stuck is ended by its owner, or by JAX's timeouts of some minutes, within this time of a verdict."""
 _SIGTERM: Final = "SIGTERM"
 _CAUGHT: Final = "SIGTERM caught"
 """JAX's preemption notifier, which swallows the signal, writes this."""
@@ -248,7 +249,7 @@ def _with_life(process: ProcessFacts, life: Life) -> ProcessFacts:
     hangs, console = tuple(life.hangs), tuple(life.console.values())
     ended_ns = end.ended_ns or life.ended_ns
     if end.how:
-        is_stuck = any(0 <= (ended_ns or 0) - hang.time_ns <= _STUCK_BEFORE_END_NS for hang in hangs)
+        is_stuck = any(0 <= (ended_ns or 0) - hang.time_ns <= STUCK_BEFORE_END_SECONDS * 1e9 for hang in hangs)
         # A cluster asks the others to end once one has failed: one that had failed before was not ended by that.
         failed_ns = ended_ns
         if left is not None and end.exception:

@@ -9,6 +9,7 @@ from ml_diagnostics_console._rules.causes import Cause, signal_of
 from ml_diagnostics_console._rules.crashes import command, crash, error_of, logs_around
 from ml_diagnostics_console._rules.host_memory import (
     AT_LIMIT_PERCENT,
+    LEAST_GROWTH_PERCENT,
     RECENT_SECONDS,
     WINDOW_SECONDS,
     MemoryUse,
@@ -94,6 +95,7 @@ RULE = Rule(
             "samples are 10 s apart, so the last one before a kill is mostly below 100 %",
         ),
         Threshold("age of the last sample, at most", f"{RECENT_SECONDS:.0f} s", "six samples"),
+        Threshold("growth, at least", f"{LEAST_GROWTH_PERCENT:.0f} %", "less is the noise of a sample"),
         Threshold("time over which the growth is measured", f"{WINDOW_SECONDS:.0f} s", "long enough for slow leaks"),
     ),
     example="host tpu-17 ran out of host memory at step 41,207 (16:02:11 UTC); it grew by 410 MB/min, its limit is "

@@ -12,7 +12,7 @@ from ml_diagnostics_console._rules.asked import GRACE_SECONDS, Asked, asked_of, 
 from ml_diagnostics_console._rules.causes import Cause, own_clock_ns, signal_of, titles
 from ml_diagnostics_console._rules.crashes import command, crash, error_of, logs_around
 from ml_diagnostics_console._rules.leads import Lead, lead_of
-from ml_diagnostics_console._rules.pod_reasons import kubernetes_reason, pod_commands
+from ml_diagnostics_console._rules.pod_reasons import OF_NODES, kubernetes_reason, pod_commands
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.wording import at, clock, hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Verdict, VerdictClass
@@ -149,6 +149,7 @@ RULE = Rule(
             f"{GRACE_SECONDS:.0f} s",
             "Kubernetes' default terminationGracePeriodSeconds",
         ),
+        *OF_NODES,
     ),
     example="host host-1 was asked to stop by SIGTERM at 16:01:41 UTC, from outside of its container, and did not end "
     "in 30.0 s: it was killed at step 30 (16:02:11 UTC); nothing was saved after the request: the last step is 30, and "

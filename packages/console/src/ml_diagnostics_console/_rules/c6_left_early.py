@@ -11,7 +11,7 @@ from ml_diagnostics_console._facts.facts import AttemptFacts, Facts, ProcessFact
 from ml_diagnostics_console._rules.causes import Cause
 from ml_diagnostics_console._rules.crashes import crash, logs_around
 from ml_diagnostics_console._rules.leads import Lead, lead_of
-from ml_diagnostics_console._rules.rule import Judgement, Rule
+from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console.verdict import Blame, Ref
 
 __all__ = ["RULE"]
@@ -19,7 +19,7 @@ __all__ = ["RULE"]
 _OF_A_STEP: Final = frozenset({"step", "sync", "data"})
 _IN_STEPS: Final = _OF_A_STEP | {""}
 """A process that saves, evaluates or ends at its own pace does not wait for one that left."""
-_CLOCKS_NS: Final = 1_000_000_000
+_CLOCKS_SECONDS: Final = 1.0
 
 
 class _Left(NamedTuple):
@@ -80,7 +80,7 @@ def _left(attempt: AttemptFacts, lead: Lead | None) -> _Left | None:
         return _Left(clean, tuple(failed), tuple(refs[:2]))
     left_ns = min((process.end.ended_ns or process.last_event_ns for process in clean), default=0)
     stuck = [(process, hang) for process in others for hang in process.hangs[-1:] if hang.phase in _IN_STEPS]
-    waiting = [(process, hang) for process, hang in stuck if hang.time_ns >= left_ns - _CLOCKS_NS]
+    waiting = [(process, hang) for process, hang in stuck if hang.time_ns >= left_ns - _CLOCKS_SECONDS * 1e9]
     if not waiting or len(waiting) < len(others):
         return None
     in_order = sorted(clean, key=lambda process: process.end.ended_ns or process.last_event_ns)
@@ -119,6 +119,9 @@ RULE = Rule(
         "to be sure: `planned_steps` of machinelearning_run or GoodputRecorder",
     ),
     judge=_judge,
+    thresholds=(
+        Threshold("hang verdict before the end that explains it, at most (s)", _CLOCKS_SECONDS, "clocks of two hosts"),
+    ),
     example="host host-1 left at step 30 (16:02:11 UTC) with exit code 0, though 3 others went on: 1,000 steps were "
     "planned; the 3 others failed because of it",
     replaces=("U0", "K1", "K1s", "K2"),

@@ -9,9 +9,9 @@ from ml_diagnostics_common.story import Confidence
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts, Unknown
 from ml_diagnostics_console._rules.causes import Cause, is_gone, signal_of
 from ml_diagnostics_console._rules.crashes import command, crash, logs_around
-from ml_diagnostics_console._rules.leads import LEAST_STUCK_SECONDS, STUCK_STEPS, lead_of
-from ml_diagnostics_console._rules.pod_reasons import kubernetes_reason, pod_commands
-from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
+from ml_diagnostics_console._rules.leads import ORDER_OF_ENDS, lead_of
+from ml_diagnostics_console._rules.pod_reasons import OF_NODES, kubernetes_reason, pod_commands
+from ml_diagnostics_console._rules.rule import Judgement, Rule
 from ml_diagnostics_console._rules.wording import clock
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked
 
@@ -85,11 +85,8 @@ RULE = Rule(
     ),
     judge=_judge,
     thresholds=(
-        Threshold(
-            "age of the last progress from which the job was stuck before, without a hang verdict",
-            f"{STUCK_STEPS} times the longest step, and {LEAST_STUCK_SECONDS:.0f} s at least",
-            "the floor of a hang's timeout for jobs with short steps",
-        ),
+        *ORDER_OF_ENDS,
+        *OF_NODES,
     ),
     example="host host-3 was killed at step 30 (16:02:11 UTC): the kubelet evicted pod ml/train-1-x at 16:02:10 UTC: "
     "The node was low on resource: memory; the 3 others failed 0.1 s later because of it",

@@ -7,11 +7,11 @@ from ml_diagnostics_common.texts import format_count
 
 from ml_diagnostics_console._facts.facts import Facts, Unknown
 from ml_diagnostics_console._facts.monitored_events import MonitoredEvent
-from ml_diagnostics_console._rules.rule import Judgement, Rule
+from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.wording import clock, command_line, quoted
 from ml_diagnostics_console.verdict import Blame, NextCommand, NotChecked, Part, Verdict, VerdictClass
 
-_LATE_NS = 600_000_000_000
+_LATE_SECONDS = 600.0
 _CLASSES = {"PERFORMANCE": VerdictClass.SLOW, "HANG": VerdictClass.STUCK, "STALL": VerdictClass.STUCK}
 
 
@@ -51,7 +51,7 @@ def _is_of_attempt(facts: Facts, event: MonitoredEvent) -> bool:
     if attempt is None or event.since_ns is None:
         return True
     started_ns, ended_ns = attempt.started_ns or 0, attempt.ended_ns or facts.now_ns
-    return event.since_ns <= ended_ns + _LATE_NS and (event.ended_ns is None or event.ended_ns >= started_ns)
+    return event.since_ns <= ended_ns + _LATE_SECONDS * 1e9 and (event.ended_ns is None or event.ended_ns >= started_ns)
 
 
 RULE = Rule(
@@ -59,6 +59,9 @@ RULE = Rule(
     title="a finding of Google's analyzers",
     needs=("`gcloud alpha mldiagnostics monitored-events`, with --project",),
     judge=judge,
+    thresholds=(
+        Threshold("start after the end of the attempt, at most (s)", _LATE_SECONDS, "analyzers read delayed metrics"),
+    ),
     example=(
         "Google's analyzer reports since 16:02:11 UTC: ICI Link Analyzer: ICI Link issues detected in <instance_ids>."
     ),

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console._rules.attempt_metrics import metrics_of
-from ml_diagnostics_console._rules.devices import State, began_before_failure, class_of, state_of
+from ml_diagnostics_console._rules.devices import STATE_SECONDS, State, began_before_failure, class_of, state_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stuck import stuck_job
 from ml_diagnostics_console._rules.wording import clock, command_line
@@ -127,6 +127,7 @@ RULE = Rule(
     thresholds=(
         Threshold("unusable", _UNUSABLE, "libtpu's ici_link_health: 10"),
         Threshold("persistent", _PERSISTENT, "libtpu's ici_link_health: 6 to 9; 1 to 5 pass by themselves"),
+        Threshold("record after a job got stuck, at most (s)", STATE_SECONDS, "a state is recorded each minute"),
         Threshold("NVLinks that are down", 1, "NVML: the link's state"),
     ),
     example="the ICI link of tray 1, chip 3, port ici0.int of host-3 is unusable since 16:02:11 UTC",

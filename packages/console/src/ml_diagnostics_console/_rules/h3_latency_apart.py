@@ -11,7 +11,7 @@ from ml_diagnostics_common.texts import format_duration
 from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts
 from ml_diagnostics_console._rules.attempt_metrics import metrics_of
-from ml_diagnostics_console._rules.robust import LEAST_SCORE, Outlier, high_outliers
+from ml_diagnostics_console._rules.robust import LEAST_SCORE, LEAST_SPREAD, LEAST_VALUES, Outlier, high_outliers
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import part_of
 from ml_diagnostics_console._rules.wording import command_line
@@ -115,6 +115,8 @@ RULE = Rule(
     judge=_judge,
     thresholds=(
         Threshold("modified z-score", LEAST_SCORE, "Iglewicz and Hoaglin, 1993"),
+        Threshold("spread of the hosts, at least", LEAST_SPREAD, "equal hosts may have equal values, and no deviation"),
+        Threshold("hosts with a value of one latency", LEAST_VALUES, "as above"),
         Threshold("ratio to the median", _LEAST_RATIO, "hosts of one rack and of two differ by less"),
         Threshold("hosts", _LEAST_HOSTS, "of three, the median of the others is one of two"),
     ),

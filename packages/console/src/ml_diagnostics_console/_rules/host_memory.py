@@ -11,7 +11,7 @@ from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
 from ml_diagnostics_console.verdict import Ref
 
-__all__ = ["AT_LIMIT_PERCENT", "MemoryUse", "is_at_limit", "memory_use", "shown_memory"]
+__all__ = ["AT_LIMIT_PERCENT", "LEAST_GROWTH_PERCENT", "MemoryUse", "is_at_limit", "memory_use", "shown_memory"]
 
 AT_LIMIT_PERCENT: Final = 95.0
 """Samples are 10 s apart: a process that grows by some % in that time is killed before a sample shows 100 %."""
@@ -20,7 +20,7 @@ RECENT_SECONDS: Final = 60.0
 WINDOW_SECONDS: Final = 3_600.0
 """The growth is that of the last hour."""
 _LEAST_POINTS: Final = 2
-_LEAST_GROWTH_PERCENT: Final = 1.0
+LEAST_GROWTH_PERCENT: Final = 1.0
 _SECOND_NS: Final = 1_000_000_000
 _GIB: Final = 2**30
 _METRICS: Final = ("container_memory_utilization", "host_memory_utilization")
@@ -89,7 +89,7 @@ def _use(metric: str, curve: Curve, process: ProcessFacts, end_ns: int) -> Memor
     limit = curve.beside("total_bytes")
     (first_ns, first), (last_ns, last) = points[0], points[-1]
     slope = _slope(points)
-    grows = slope is not None and last - first >= _LEAST_GROWTH_PERCENT
+    grows = slope is not None and last - first >= LEAST_GROWTH_PERCENT
     rate = slope * 60 / 100 * limit / 1e6 if grows and slope is not None and limit is not None else None
     seconds = (last_ns - first_ns) / 1e9
     name = metric.removesuffix("_utilization")

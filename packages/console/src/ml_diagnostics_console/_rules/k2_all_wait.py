@@ -164,6 +164,7 @@ RULE = Rule(
     judge=_judge,
     thresholds=(
         *THRESHOLDS,
+        Threshold("samples of a queue or of idle time", _LEAST_SAMPLES, "a change needs two"),
         Threshold("queue", "not empty and not falling since the last progress", "libtpu: hlo_queue_size"),
     ),
     example="all 8 processes wait in train_step (train.py:88) at step 4,210 (16:02:11 UTC), and none is elsewhere: "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
-from ml_diagnostics_console._rules.rule import Judgement, Rule
+from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stack_groups import frame_text
 from ml_diagnostics_console._rules.stuck import Kind, StuckJob, stuck_job
 from ml_diagnostics_console._rules.stuck_texts import (
@@ -126,7 +126,10 @@ RULE = Rule(
     title="hosts run different programs or shapes",
     needs=(*NEEDS, 'the mark `heartbeat(step, phase="sync")` before the loop waits for the devices'),
     judge=_judge,
-    thresholds=THRESHOLDS,
+    thresholds=(
+        *THRESHOLDS,
+        Threshold("processes", _LEAST_PROCESSES, "of two, nothing shows which is different"),
+    ),
     example="host-3 waits in evaluate (train.py:120) at step 4,210, the others in train_step (train.py:88) at step "
     "4,210 (16:02:11 UTC): the hosts run different programs or shapes; no progress for 12 min 0 s",
     replaces=("K2",),

@@ -181,7 +181,9 @@ RULE = Rule(
         Threshold("throughput of its highest", _FLAT, "a load that is not limited varies by more"),
         Threshold("throughput (bytes/s)", _LEAST_THROUGHPUT, "less is no limit of a disk or network of a host"),
         Threshold("share of data loading", _LEAST_DATA_SHARE, "as of L1"),
-        Threshold("samples", _LEAST_SAMPLES, "a minute; of throughput 30, which is five minutes"),
+        Threshold("samples", _LEAST_SAMPLES, "a minute"),
+        Threshold("last samples that count", _RECENT, "five minutes"),
+        Threshold("samples of a throughput", _FLAT_SAMPLES, "five minutes: a load varies within some of them"),
     ),
     example="bound by CPU on host-3: all cores are busy for 97.0 % of the time, and the accelerators for 41.0 %",
 )

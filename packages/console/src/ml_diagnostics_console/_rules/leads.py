@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from ml_diagnostics_common.story import Confidence, ProcessEnd, Role, story_of
+from ml_diagnostics_common.story import TOGETHER_SECONDS, Confidence, ProcessEnd, Role, story_of
 
+from ml_diagnostics_console._facts.building import STUCK_BEFORE_END_SECONDS
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts, ProcessFacts
 from ml_diagnostics_console._rules.causes import (
     Cause,
@@ -25,8 +26,9 @@ from ml_diagnostics_console._rules.causes import (
     signal_of,
     titles,
 )
+from ml_diagnostics_console._rules.rule import Threshold
 
-__all__ = ["LEAST_STUCK_SECONDS", "STUCK_STEPS", "Lead", "ended_while_stuck", "lead_of", "lead_of_attempt"]
+__all__ = ["ORDER_OF_ENDS", "Lead", "ended_while_stuck", "lead_of", "lead_of_attempt"]
 
 _OF_PROGRAMS: Final = frozenset({Cause.MEMORY, Cause.DEVICE_MEMORY, Cause.DISK, Cause.ERROR, Cause.EXIT})
 """Kinds that a program may have on all hosts alike."""
@@ -35,7 +37,27 @@ _RECENT_SUMMARIES: Final = 360
 _IN_STEPS: Final = frozenset({"step", "sync", "data"})
 LEAST_STUCK_SECONDS: Final = 10.0
 STUCK_STEPS: Final = 10
-_LEAST_WAIT_SECONDS: Final = 1.0
+LEAST_WAIT_SECONDS: Final = 1.0
+ORDER_OF_ENDS: Final = (
+    Threshold(
+        "age of the last progress from which the job was stuck before, without a hang verdict",
+        f"{STUCK_STEPS} times the longest step, and {LEAST_STUCK_SECONDS:.0f} s at least",
+        "the floor of a hang's timeout for jobs with short steps",
+    ),
+    Threshold(
+        "the same where another process failed by itself, at least",
+        f"{LEAST_WAIT_SECONDS:g} s",
+        "one that waits for a failed process makes no step: only the resolution of the records counts",
+    ),
+    Threshold("steps that give the usual duration", f"{_RECENT_SUMMARIES} summaries", "an hour, at one each 10 s"),
+    Threshold(
+        "time from a hang verdict to an end that counts as that of a stuck job, at most",
+        f"{STUCK_BEFORE_END_SECONDS:.0f} s",
+        "JAX's timeouts, and those of a person who ends the job",
+    ),
+    Threshold("ends of one act from outside, within", f"{TOGETHER_SECONDS:g} s", "a launcher signals all at once"),
+)
+"""The numbers that decide which process failed first."""
 _ORDER: Final = {cause: number for number, cause in enumerate(Cause)}
 _JAX_ABORTS: Final = re.compile(
     r"Terminating process because the JAX|CoordinationServiceAgent::SetError|Polled an error from coordination"
@@ -117,7 +139,7 @@ def ended_while_stuck(attempt: AttemptFacts) -> frozenset[int]:
     recent = [summary.wall for each in processes for summary in each.summaries[-_RECENT_SUMMARIES:]]
     limit = max(LEAST_STUCK_SECONDS, STUCK_STEPS * max((wall.max for wall in recent), default=math.inf))
     if any(_failed_by_itself(process) for position, process in enumerate(processes) if position not in outside):
-        limit = min(limit, max(_LEAST_WAIT_SECONDS, STUCK_STEPS * max((wall.p95 for wall in recent), default=math.inf)))
+        limit = min(limit, max(LEAST_WAIT_SECONDS, STUCK_STEPS * max((wall.p95 for wall in recent), default=math.inf)))
     found = set()
     for position in outside:
         process = processes[position]

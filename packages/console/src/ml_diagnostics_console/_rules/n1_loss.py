@@ -191,6 +191,12 @@ RULE = Rule(
         Threshold("deviation of the loss, in median absolute deviations", _MADS, "5.4 standard deviations of noise"),
         Threshold("rise of the loss, at least", f"{_LEAST_RISE:.0%}", "a change of data moves a loss by less"),
         Threshold("points above it, at the end", _LEAST_POINTS, "one bad batch does not count"),
+        Threshold(
+            "deviation, at least", f"{_LEAST_SCALE:.0%} of the level", "a loss that is constant has no deviation"
+        ),
+        Threshold(
+            "share of the last points above it", _SHARE, "a loss that diverges is above it but for single batches"
+        ),
         Threshold("points of the level before", f"{_LEAST_BASELINE} to {_BASELINE_POINTS}", "a stable median"),
     ),
     example="loss is not finite (NaN) from step 1,200 (16:02:11 UTC); before: gradient norm 8.1e+04 (usually 1.2), "

@@ -20,10 +20,12 @@ from ml_diagnostics_console._facts.kubernetes_facts import (
     NodeFacts,
     PodFacts,
 )
+from ml_diagnostics_console._rules.rule import Threshold
 from ml_diagnostics_console._rules.wording import clock, command_line
 from ml_diagnostics_console.verdict import Blame, NextCommand, Ref
 
 __all__ = [
+    "OF_NODES",
     "PodReason",
     "describe_pod",
     "kubernetes_reason",
@@ -37,6 +39,13 @@ NODE_SECONDS: Final = 600.0
 and `default-unreachable-toleration-seconds`."""
 DELETION_SECONDS: Final = 60.0
 """A deleted pod is killed after its grace period: 30 s, unless the pod has another."""
+OF_NODES: Final = (
+    Threshold(
+        "time between an end and the state of its node, at most", f"{NODE_SECONDS:.0f} s", "Kubernetes' defaults"
+    ),
+    Threshold("time between an end and the deletion of its pod, at most", f"{DELETION_SECONDS:.0f} s", "grace periods"),
+)
+"""The numbers that join the end of a process with what its cluster reports."""
 _LONGEST_MESSAGE: Final = 240
 _SPOT_LABELS: Final = (
     "cloud.google.com/gke-spot",

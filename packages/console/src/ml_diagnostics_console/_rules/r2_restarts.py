@@ -217,6 +217,7 @@ RULE = Rule(
             _LEAST_STALE_STEPS,
             "programs count the step of a checkpoint as the one before or after it",
         ),
+        Threshold("saves with a known duration, at least", _LEAST_SAVES, "their median is the cost of one"),
         Threshold("factor between the advised and the present interval", _LEAST_FACTOR, "the optimum is flat"),
     ),
     example="6 restarts cost 12.4 % of the time: 9.1 % to preemptions, 3.3 % to failures of the program; 4,210 steps "

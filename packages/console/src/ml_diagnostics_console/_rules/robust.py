@@ -12,15 +12,24 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-__all__ = ["LEAST_SCORE", "SIGNIFICANCE", "Change", "Outlier", "high_outliers", "last_change"]
+__all__ = [
+    "LEAST_SCORE",
+    "LEAST_SPREAD",
+    "LEAST_VALUES",
+    "SIGNIFICANCE",
+    "Change",
+    "Outlier",
+    "high_outliers",
+    "last_change",
+]
 
 LEAST_SCORE: Final = 3.5
 SIGNIFICANCE: Final = 0.01
 _OF_NORMAL: Final = 0.6745
 """The MAD of a normal distribution with a deviation of 1."""
-_LEAST_SPREAD: Final = 0.02
+LEAST_SPREAD: Final = 0.02
 """Equal hosts may have equal values: a spread of less than 2 % of the median counts as 2 %."""
-_LEAST_VALUES: Final = 4
+LEAST_VALUES: Final = 4
 """With three values, the median of the others is one of two."""
 
 
@@ -42,10 +51,10 @@ def high_outliers(values: Mapping[str, float], *, least_ratio: float) -> list[Ou
         least_ratio: The least ratio to the median.
     """
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
-    if len(finite) < _LEAST_VALUES:
+    if len(finite) < LEAST_VALUES:
         return []
     middle = median(finite.values())
-    spread = max(median(abs(value - middle) for value in finite.values()), _LEAST_SPREAD * abs(middle))
+    spread = max(median(abs(value - middle) for value in finite.values()), LEAST_SPREAD * abs(middle))
     if middle <= 0 or spread <= 0:
         return []
     found = [

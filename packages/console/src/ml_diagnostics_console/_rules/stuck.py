@@ -29,7 +29,7 @@ from ml_diagnostics_console._rules.stack_groups import (
 )
 from ml_diagnostics_console.verdict import Ref
 
-__all__ = ["STILL_SECONDS", "Kind", "StuckJob", "Suspect", "missing_of", "stuck_job", "why_unknown"]
+__all__ = ["ALIVE_SECONDS", "STILL_SECONDS", "Kind", "StuckJob", "Suspect", "missing_of", "stuck_job", "why_unknown"]
 
 STILL_SECONDS: Final = 600.0
 """Equal stacks for this time count as a hang where no companion watches for one: the floor of
@@ -37,8 +37,8 @@ STILL_SECONDS: Final = 600.0
 BUSY_SHARE: Final = 0.05
 """CPU of a process per second, below which it computes nothing: a compiler uses a core at least."""
 _SECOND_NS: Final = 1_000_000_000
-_SILENT_NS: Final = 120 * _SECOND_NS
-"""Two heartbeats of a run, which its own thread sends each 60 s: a process that is only late has sent one."""
+ALIVE_SECONDS: Final = 60.0
+"""A run's own thread sends a heartbeat each 60 s: a process that is only late has sent one by then."""
 _WATCHED_PHASES: Final = frozenset({"", "step", SYNC, DATA, "init", "compile"})
 _FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM", "SIGINT"})
 _ENDS_OF_ITS_OWN: Final = frozenset({"fault", "exception"})
@@ -297,7 +297,7 @@ def _is_alive(suspect: Suspect, attempt: AttemptFacts, hangs: Sequence[Hang]) ->
     if suspect.kernel is not None or any(hang.process is suspect.process for hang in hangs):
         return False
     first_ns = min(hang.time_ns for hang in hangs)
-    return suspect.process.last_event_ns - _offset(attempt, suspect.process) > first_ns + _SILENT_NS // 2
+    return suspect.process.last_event_ns - _offset(attempt, suspect.process) > first_ns + ALIVE_SECONDS * _SECOND_NS
 
 
 _Judged = tuple[Kind, "StackGroup | None", "Sequence[Suspect]", bool]

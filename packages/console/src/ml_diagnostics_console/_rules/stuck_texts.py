@@ -9,7 +9,7 @@ from ml_diagnostics_common.texts import format_duration
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
 from ml_diagnostics_console._rules.rule import Threshold
 from ml_diagnostics_console._rules.stack_groups import frame_text
-from ml_diagnostics_console._rules.stuck import STILL_SECONDS, StuckJob, why_unknown
+from ml_diagnostics_console._rules.stuck import ALIVE_SECONDS, STILL_SECONDS, StuckJob, why_unknown
 from ml_diagnostics_console._rules.wording import at, command_line, named
 from ml_diagnostics_console.verdict import Cost, CostBasis, NextCommand, NotChecked, Ref
 
@@ -33,6 +33,7 @@ THRESHOLDS = (
     Threshold(
         "equal stacks (s)", STILL_SECONDS, "HangConfig.pause_floor_seconds, where no companion watches for hangs"
     ),
+    Threshold("alive by an entry after the first hang verdict (s)", ALIVE_SECONDS, "a run's heartbeat, each 60 s"),
 )
 _MOST_REFS = 6
 

@@ -14,7 +14,7 @@ from ml_diagnostics_console._rules.asked import is_graceful
 from ml_diagnostics_console._rules.causes import Cause
 from ml_diagnostics_console._rules.costs import cost_of_failure
 from ml_diagnostics_console._rules.crashes import command, error_of
-from ml_diagnostics_console._rules.leads import Lead, ended_while_stuck, lead_of
+from ml_diagnostics_console._rules.leads import ORDER_OF_ENDS, Lead, ended_while_stuck, lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stuck import Kind, missing_of, stuck_job
 from ml_diagnostics_console._rules.wording import at, clock, hosts_of, indices_of, named
@@ -195,6 +195,7 @@ RULE = Rule(
         Threshold(
             "time without an event, at least", f"{_SILENT_SECONDS:.0f} s", "a run's heartbeat is recorded each 60 s"
         ),
+        *ORDER_OF_ENDS,
     ),
     example="host host-1 possibly failed first at step 30: its end is not recorded, and 3 processes lost a "
     "connection; the last event was at 16:02:11 UTC, 2 min 0 s ago",
