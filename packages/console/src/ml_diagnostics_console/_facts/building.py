@@ -21,19 +21,17 @@ from ml_diagnostics_common.story import ProcessEnd, story_of
 
 from ml_diagnostics_console._facts.clocks import compare_clocks
 from ml_diagnostics_console._facts.entries import SILENT_BEFORE_NEXT_NS, Life, Lives, ref_of
-from ml_diagnostics_console._facts.facts import AttemptFacts, Fact, ProcessFacts, Unknown
+from ml_diagnostics_console._facts.facts import SIGTERM_CAUGHT, AttemptFacts, Fact, ProcessFacts, Unknown
 from ml_diagnostics_console._facts.run_records import RunRecords
 from ml_diagnostics_console.verdict import Ref
 
 __all__ = ["STUCK_BEFORE_END_SECONDS", "attempts_of_jobs", "attempts_of_runs", "chips_of"]
 
 _BEFORE_RUN_NS: Final = 600_000_000_000
-"""A process may be in its block for so long before its run begins."""
+"""A process may be in its block for so long before its run starts."""
 STUCK_BEFORE_END_SECONDS: Final = 900.0
 """A job that is stuck is ended by its owner, or by JAX's timeouts of some minutes, within this time of a verdict."""
 _SIGTERM: Final = "SIGTERM"
-_CAUGHT: Final = "SIGTERM caught"
-"""JAX's preemption notifier, which swallows the signal, writes this."""
 
 
 def attempts_of_runs(view: RunView, lives: Lives, records: RunRecords) -> list[AttemptFacts]:
@@ -297,7 +295,7 @@ def _was_asked(life: Life, ended_ns: int | None) -> bool:
     asked_ns = [signal.time_ns for signal in life.signals if signal.name == _SIGTERM]
     if asked_ns:
         return ended_ns is None or min(asked_ns) <= ended_ns
-    return any(_CAUGHT in text.text for text in life.console.values())
+    return any(SIGTERM_CAUGHT in text.text for text in life.console.values())
 
 
 def _exception_of(merged: Mapping[str, Any]) -> tuple[RaisedException, ...]:

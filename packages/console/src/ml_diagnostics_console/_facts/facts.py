@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from ml_diagnostics_common.story import ProcessEnd, Role, Story
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ml_diagnostics_console._facts.profile_facts import ProfileFacts
 
 __all__ = [
+    "SIGTERM_CAUGHT",
     "AttemptFacts",
     "CompileBatch",
     "ConsoleText",
@@ -44,6 +45,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+SIGTERM_CAUGHT: Final = "SIGTERM caught"
+"""JAX's preemption notifier, which swallows the signal, prints this."""
 
 
 @dataclass(frozen=True, slots=True)

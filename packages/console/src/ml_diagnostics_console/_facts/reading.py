@@ -293,7 +293,7 @@ def _other_project(wanted: str) -> str:
 
 
 class _Kept(Generic[_Result]):
-    """A result that is read again only if what it is of has changed, or after some minutes: it takes a program.
+    """A result that is read again only if its subject has changed, or after some minutes: reading it starts a program.
 
     Args:
         clock_ns: The wall clock.
@@ -307,7 +307,7 @@ class _Kept(Generic[_Result]):
         """Return the kept result, or read it.
 
         Args:
-            key: What it is of.
+            key: The identity of its subject.
             read: Reads it.
         """
         now_ns = self._clock_ns()

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ml_diagnostics_common.story import Role
 
-from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
+from ml_diagnostics_console._facts.facts import SIGTERM_CAUGHT, Facts, ProcessFacts
 from ml_diagnostics_console._rules.causes import Cause, signal_of
 from ml_diagnostics_console._rules.costs import attempt_of_ledger, report_of
 from ml_diagnostics_console._rules.leads import Lead
@@ -18,8 +18,6 @@ __all__ = ["GRACE_SECONDS", "Asked", "Saved", "asked_of", "is_asked", "is_gracef
 
 GRACE_SECONDS: Final = 30.0
 """Kubernetes kills a pod so long after SIGTERM, unless its terminationGracePeriodSeconds shows otherwise."""
-_CAUGHT: Final = "SIGTERM caught"
-"""JAX's preemption notifier writes this, and swallows the signal."""
 _SIGTERM: Final = "SIGTERM"
 
 
@@ -52,7 +50,7 @@ def asked_of(process: ProcessFacts) -> Asked | None:
         sender = "from outside of its container" if signal.sender_pid == 0 else f"from process {signal.sender_pid}"
         return Asked(signal.time_ns, sender, (signal.ref,))
     for console in process.console:
-        line = next((line for line in console.text.splitlines() if _CAUGHT in line), None)
+        line = next((line for line in console.text.splitlines() if SIGTERM_CAUGHT in line), None)
         if line is not None:
             return Asked(None, "", (console.ref._replace(shows=f"{process.name} wrote: {line.strip()[:120]}"),))
     if process.end.was_asked or signal_of(process) == _SIGTERM:

@@ -15,8 +15,8 @@ from ml_diagnostics_console._rules.stuck_texts import (
     frames_of_suspects,
     not_checked,
     stacks_command,
+    waiting_text,
     when,
-    who_waits,
 )
 from ml_diagnostics_console._rules.wording import hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import Blame, Confidence, Verdict, VerdictClass
@@ -61,7 +61,7 @@ def _sentence(job: StuckJob, *, is_sure: bool) -> str:
     if job.waiting is None:
         return f"{possibly}{named(processes)} is stuck{where}{when(job)}; {duration(job)}"
     verb = "holds" if len(processes) == 1 else "hold"
-    return f"{possibly}{named(processes)} {verb} all up{where}{when(job)}; {who_waits(job)}; {duration(job)}"
+    return f"{possibly}{named(processes)} {verb} all up{where}{when(job)}; {waiting_text(job)}; {duration(job)}"
 
 
 def _frame(stack: MainStack | None) -> str:

@@ -17,8 +17,8 @@ from ml_diagnostics_console._rules.stuck_texts import (
     evidence_of,
     not_checked,
     shell,
+    waiting_text,
     when,
-    who_waits,
 )
 from ml_diagnostics_console._rules.wording import clock, command_line, hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, Ref, Verdict, VerdictClass
@@ -59,7 +59,7 @@ def _judge(facts: Facts) -> Judgement:
 
 def _sentence(job: StuckJob, suspect: Suspect, *, is_sure: bool) -> str:
     names = named([each.process for each in job.suspects])
-    others = f"; {who_waits(job)}" if job.waiting is not None else ""
+    others = f"; {waiting_text(job)}" if job.waiting is not None else ""
     possibly = "" if is_sure else "possibly "
     return f"{possibly}{names} {_state(suspect)}{when(job)}{others}; {duration(job)}"
 

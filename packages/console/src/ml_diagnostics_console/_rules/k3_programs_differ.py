@@ -67,9 +67,9 @@ def _sentence(job: StuckJob, processes: Sequence[ProcessFacts], compiled: _Compi
     if job.kind is Kind.EQUAL and compiled is not None:
         start = at(job.step, job.since_ns)
         return f"possibly {names} {_runs(processes)} another program {start}: {compiled.text}; {duration(job)}"
-    places = [(suspect.process, suspect.stack) for suspect in job.suspects if suspect.stack is not None]
-    frames = " and ".join(dict.fromkeys(frame_text(stack) for _, stack in places))
-    steps = sorted({step for process, stack in places if (step := _step(process, stack.step)) is not None})
+    positions = [(suspect.process, suspect.stack) for suspect in job.suspects if suspect.stack is not None]
+    frames = " and ".join(dict.fromkeys(frame_text(stack) for _, stack in positions))
+    steps = sorted({step for process, stack in positions if (step := _step(process, stack.step)) is not None})
     own = f" at step {steps[0]:,}" if steps else ""
     possibly = "" if job.is_decided else "possibly "
     other = job.waiting

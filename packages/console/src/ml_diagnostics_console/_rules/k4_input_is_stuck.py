@@ -21,8 +21,8 @@ from ml_diagnostics_console._rules.stuck_texts import (
     not_checked,
     shell,
     stacks_command,
+    waiting_text,
     when,
-    who_waits,
 )
 from ml_diagnostics_console._rules.wording import hosts_of, indices_of, named
 from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, Verdict, VerdictClass
@@ -77,7 +77,7 @@ def _sentence(job: StuckJob, source: str, idle: Sequence[Curve], *, is_sure: boo
     on = f"all {len(processes)} processes" if job.waiting is None and len(processes) > 1 else named(processes)
     waits = f", which waits for {source}" if source else ""
     possibly = "" if is_sure else "possibly "
-    others = f"; {who_waits(job)}" if job.waiting is not None else ""
+    others = f"; {waiting_text(job)}" if job.waiting is not None else ""
     quiet = "; the host reads nothing from disk or network" if idle else ""
     where = f"{possibly}input is stuck on {on} in {frames_of_suspects(job)}{waits}{when(job)}"
     return f"{where}{others}{quiet}; {duration(job)}"

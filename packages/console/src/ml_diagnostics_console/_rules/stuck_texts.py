@@ -23,8 +23,8 @@ __all__ = [
     "not_checked",
     "shell",
     "stacks_command",
+    "waiting_text",
     "when",
-    "who_waits",
 ]
 
 NEEDS = ("hang verdicts and stacks of every process: cloud_tpu_diagnostics.diagnose() with HangConfig(enabled=True)",)
@@ -55,7 +55,7 @@ def duration(job: StuckJob) -> str:
     return f"no progress for {format_duration(job.seconds)}{until}"
 
 
-def who_waits(job: StuckJob) -> str:
+def waiting_text(job: StuckJob) -> str:
     """Return which processes wait, and where: `the 7 others wait in train_step (train.py:88)`; empty without any."""
     if job.waiting is None:
         return ""
