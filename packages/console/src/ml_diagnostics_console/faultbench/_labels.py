@@ -37,7 +37,7 @@ class Label:
 
     @property
     def counts_as_fault(self) -> bool:
-        """True if something is wrong: a fault that a job survives, so that "healthy" is right, is scored as a negative."""
+        """True if something is wrong; a fault that the job survives, where "healthy" is right, counts as a negative."""
         return self.is_fault and VerdictClass.HEALTHY not in self.classes
 
     @property
