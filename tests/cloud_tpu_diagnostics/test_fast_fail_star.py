@@ -300,7 +300,7 @@ def star(
     messages: list[dict[str, Any]],
     warnings: list[str],
     attempt: str = "3",
-    clock: Callable[[], float] = time.monotonic,
+    clock: Any = time.monotonic,
     **environ: str,
 ) -> Star:
     made = Star(
@@ -447,7 +447,8 @@ def test_two_jobs_of_the_same_name_at_once_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_a_process_of_another_launch_or_number_of_processes_is_refused(network: Network) -> None:
-    for count, differs in enumerate(({"launch": "other"}, {"processes": 3}), 1):
+    others: list[dict[str, Any]] = [{"launch": "other"}, {"processes": 3}]
+    for count, differs in enumerate(others, 1):
         network.member(1, **differs)
         network.refuses("job", count)
         network.members.pop().close()
