@@ -8,7 +8,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_common.story import CASCADE_TEXTS, CascadeText, Confidence, ProcessEnd, Role, story_of
+from ml_diagnostics_common.story import CASCADE_TEXTS, CascadeText, Confidence, ProcessEnd, Role, recorded_end, story_of
 
 SECOND_NS = 1_000_000_000
 
@@ -170,3 +170,17 @@ def test_a_healthy_end_has_no_cause() -> None:
     assert story_of([clean, running]).first == ()
     assert story_of([running, ProcessEnd(is_silent=True)]).first == ()
     assert story_of([]) == ((), (), None)
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        ({"how": "exit", "exit_code": 3.0, "ended_ns": "12"}, ProcessEnd("exit", 12, exit_code=3, host="a")),
+        ({"how": "exception", "exception": "SystemExit"}, ProcessEnd("exception", 7, host="a")),
+        ({"exit_code": True, "ended_ns": -1.5, "signal": None}, ProcessEnd("", 7, host="a")),
+        ({"ended_by": "fast_fail"}, ProcessEnd("", 7, host="a", was_ended=True)),
+        ({"ended_by": "fast_fail", "is_first_cause": True}, ProcessEnd("", 7, host="a")),
+    ],
+)
+def test_a_recorded_end_is_read_in_any_form(payload: dict[str, object], expected: ProcessEnd) -> None:
+    assert recorded_end(payload, 7, "a") == expected

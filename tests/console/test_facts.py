@@ -179,6 +179,18 @@ def test_the_end_of_a_quiet_process_by_another_writer_is_its_own() -> None:
     assert len(lives.labelled(["run-1"])) == 1
 
 
+def test_the_doctor_reads_the_end_by_fast_fail_of_a_job_without_a_run_as_show_does() -> None:
+    lives = Lives()
+    killed = {"signal": "SIGABRT", "ended_by": "fast_fail"}
+    lives.add(entries_of([end("exception", 10, exception="ValueError", exception_text="x")], pid="1"))
+    lives.add(entries_of([end("signal", 11, **killed)], pid="2", process_index="1"))
+    lives.add(entries_of([end("signal", 10, **killed, is_first_cause=True)], pid="3", process_index="2"))
+    (attempt,) = attempts_of_jobs(lives.labelled(["run-1"]))
+    assert [each.end.was_ended for each in attempt.processes] == [False, True, False]
+    assert attempt.processes[1].role is Role.TEARDOWN
+    assert attempt.processes[0].end.exception == "ValueError: x"
+
+
 def test_a_second_block_of_a_process_is_of_the_same_process() -> None:
     lives = Lives()
     lives.add(entries_of([steps(10, 0), (20, {"kind": "left_block", "how": "clean", "message": "left"})], writer_at=1))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 __all__ = [
     "CASCADE_TEXTS",
@@ -22,7 +22,9 @@ __all__ = [
     "ProcessEnd",
     "Role",
     "Story",
+    "recorded_end",
     "story_of",
+    "was_ended_by_fast_fail",
 ]
 
 
@@ -110,6 +112,41 @@ class ProcessEnd(NamedTuple):
     """Processes of one host share its clock."""
     was_ended: bool = False
     """True if fast-fail ended it, since another process had failed."""
+
+
+def recorded_end(payload: Mapping[str, Any], time_ns: int, host: str) -> ProcessEnd:
+    """Return the end of a process as its companion, or `run`, recorded it.
+
+    Args:
+        payload: The fields of the entry on its end; several may be merged.
+        time_ns: The time of that entry, for one without the time of the end.
+        host: The host of the process.
+    """
+    kind, text = str(payload.get("exception") or ""), str(payload.get("exception_text") or "")
+    exception = "" if kind == "SystemExit" else f"{kind}: {text}" if kind and text else kind
+    return ProcessEnd(
+        how=str(payload.get("how") or ""),
+        ended_ns=_natural_number(payload.get("ended_ns")) or time_ns,
+        exception=exception,
+        signal=str(payload.get("signal") or ""),
+        exit_code=_natural_number(payload.get("exit_code")),
+        host=host,
+        was_ended=was_ended_by_fast_fail(payload),
+    )
+
+
+def was_ended_by_fast_fail(payload: Mapping[str, Any]) -> bool:
+    """Return True if fast-fail ended a process since another one had failed, by the entry on its end."""
+    return payload.get("ended_by") == "fast_fail" and payload.get("is_first_cause") is not True
+
+
+def _natural_number(value: object) -> int | None:
+    """Return a whole number: Cloud Logging has only floats, and times in ns also as texts; None for anything else."""
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**62:
+        return None
+    return int(value) if value == int(value) else None
 
 
 class Story(NamedTuple):

@@ -17,7 +17,7 @@ from google_cloud_mldiagnostics.reading import (
 )
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.raised_exception import RaisedException, raised_from_json
-from ml_diagnostics_common.story import ProcessEnd, story_of
+from ml_diagnostics_common.story import ProcessEnd, recorded_end, story_of
 
 from ml_diagnostics_console._facts.clocks import compare_clocks
 from ml_diagnostics_console._facts.entries import SILENT_BEFORE_NEXT_NS, Life, Lives, ref_of
@@ -212,17 +212,9 @@ def _end_of(life: Life) -> ProcessEnd:
     if not life.ends:
         return ProcessEnd(host=life.host)
     last, merged = life.ends[-1], _merged(life.ends)
-    kind, text = str(merged.get("exception") or ""), str(merged.get("exception_text") or "")
-    exception = "" if kind == "SystemExit" else f"{kind}: {text}" if kind and text else kind
+    end = recorded_end(merged, last.timestamp_ns, life.host)
     is_over = any(entry.payload.get("kind") == "job_ended" for entry in life.ends)
-    return ProcessEnd(
-        how=str(merged.get("how") or "") if is_over else "",
-        ended_ns=natural_number(merged.get("ended_ns")) or last.timestamp_ns,
-        exception=exception,
-        signal=str(merged.get("signal") or ""),
-        exit_code=natural_number(merged.get("exit_code")),
-        host=life.host,
-    )
+    return end if is_over else end._replace(how="")
 
 
 def _refs_of_end(life: Life) -> list[Ref]:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from google_cloud_mldiagnostics.reading import State
 from ml_diagnostics_common.raised_exception import RaisedException
-from ml_diagnostics_common.story import CASCADE_TEXTS, Role
+from ml_diagnostics_common.story import CASCADE_TEXTS, Role, was_ended_by_fast_fail
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
 from ml_diagnostics_console._rules.host_memory import is_at_limit
@@ -167,7 +167,7 @@ def exit_code_of(process: ProcessFacts) -> int | None:
 
 def is_fallout(process: ProcessFacts) -> bool:
     """Return True if fast-fail ended the process because of another one."""
-    return process.end_fields.get("ended_by") == "fast_fail" and process.end_fields.get("is_first_cause") is not True
+    return was_ended_by_fast_fail(process.end_fields)
 
 
 def own_clock_ns(facts: Facts, process: ProcessFacts, time_ns: int) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ml_diagnostics_common.story import Confidence, ProcessEnd, Role, Story
+from ml_diagnostics_common.story import Confidence, ProcessEnd, Role, Story, recorded_end
 
 from google_cloud_mldiagnostics._reading.process_view import ProcessView, State
-from google_cloud_mldiagnostics._reading.run_history import natural_number
 from google_cloud_mldiagnostics._run_state.attempts import is_end_missing
 
 if TYPE_CHECKING:
@@ -24,32 +23,25 @@ def end_of(process: ProcessView, by_companion: LogEntry | None) -> ProcessEnd:
         process: The process, with its state and its own reason.
         by_companion: The entry of its companion on its end, if there is one.
     """
-    payload: Mapping[str, Any] = by_companion.payload if by_companion is not None else {}
+    recorded = ProcessEnd(host=process.host)
+    if by_companion is not None:
+        recorded = recorded_end(by_companion.payload, by_companion.timestamp_ns, process.host)
     has_own = process.has_own_end and not is_end_missing(process.reason)
     is_failed = has_own and process.state is State.FAILED
     exception = (process.traceback[0].title if process.traceback else process.reason) if is_failed else ""
     if exception.startswith(("sys.exit", "SystemExit", "SIGTERM")):
         exception = ""
-    ended_ns: int | None = None
-    if has_own:
-        ended_ns = process.last_event_ns
-    elif by_companion is not None:
-        ended_ns = natural_number(payload.get("ended_ns")) or by_companion.timestamp_ns
-    how = str(payload.get("how", ""))
+    how = recorded.how
     if is_failed and how in ("", "clean"):  # A program may record its failure, and exit with 0.
         how = "exception" if exception else "exit"
     elif has_own and not how:
         how = "clean"
-    exit_code = natural_number(payload.get("exit_code"))
-    return ProcessEnd(
+    return recorded._replace(
         how=how,
-        ended_ns=ended_ns,
-        exception=exception or _exception_of(payload),
-        signal=str(payload.get("signal") or ""),
-        exit_code=None if is_failed and not exit_code else exit_code,
-        host=process.host,
+        ended_ns=process.last_event_ns if has_own else recorded.ended_ns,
+        exception=exception or recorded.exception,
+        exit_code=None if is_failed and not recorded.exit_code else recorded.exit_code,
         was_asked="SIGTERM" in process.reason,
-        was_ended=payload.get("ended_by") == "fast_fail",
         is_silent=not how and (process.is_gone or process.state is State.STALE or is_end_missing(process.reason)),
     )
 
@@ -74,10 +66,3 @@ def first_cause(processes: Sequence[ProcessView], story: Story) -> str:
         verb = "may have failed" if story.confidence is Confidence.POSSIBLE else "failed"
         reason += f"; {others} other{'s' if others > 1 else ''} {verb} because of it"
     return f"{sentence}: {reason}"
-
-
-def _exception_of(payload: Mapping[str, Any]) -> str:
-    kind, text = str(payload.get("exception") or ""), str(payload.get("exception_text") or "")
-    if not kind or kind == "SystemExit":
-        return ""
-    return f"{kind}: {text}" if text else kind
