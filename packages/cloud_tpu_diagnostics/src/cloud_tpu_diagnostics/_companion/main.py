@@ -436,6 +436,7 @@ class Companion:
     def _report_end(self) -> None:
         """Report the end to the star, before anything else is done."""
         if self._fast_fail is not None:
+            self._receive()  # The job may have left its block since, by an exception that says more than its status.
             self._kills.check(time.monotonic())
             self._fast_fail.add_end(self._ending(), self._ended_ns, self._last_step())
 
