@@ -44,7 +44,9 @@ TABLES = [
     "operator",
     "operator_chaos",
     "front_door",
+    "doctor",
     "first_cause",
+    "faultbench",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
