@@ -376,8 +376,9 @@ def test_c3_distinguishes_compilation_and_steps() -> None:
     in_step = process(
         0, step=30, end="exception: XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"
     )
-    curves = metrics(("hbm_utilization", "host-0", [50, 97.4]))
+    curves = metrics(("vram_utilization", "host-0", [50, 97.4]))
     found = verdict("C3", facts([in_step], metrics=curves))
+    assert found.next[1].command == "mldiagnostics metrics run-1 vram_utilization --plot"
     assert "compiled" not in found.sentence
     assert "97 % of a chip's memory were in use before" in found.sentence
     assert found.next[0].command == "mldiagnostics profile run-1"

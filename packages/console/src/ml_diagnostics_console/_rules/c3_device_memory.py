@@ -7,12 +7,13 @@ from typing import Final
 from cloud_tpu_diagnostics.reading import is_compiler
 from ml_diagnostics_common.story import Confidence
 
+from ml_diagnostics_console._facts.curves import Curve
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
 from ml_diagnostics_console._rules.causes import Cause, own_clock_ns, titles
 from ml_diagnostics_console._rules.crashes import command, crash, error_of
 from ml_diagnostics_console._rules.leads import lead_of
 from ml_diagnostics_console._rules.rule import Judgement, Rule
-from ml_diagnostics_console.verdict import Blame, Ref
+from ml_diagnostics_console.verdict import Blame
 
 __all__ = ["RULE"]
 
@@ -29,12 +30,13 @@ def _judge(facts: Facts) -> Judgement:
     process = lead.process
     compiling = _is_compiling(process)
     what = "ran out of device memory while it compiled a program" if compiling else "ran out of device memory"
-    refs, use = _use(facts, process)
+    fullest = _fullest(facts, process)
+    refs = () if fullest is None else (fullest.ref("last"),)
+    use = "" if fullest is None else f"; {fullest.last:.0f} % of a chip's memory were in use before"
+    metric = _METRICS[0] if fullest is None else fullest.key.name
     commands = [
         command(facts, "mldiagnostics profile RUN", "see in the memory view what fills it"),
-        command(
-            facts, "mldiagnostics metrics RUN hbm_utilization --plot", "see if it grew, or was full from the start"
-        ),
+        command(facts, f"mldiagnostics metrics RUN {metric} --plot", "see if it grew, or was full from the start"),
     ]
     return crash(
         facts,
@@ -55,8 +57,8 @@ def _is_compiling(process: ProcessFacts) -> bool:
     return any(text.lower() in title.lower() for title in titles(process) for text in _TEXTS_OF_COMPILER)
 
 
-def _use(facts: Facts, process: ProcessFacts) -> tuple[tuple[Ref, ...], str]:
-    """Return the fullest chip of the host in its last samples."""
+def _fullest(facts: Facts, process: ProcessFacts) -> Curve | None:
+    """Return the memory of the fullest chip of the host in its last samples; None if that is not recorded."""
     ended_ns = process.end.ended_ns
     end_ns = process.last_event_ns if ended_ns is None else own_clock_ns(facts, process, ended_ns)
     curves = [
@@ -65,10 +67,7 @@ def _use(facts: Facts, process: ProcessFacts) -> tuple[tuple[Ref, ...], str]:
         for curve in facts.metrics.of(metric, host=process.host)
         if len(curve) and process.started_ns <= curve.last_ns <= end_ns + 1_000_000_000
     ]
-    if not curves:
-        return (), ""
-    fullest = max(curves, key=lambda curve: curve.last)
-    return (fullest.ref("last"),), f"; {fullest.last:.0f} % of a chip's memory were in use before"
+    return max(curves, key=lambda curve: curve.last, default=None)
 
 
 RULE = Rule(
