@@ -35,24 +35,21 @@ def failed_in_the_cloud(
     return str(run["name"]).rpartition("/")[2]
 
 
-def test_a_run_that_exists_only_in_the_cloud_has_the_same_verdict(failed_in_the_cloud: str, capsys: Captured) -> None:
+def test_a_run_that_exists_only_in_the_cloud_has_the_same_verdict_read_twice_or_in_part(
+    failed_in_the_cloud: str, cloud_logging_server: CloudLoggingServer, capsys: Captured
+) -> None:
     assert main(["doctor", failed_in_the_cloud, *PROJECT]) == 12
     out = " ".join(capsys.readouterr().out.split())
     assert "ValueError: batch 30 is empty" in out
     assert "at step 30" in out
 
-
-def test_a_job_is_watched_in_the_cloud_and_no_entry_counts_twice(failed_in_the_cloud: str) -> None:
-    question = Question(failed_in_the_cloud, project="test-project", kubernetes="off")
-    reader = JobReader(question, pytest.fail)
+    # A watched job: no entry counts twice.
+    reader = JobReader(Question(failed_in_the_cloud, project="test-project", kubernetes="off"), pytest.fail)
     first, second = judge(reader.read()), judge(reader.read())
     assert first.facts.entry_count == second.facts.entry_count
     assert first.to_json()["headline"] == second.to_json()["headline"]
 
-
-def test_a_cloud_that_fails_is_reported_and_the_answer_is_what_is_known(
-    failed_in_the_cloud: str, cloud_logging_server: CloudLoggingServer, capsys: Captured
-) -> None:
+    # A log that fails is reported, and the answer is what the control plane knows.
     cloud_logging_server.faults.always(Status(403))
     code = main(["doctor", failed_in_the_cloud, *PROJECT])
     printed = capsys.readouterr()
