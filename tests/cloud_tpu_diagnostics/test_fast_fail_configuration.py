@@ -117,9 +117,12 @@ def test_a_recoverable_job_of_jax_is_left_alone() -> None:
 import jax
 from cloud_tpu_diagnostics._collect.fast_fail import refusal
 print(refusal())
-jax.config.update("jax_enable_recoverability", True)
-print(refusal())
+if hasattr(jax.config, "jax_enable_recoverability"):
+    jax.config.update("jax_enable_recoverability", True)
+    print(refusal())
 """)
+    if printed == "None\n":
+        pytest.skip("this version of JAX has no jax_enable_recoverability")
     assert printed.startswith("None\njax_enable_recoverability is set")
 
 
