@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import pytest
 
 from .reference_environment import ReferenceUnavailableError, make_environment
-from .test_docs_examples import FENCE, NOT_RUN, ROOT
+from .test_docs_examples import EXITS, FENCE, NOT_RUN, ROOT, SAVED
 
 pytestmark = pytest.mark.slow  # A minute, and an environment for each README: `.ci/run` and `nox -s slow` run it.
 
@@ -42,17 +42,36 @@ print(round(goodput.GoodputCalculator("light", "goodput_light").get_job_goodput(
 """
 
 
-def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
-    """Return the language and the text of a page's blocks, in order, without those with a reason not to run."""
+class Block(NamedTuple):
+    """A block of a page.
+
+    Attributes:
+        language: Its language.
+        text: Its lines.
+        exit_code: The exit code of its commands, which a comment above it has.
+        saved_as: The name of the file that it is saved as instead of run; empty for none.
+    """
+
+    language: str
+    text: str
+    exit_code: int
+    saved_as: str
+
+
+def blocks(page: str, *languages: str) -> list[Block]:
+    """Return a page's blocks in order, without those with a reason not to run."""
     found = []
     language, above, lines = None, "", list[str]()
+    exits = saved = None
     for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
         fence = FENCE.match(line)
         if fence and language is None:
             language = "" if NOT_RUN.fullmatch(above.strip()) else fence["language"]
+            exits, saved = EXITS.fullmatch(above.strip()), SAVED.fullmatch(above.strip())
         elif fence:
             if language in languages:
-                found.append((language or "", "\n".join(lines)))
+                code = int(exits[1]) if exits else 0
+                found.append(Block(language or "", "\n".join(lines), code, saved[1] if saved else ""))
             language, lines = None, []
         elif language is not None:
             lines.append(line)
@@ -62,10 +81,10 @@ def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
 
 def install_commands(page: str) -> list[list[str]]:
     """Return the arguments of the `pip install` commands of a page's first block that has one."""
-    for _, block in blocks(page, "sh"):
+    for block in blocks(page, "sh"):
         commands = [
             shlex.split(command, comments=True)
-            for command in re.findall(r"^pip install .*", block.replace("\\\n", " "), re.M)
+            for command in re.findall(r"^pip install .*", block.text.replace("\\\n", " "), re.M)
         ]
         if commands:
             return [words[2:] for words in commands]
@@ -86,7 +105,7 @@ def skip_offline(error: ReferenceUnavailableError) -> NoReturn:
     raise error
 
 
-def run(command: list[str] | str, python: Path, folder: Path) -> str:
+def run(command: list[str] | str, python: Path, folder: Path, exit_code: int = 0) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ML_DIAGNOSTICS_", "PYTHON"))}
     environ |= {
         "HOME": str(folder),
@@ -97,33 +116,35 @@ def run(command: list[str] | str, python: Path, folder: Path) -> str:
     done = subprocess.run(
         command, shell=isinstance(command, str), cwd=folder, env=environ, capture_output=True, text=True, timeout=100
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    assert done.returncode == exit_code, f"{command}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
     return done.stdout
 
 
 @pytest.mark.parametrize("page", READMES)
 def test_each_block_of_a_readme_works_when_pasted_alone(page: str, tmp_path: Path) -> None:
     to_run = blocks(page, "python", "console")
-    if not any(language == "python" for language, _ in to_run):
+    if not any(block.language == "python" for block in to_run):
         install_commands(page)
         return
     python = environment(tmp_path / "environment", *install_commands(page))
     home = tmp_path / "home"
-    for number, (language, block) in enumerate(to_run):
+    for number, block in enumerate(to_run):
         folder = home / str(number)
         folder.mkdir(parents=True)
-        if language == "python":
-            script = folder / ("test_block.py" if "\ndef test_" in block else "block.py")
-            script.write_text(block, encoding="utf-8")
+        if block.saved_as:
+            (home / block.saved_as).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            script = folder / ("test_block.py" if "\ndef test_" in block.text else "block.py")
+            script.write_text(block.text, encoding="utf-8")
             runner = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if script.name.startswith("test_") else []
             run([str(python), *runner, str(script)], python, home)
-        for line in block.splitlines():
-            if language == "console" and line.startswith("$ "):
-                run(line[2:], python, home)
+        for line in block.text.splitlines():
+            if block.language == "console" and line.startswith("$ "):
+                run(line[2:], python, home, block.exit_code)
 
 
 def test_the_light_installation_records_and_reports(tmp_path: Path) -> None:
-    light = next(block for _, block in blocks(INSTALL_PAGE, "sh") if "--no-deps" in block)
+    light = next(block.text for block in blocks(INSTALL_PAGE, "sh") if "--no-deps" in block.text)
     installs = [shlex.split(line)[2:] for line in light.splitlines()]
     python = environment(tmp_path / "environment", *installs)
     installed = run(

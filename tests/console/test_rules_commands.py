@@ -58,7 +58,9 @@ def _jobs(name: str, host: str) -> Iterator[Facts]:
     known: dict[str, Any] = {"metrics": _metrics(host)}
     pair = [process(0, host=host, step=30), process(1, step=30)]
     hang = HangVerdict(after(95), "step", 30, 40.0, 30.0, "", ref("hang", seconds=95))
-    stacks = [MainStack(after(100), (f"{at} (/job/train.py:8)",), 30, "sync", 0.0, "snapshot", ref("s")) for at in "ab"]
+    stacks = tuple(
+        MainStack(after(100), (f"{at} (/job/train.py:8)",), 30, "sync", 0.0, "snapshot", ref("s")) for at in "ab"
+    )
     waits = [replace(each, hangs=(hang,), stacks=stacks[:1], last_event_ns=after(100)) for each in pair]
     apart = [replace(each, stacks=(stack,)) for each, stack in zip(waits, stacks, strict=True)]
     silent = [*waits[1:], replace(waits[0], stacks=(), hangs=(), last_event_ns=after(20))]

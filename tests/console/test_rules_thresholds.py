@@ -56,8 +56,8 @@ def _is_number(value: ast.expr) -> bool:
 def _numbers(tree: ast.Module) -> list[str]:
     found = []
     for node in tree.body:
-        target = node.target if isinstance(node, ast.AnnAssign) else None
-        target = node.targets[0] if isinstance(node, ast.Assign) else target
+        assigned = node.targets[0] if isinstance(node, ast.Assign) else None
+        target = node.target if isinstance(node, ast.AnnAssign) else assigned
         value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
         if isinstance(target, ast.Name) and value is not None and _is_number(value):
             found.append(target.id)
