@@ -554,6 +554,12 @@ def test_c6_a_process_that_leaves_while_others_wait_in_a_step() -> None:
     assert "though 2 others went on" in found.sentence
 
 
+def test_c6_no_process_left_early_while_the_job_is_being_stopped() -> None:
+    ended = process(0, step=29, end="clean", ended=60)
+    asked = [process(index, step=30, hangs=(hang(),), signals=(signal(55.0),)) for index in (1, 2)]
+    assert only(facts([ended, *asked], is_live=True)).rule == "C4"
+
+
 def test_c6_a_process_that_left_well_has_left_though_jax_aborts_it_later() -> None:
     end = ProcessEnd("signal", after(71), signal="SIGABRT", host="host-0")
     left = process(0, step=29, end=end, left_block_ns=after(60), end_fields={"exit_code": 0, "how": "signal"})

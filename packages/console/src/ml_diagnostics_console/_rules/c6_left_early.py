@@ -8,6 +8,7 @@ from ml_diagnostics_common.story import Confidence, Role
 from ml_diagnostics_common.texts import format_count
 
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts, ProcessFacts
+from ml_diagnostics_console._rules.asked import asked_of
 from ml_diagnostics_console._rules.causes import Cause
 from ml_diagnostics_console._rules.crashes import crash, logs_around
 from ml_diagnostics_console._rules.leads import Lead, lead_of
@@ -35,6 +36,8 @@ def _judge(facts: Facts) -> Judgement:
     lead, attempt = lead_of(facts), facts.attempt
     if attempt is None or (lead is not None and lead.cause is not Cause.LEFT):
         return None
+    if lead is None and facts.is_live and _is_being_stopped(attempt):
+        return None  # Those that ended did as they were asked: C4 tells it.
     left = _left(attempt, lead)
     if left is None:
         return None
@@ -62,6 +65,12 @@ def _judge(facts: Facts) -> Judgement:
         refs=(*process.end_refs[:1], *left.refs),
         commands=[logs_around(facts, process, "see why it ended")],
     )
+
+
+def _is_being_stopped(attempt: AttemptFacts) -> bool:
+    """Return True if a process that still runs was asked to stop at a known time."""
+    running = (asked_of(process) for process in attempt.processes if not process.has_ended)
+    return any(asked is not None and asked.time_ns is not None for asked in running)
 
 
 def _left(attempt: AttemptFacts, lead: Lead | None) -> _Left | None:
