@@ -46,9 +46,9 @@ def measure(*, quick: bool) -> list[Table]:
         )
     )
     rows.append(Row("Brier score; first right answer while the job ran", f"{ours['brier']}; {_seconds(ours)}"))
-    replayed = results.get("replayed") or []
+    replayed = results.get("replayed")
     if replayed:
-        rows.append(Row("replayed faults, counted apart: right class", _shown(replayed[0]["right_class"])))
+        rows.append(Row("replayed faults, counted apart: right class", _shown(replayed["right_class"])))
     return [Table("Faultbench", note, rows)]
 
 

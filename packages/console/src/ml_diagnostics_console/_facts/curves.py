@@ -95,34 +95,44 @@ class Curve:
         self._stride = 1
         self._first: LogEntry | None = None
         self._last: LogEntry | None = None
-        self._highest: tuple[float, LogEntry] | None = None
-        self._lowest: tuple[float, LogEntry] | None = None
+        self._highest: LogEntry | None = None
+        self._lowest: LogEntry | None = None
+        self._highest_value = -math.inf
+        self._lowest_value = math.inf
 
     def add(self, entry: LogEntry, step: int, value: float) -> None:
         """Take a point; -1 if there is none."""
-        if not math.isfinite(value):
-            if self.first_not_finite is None or entry.timestamp_ns < self.first_not_finite.time_ns:
-                known = None if step == _NO_STEP else step
-                self.first_not_finite = NotFinite(entry.timestamp_ns, known, value, self._ref(entry, value))
+        # With a million entries each comparison counts; most values are no extremes.
+        if not self._lowest_value <= value <= self._highest_value and not self._is_new_extreme(entry, step, value):
             return
-        if self._first is None:
-            self._first = entry
         self._last = entry
-        if self._highest is None or value > self._highest[0]:
-            self._highest = value, entry
-        if self._lowest is None or value < self._lowest[0]:
-            self._lowest = value, entry
         if not self.count % self._stride:
             self.times_ns.append(entry.timestamp_ns)
             self.steps.append(step)
             self.values.append(value)
             if len(self.values) >= (_MOST_POINTS if step == _NO_STEP else _MOST_POINTS_WITH_STEPS):
                 self._halve()
-        if self._changes is not None and step == _NO_STEP and (not self._changes or self._changes[-1][1] != value):
-            self._changes.append((entry.timestamp_ns, value))
-            if len(self._changes) > _MOST_CHANGES:
+        changes = self._changes
+        if changes is not None and step == _NO_STEP and (not changes or changes[-1][1] != value):
+            changes.append((entry.timestamp_ns, value))
+            if len(changes) > _MOST_CHANGES:
                 self._changes = None
         self.count += 1
+
+    def _is_new_extreme(self, entry: LogEntry, step: int, value: float) -> bool:
+        """Keep a value outside of those before it; return False for one that is not a finite number."""
+        if not math.isfinite(value):
+            if self.first_not_finite is None or entry.timestamp_ns < self.first_not_finite.time_ns:
+                known = None if step == _NO_STEP else step
+                self.first_not_finite = NotFinite(entry.timestamp_ns, known, value, self._ref(entry, value))
+            return False
+        if self._first is None:
+            self._first = entry
+        if value > self._highest_value:
+            self._highest_value, self._highest = value, entry
+        if value < self._lowest_value:
+            self._lowest_value, self._lowest = value, entry
+        return True
 
     def _halve(self) -> None:
         self._stride *= 2
@@ -154,12 +164,12 @@ class Curve:
     @property
     def highest(self) -> float:
         """The highest finite value; NaN without one."""
-        return self._highest[0] if self._highest is not None else math.nan
+        return self._highest_value if self._highest is not None else math.nan
 
     @property
     def lowest(self) -> float:
         """The lowest finite value; NaN without one."""
-        return self._lowest[0] if self._lowest is not None else math.nan
+        return self._lowest_value if self._lowest is not None else math.nan
 
     def ref(self, which: str = "last", shows: str = "") -> Ref:
         """Return the entry of a point.
@@ -168,10 +178,11 @@ class Curve:
             which: `first`, `last`, `highest` or `lowest`.
             shows: The sentence of it; empty takes the metric and its value.
         """
-        extremes = {"highest": self._highest, "lowest": self._lowest}
-        extreme = extremes.get(which)
-        entry = extreme[1] if extreme is not None else self._first if which == "first" else self._last
-        value = extreme[0] if extreme is not None else self._value(entry)
+        extremes = {"highest": (self._highest, self._highest_value), "lowest": (self._lowest, self._lowest_value)}
+        entry, value = extremes.get(which, (None, math.nan))
+        if entry is None:
+            entry = self._first if which == "first" else self._last
+            value = self._value(entry)
         if entry is None:
             return Ref("", "ml_diagnostics_metric", None, self.key.host, shows)
         return self._ref(entry, value, shows)
@@ -243,9 +254,13 @@ class Curves:
             curves: Sequence[Curve] = known.curves
         else:
             curves = self._curves_of(name, entry, len(numbers))
-        if len(curves) == len(numbers):
+        if len(numbers) == 1:  # Of nearly all entries.
+            value = _number(numbers[0])
+            if value is not None:
+                curves[0].add(entry, step, value)
+        elif len(curves) == len(numbers):
             for curve, number in zip(curves, numbers, strict=True):
-                value = number if type(number) is float else _number(number)
+                value = _number(number)
                 if value is not None:
                     curve.add(entry, step, value)
         else:
@@ -323,14 +338,14 @@ class Curves:
 
 def _number(value: object) -> float | None:
     """Return a number, also one that is not finite; None for a value that is missing, or of another form."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, str):
-        return _TEXTS.get(value)
-    try:
-        return float(value) if isinstance(value, (int, float)) else None
-    except OverflowError:
-        return None
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    return _TEXTS.get(value) if isinstance(value, str) else None
 
 
 def _mean(numbers: Sequence[object]) -> float | None:

@@ -88,7 +88,7 @@ class Life:
         self.ended_ns: int | None = None
         self.index: int | None = None
         self.labels: Mapping[str, str] = entry.context.labels
-        self._newest_labels = self.labels
+        self._newest_labels: Mapping[str, str] | None = None
         self.resource: Mapping[str, Any] = entry.context.resource
         self.ends: list[LogEntry] = []
         self.companion = ""
@@ -115,10 +115,10 @@ class Life:
         if entry.context.labels is not self._newest_labels:
             self._newest_labels = entry.context.labels
             self.labels = {**self.labels, **self._newest_labels}
+            index = natural_number(self.labels.get("process_index"))
+            if index is not None and not (index == 0 and self.index):  # 0 before JAX has started, and by `run`.
+                self.index = index
         self.resource = entry.context.resource or self.resource
-        index = natural_number(self.labels.get("process_index"))
-        if index is not None and not (index == 0 and self.index):  # 0 before JAX has started, and by `run`.
-            self.index = index
         step = natural_number(payload.get("step"))
         if step is not None:
             self.step = step, entry

@@ -149,6 +149,7 @@ class JobReader:
             self._of_run = self._source.entries.source_of_run(run)
         for batch in self._source.entries.read(self._of_run):
             self._history.add(self._records.add(batch))
+        self._history.add(self._records.take_last_metrics())
         first_ns = min((record.first_ns for record in self._history.processes.values()), default=0)
         names = {str(run.get("displayName", "")), str(run["name"]).rpartition("/")[2], _workload_of(run)}
         self._read_companions(first_ns, names)

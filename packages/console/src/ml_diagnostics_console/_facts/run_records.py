@@ -73,38 +73,54 @@ class RunRecords:
         self.entry_count = 0
         self.last_ns = 0
         self._processes: dict[tuple[str, str], ProcessRecords] = {}
+        # By the identity of the context, which the entries keep alive.
+        self._last: dict[int, LogEntry] = {}
+        self._last_with_step: dict[int, LogEntry] = {}
 
     def add(self, entries: Iterable[LogEntry]) -> list[LogEntry]:
         """Take entries in the order of time.
 
         Returns:
-            The entries that show the states of processes; of a metric only the last one of each process, since the view
-            of a run needs no more of them.
+            The entries that show the states of processes and of profiles.
         """
-        processes: list[LogEntry] = []
-        last: dict[int, LogEntry] = {}
-        last_with_step: dict[int, LogEntry] = {}
+        shown: list[LogEntry] = []
+        last, last_with_step = self._last, self._last_with_step
         curves = self.curves
         entry: LogEntry | None = None
+        count = 0
         for entry in entries:
-            self.entry_count += 1
+            count += 1
             context, own = entry.context, entry.own_resource_labels
-            name = own["namespace"] if own and "namespace" in own else _namespace(context)
-            if name in _ON_PROCESSES:
+            name = own.get("namespace") if own else None
+            if name is None:
+                name = _namespace(context)
+            if name not in _NOT_METRICS:
+                if name:
+                    curves.add(name, entry)
+                    writer = id(context)
+                    last[writer] = entry
+                    if "step_index" in entry.payload:
+                        last_with_step[writer] = entry
+                continue
+            if name != SESSION:
                 labels = context.labels
                 key = (labels.get("host", ""), labels.get("pid", ""))
                 self._processes.setdefault(key, ProcessRecords()).add(name, entry)
-                processes.append(entry)
-            elif name == SESSION:
-                processes.append(entry)
-            elif name:
-                curves.add(name, entry)
-                last[id(context)] = entry
-                if "step_index" in entry.payload:
-                    last_with_step[id(context)] = entry
+            shown.append(entry)
+        self.entry_count += count
         if entry is not None:
             self.last_ns = max(self.last_ns, entry.timestamp_ns)
-        return [*processes, *last.values(), *last_with_step.values()]
+        return shown
+
+    def take_last_metrics(self) -> list[LogEntry]:
+        """Return the last metric of each writer since the last call, and the last one with a step.
+
+        The view of a run needs no more of them: when a process last recorded anything, and at which step.
+        """
+        taken = [*self._last.values(), *self._last_with_step.values()]
+        self._last.clear()
+        self._last_with_step.clear()
+        return taken
 
     def of_process(self, host: str, pid: int) -> ProcessRecords:
         """Return what a process recorded; empty records if it recorded nothing."""
@@ -116,7 +132,7 @@ class RunRecords:
         return last.payload if last is not None else {}
 
 
-_ON_PROCESSES = frozenset({PROCESS, CONFIGS, LOSSES_NAMESPACE})
+_NOT_METRICS = frozenset({PROCESS, CONFIGS, LOSSES_NAMESPACE, SESSION})
 
 
 def _namespace(context: EntryContext) -> str:

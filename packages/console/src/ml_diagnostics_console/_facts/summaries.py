@@ -52,6 +52,8 @@ class Summaries(Sequence[StepSummary]):
         """The number of rows after the first one that have several summaries each."""
         self._merged = 1
         """The number of summaries in each of them."""
+        # Several rules ask for the same last ones: they are made once.
+        self._sliced: tuple[range, tuple[StepSummary, ...]] = range(0), ()
 
     def add(
         self,
@@ -102,7 +104,7 @@ class Summaries(Sequence[StepSummary]):
 
     def __getitem__(self, index: int | slice) -> StepSummary | tuple[StepSummary, ...]:
         if isinstance(index, slice):
-            return tuple(self._at(position) for position in range(*index.indices(len(self))))
+            return self._slice(range(*index.indices(len(self))))
         if not -len(self) <= index < len(self):
             raise IndexError(f"no summary {index} of {len(self)}")
         return self._at(index % len(self))
@@ -111,11 +113,17 @@ class Summaries(Sequence[StepSummary]):
         rows = _ROW.iter_unpack(bytes(self._rows))
         return map(_summary, rows, self._contexts[:], self._foreign_ids[:], self._pauses[:])
 
+    def _slice(self, positions: range) -> tuple[StepSummary, ...]:
+        if self._sliced[0] != positions:
+            self._sliced = positions, tuple(map(self._at, positions))
+        return self._sliced[1]
+
     def _at(self, position: int) -> StepSummary:
         row = _ROW.unpack_from(self._rows, position * _ROW.size)
         return _summary(row, self._contexts[position], self._foreign_ids[position], self._pauses[position])
 
     def _append(self, row: bytes, context: EntryContext, foreign_id: str, pauses: tuple[Pause, ...]) -> None:
+        self._sliced = range(0), ()
         self._rows += row
         self._contexts.append(context)
         self._foreign_ids.append(foreign_id)
@@ -145,7 +153,9 @@ class Summaries(Sequence[StepSummary]):
 def _summary(row: _Row, context: EntryContext, foreign_id: str, pauses: tuple[Pause, ...]) -> StepSummary:
     """Return a row as objects."""
     time_ns, first, last, steps, sequence, step, return_ns, second, second_ns, third, third_ns = row[: _RETURNS.stop]
-    wall, own, data, wait = (Times._make(row[each]) for each in _TIMES)
+    # NaN, for times that are not recorded, differs from itself.
+    own, data, wait = (None if row[each.start] != row[each.start] else Times._make(row[each]) for each in _TIMES[1:])
+    wall = Times._make(row[_TIMES[0]])
     insert_id = make_insert_id(context.writer, sequence) if context.writer is not None else foreign_id
     # The sentence of the companion.
     shows = f"{steps} steps, {first} to {last}, of {wall.p50:.3g} s"
@@ -158,9 +168,9 @@ def _summary(row: _Row, context: EntryContext, foreign_id: str, pauses: tuple[Pa
         last,
         steps,
         wall,
-        own if own.sum == own.sum else None,  # NaN differs from itself.
-        data if data.sum == data.sum else None,
-        wait if wait.sum == wait.sum else None,
+        own,
+        data,
+        wait,
         step if step >= 0 else None,
         return_ns if step >= 0 else None,
         Ref(insert_id, context.log_id, time_ns, context.labels.get("host", ""), shows),

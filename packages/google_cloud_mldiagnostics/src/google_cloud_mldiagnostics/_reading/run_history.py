@@ -162,6 +162,8 @@ class RunHistory:
 
 def natural_number(value: object) -> int | None:
     """Return a whole number from JSON, Cloud Logging (which has only floats) or a label; None for anything else."""
+    if type(value) is int:  # Exact, where a float would round the nanoseconds of a time.
+        return value if 0 <= value < 2**62 else None
     found = number(value)
     return int(found) if found is not None and 0 <= found < 2**62 and found == int(found) else None
 
