@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from cloud_tpu_diagnostics._fast_fail.messages import (
@@ -163,9 +163,22 @@ def test_values_of_another_type_are_refused(value: Any) -> None:
             for kind in (Hello, JobState, Event):
                 valid = {"process_index": 1, "event": "ended", name: value}
                 try:
-                    kind.from_message(valid)
+                    taken = kind.from_message(valid)
                 except RefusedError:
-                    pass
+                    continue
+                assert_of_declared_types(taken)
+
+
+def assert_of_declared_types(taken: Any) -> None:
+    """Fail for a field with a value that its annotation does not allow; bool is not a number here."""
+    for name, declared in get_type_hints(type(taken)).items():
+        value = getattr(taken, name)
+        if isinstance(value, tuple):
+            assert_of_declared_types(value)
+        elif isinstance(value, bool):
+            assert bool in (declared, *get_args(declared)), (name, value)
+        else:
+            assert isinstance(value, declared), (name, value)
 
 
 @given(st.recursive(st.none() | st.integers() | TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)))

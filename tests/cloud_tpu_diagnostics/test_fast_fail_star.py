@@ -134,6 +134,7 @@ def test_a_member_that_joins_after_the_decision_receives_it_as_well(network: Net
     network.until(lambda: first.first_cause)
     late = network.member(2)
     network.until(lambda: late.first_cause)
+    assert late.first_cause == first.first_cause
 
 
 def test_a_failure_before_the_connection_is_reported_after_it(network: Network) -> None:

@@ -231,7 +231,7 @@ def tpu(compute_server: ComputeServer, tmp_path: Path, monkeypatch: pytest.Monke
         }
         for name, value in values.items():
             monkeypatch.setenv(name, value)
-        # The test's own ssh asks about unknown hosts, and nobody answers.
+        # The test's own ssh asks about unknown hosts, and there is no terminal to answer on.
         (tmp_path / "home" / ".ssh" / "config").write_text("Host *\n  StrictHostKeyChecking no\n")
         with (tmp_path / "bin" / "ssh_config").open("a") as configuration:
             configuration.write("Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n")

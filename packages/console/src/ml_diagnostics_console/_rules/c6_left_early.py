@@ -37,7 +37,7 @@ def _judge(facts: Facts) -> Judgement:
     if attempt is None or (lead is not None and lead.cause is not Cause.LEFT):
         return None
     if lead is None and facts.is_live and _is_being_stopped(attempt):
-        return None  # Those that ended did as they were asked: C4 tells it.
+        return None  # Those that ended did as they were asked: that is a verdict of C4.
     left = _left(attempt, lead)
     if left is None:
         return None

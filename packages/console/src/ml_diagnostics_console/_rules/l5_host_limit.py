@@ -179,7 +179,7 @@ RULE = Rule(
         Threshold("memory (%)", _LEAST_MEMORY, "the kernel reclaims pages below 5 % of free memory"),
         Threshold("memory bandwidth (%)", _LEAST_BANDWIDTH, "the rooflines of TPUs are reached to 80 to 90 %"),
         Threshold("throughput of its highest", _FLAT, "a load that is not limited varies by more"),
-        Threshold("throughput (bytes/s)", _LEAST_THROUGHPUT, "less is no limit of a disk or network of a host"),
+        Threshold("throughput (bytes/s)", _LEAST_THROUGHPUT, "less does not limit a disk or a network"),
         Threshold("share of data loading", _LEAST_DATA_SHARE, "as of L1"),
         Threshold("samples", _LEAST_SAMPLES, "a minute"),
         Threshold("last samples that count", _RECENT, "five minutes"),

@@ -1,6 +1,6 @@
 """The reason that Kubernetes has for the end of a process: for the rules on crashes. Pure.
 
-Only what points to this pod and this time counts. A node that does not exist any more is no reason by itself: the
+Only what points to this pod and this time counts. A node that does not exist any more is not a reason by itself: the
 autoscaler also removes the nodes of jobs that have ended.
 """
 

@@ -154,7 +154,7 @@ def _late(row: dict[int, StepSummary], least_share: float) -> dict[int, tuple[fl
     ordered = sorted(row, key=lambda index: _own(row[index]))
     least = least_share * median(summary.wall.sum / summary.steps for summary in row.values())
     found: dict[int, tuple[float, float, StepSummary]] = {}
-    # No median of others is less than this one, so that mostly nobody needs to be compared.
+    # No median of others is less than this one, so that in most rows no process needs to be compared.
     if least <= 0 or _own(row[ordered[-1]]) - _own(row[ordered[(len(ordered) - 2) // 2]]) < least:
         return found
     for position, index in enumerate(ordered):

@@ -168,7 +168,7 @@ def first_cause_under_offsets(
     """Return how often the culprit alone is the first cause when clocks are off, by kind: right, and of how many.
 
     Args:
-        archives: Stored runs; of each of eight kinds the first one whose processes have clocks of their own is taken.
+        archives: Stored runs; of each of eight kinds the first one is taken in which each process has its own clock.
         most_seconds: Each host's clock is changed by up to so much, either way.
         draws: The number of draws of offsets for each kind.
         tool: The tool to ask.

@@ -74,7 +74,7 @@ class GpuHealth:
         return [reading for reading in readings if reading is not None and self._is_new(reading)]
 
     def _is_new(self, reading: Reading) -> bool:
-        """Return True if a reading is to be recorded; a clock that changes is no change."""
+        """Return True if a reading is to be recorded; a change of the clock frequency alone does not count."""
         fields = {name: values for name, values in reading.beside.items() if not name.endswith("_mhz")}
         return self._changes.take(reading.name, (reading.values, reading.chips, fields))
 

@@ -29,7 +29,7 @@ __all__ = ["TpuDetails", "collect_tpu", "may_have_tpu", "runtime_is_up"]
 _MODULES: Final = ("libtpu.sdk.tpumonitoring", "libtpu.sdk.monitoring")
 """Older releases have the second one."""
 _IDLE_SECONDS: Final = 10.0
-"""A device that is idle for longer waits for its host; a shorter pause between two steps is no change."""
+"""A device that is idle for longer waits for its host; a shorter pause between two steps does not count as a change."""
 
 
 def may_have_tpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
