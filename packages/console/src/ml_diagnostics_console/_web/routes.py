@@ -1,0 +1,116 @@
+"""Routes of the page: a table of paths, and the function that answers each. Pure: no socket."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from ml_diagnostics_console._web.answers import Answer, BadQueryError, NotThereError, json_answer
+from ml_diagnostics_console._web.queries import Query
+
+if TYPE_CHECKING:
+    from ml_diagnostics_console._web.store import Store
+
+__all__ = ["handle"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Route(NamedTuple):
+    """One route.
+
+    Attributes:
+        pattern: The path; `{run}` and `{session}` stand for a part of it.
+        function: The module in `_web` and its function.
+        takes: What the function gets before the query: store, or run and perhaps the session.
+        gets_store: True if the function also takes the store as its last argument.
+        is_locked: False for functions that work long, and take the store's lock themselves where they need it.
+    """
+
+    pattern: str
+    function: str
+    gets_store: bool = False
+    is_locked: bool = True
+
+
+# The owner of a view adds its row here.
+_TABLE: Final = (
+    _Route("/api/runs", "run_rows.runs"),
+    _Route("/api/runs/{run}", "overview.overview"),
+    _Route("/api/runs/{run}/verdict", "verdicts.verdict", is_locked=False),
+    _Route("/api/runs/{run}/ledger", "ledger_view.ledger"),
+    _Route("/api/runs/{run}/points", "points_view.points"),
+    _Route("/api/runs/{run}/heat", "heat_view.heat"),
+    _Route("/api/runs/{run}/stacks", "stack_view.stacks"),
+    _Route("/api/runs/{run}/profiles/{session}", "profile_view.profile", is_locked=False),
+    _Route("/api/runs/{run}/logs", "log_view.logs"),
+    _Route("/api/runs/{run}/configs", "config_view.configs", gets_store=True),
+    _Route("/api/runs/{run}/explain", "explain_view.explain"),
+    _Route("/api/compare", "config_view.compare"),
+)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(pattern)))
+
+
+_PATTERNS: Final = tuple((_compiled(route.pattern), route) for route in _TABLE)
+
+
+def handle(store: Store, path: str, query: Mapping[str, str]) -> Answer:
+    """Answer a request; an error becomes an answer with a sentence, too.
+
+    Args:
+        store: The runs.
+        path: The path of the URL, with its escapes.
+        query: The parameters of the URL, without their escapes.
+    """
+    try:
+        for pattern, route in _PATTERNS:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                return _call(route, store, {name: unquote(part) for name, part in match.groupdict().items()}, query)
+        raise NotThereError("There is nothing at this address.")
+    except BadQueryError as error:
+        return json_answer({"error": str(error)}, 400)
+    except NotThereError as error:
+        return json_answer({"error": str(error)}, 404)
+    except Exception as error:  # The page must stand, whatever one of its parts meets.
+        _LOG.warning("%s cannot be answered", path[:200], exc_info=True)
+        return json_answer({"error": f"This could not be worked out: {type(error).__name__}: {error}"[:500]}, 500)
+
+
+def _call(route: _Route, store: Store, parts: Mapping[str, str], parameters: Mapping[str, str]) -> Answer:
+    function, query = _function(route.function), Query(parameters)
+    if not route.is_locked:
+        with store.lock:
+            arguments = _arguments(route, store, parts, query)
+        return function(*arguments)
+    with store.lock:
+        return function(*_arguments(route, store, parts, query))
+
+
+def _arguments(route: _Route, store: Store, parts: Mapping[str, str], query: Query) -> list[Any]:
+    if "run" not in parts:
+        return [store, query]
+    arguments: list[Any] = [store.run(parts["run"])]
+    if "session" in parts:
+        arguments.append(parts["session"])
+    arguments.append(query)
+    return [*arguments, store] if route.gets_store else arguments
+
+
+def _function(name: str) -> Callable[..., Answer]:
+    """Return a view's function. Views are imported when they are first asked for: the page is there sooner."""
+    module, _, function = name.rpartition(".")
+    try:
+        found: Callable[..., Answer] = getattr(import_module(f"ml_diagnostics_console._web.{module}"), function)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(__package__ or "?"):
+            raise
+        raise NotThereError("There is nothing at this address.") from None
+    return found
