@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_goodput_measurement._cli.plot import COLORS, column_shares, plot_timeline, ticks
+from ml_goodput_measurement._cli.buckets import COLORS, column_shares
+from ml_goodput_measurement._cli.plot import plot_timeline, ticks
 from ml_goodput_measurement.partition import Bucket, JobReport, Piece
 
 from ..pictures import texts_by_color

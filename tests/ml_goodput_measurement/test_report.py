@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from ml_goodput_measurement._cli.buckets import BUCKET_NAMES
 from ml_goodput_measurement._cli.report import (
-    BUCKET_NAMES,
     as_dict,
     format_ns,
     format_text,

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 from ml_diagnostics_common.command.errors import NotFoundError
-from ml_goodput_measurement._cli.plot import COLORS
+from ml_goodput_measurement._cli.buckets import COLORS
 from ml_goodput_measurement.goodput import Recorder
 from ml_goodput_measurement.partition import Bucket
 from ml_goodput_measurement.report import Report, report

@@ -7,8 +7,9 @@ from html import escape
 
 from ml_diagnostics_common.texts import format_percent
 
-from ml_goodput_measurement._cli.plot import COLORS, column_shares, with_straight_edges
-from ml_goodput_measurement._cli.report import BUCKET_NAMES, format_ns, headline, percent, rows
+from ml_goodput_measurement._cli.buckets import BUCKET_NAMES, COLORS, column_shares
+from ml_goodput_measurement._cli.plot import with_straight_edges
+from ml_goodput_measurement._cli.report import format_ns, headline, percent, rows
 from ml_goodput_measurement.partition import Bucket, JobReport
 
 __all__ = ["format_html", "timeline_svg"]

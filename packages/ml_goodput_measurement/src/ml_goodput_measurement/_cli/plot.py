@@ -11,33 +11,14 @@ from typing import TYPE_CHECKING, Any
 from ml_diagnostics_common.command.plotting import ALARM, FAINT, INK, PAPER, new_figure, save_figure
 from ml_diagnostics_common.texts import format_clock, format_count, format_percent, one_line
 
-from ml_goodput_measurement._cli.report import BUCKET_NAMES, format_ns, percent, rows
+from ml_goodput_measurement._cli.buckets import BUCKET_NAMES, COLORS, column_shares
+from ml_goodput_measurement._cli.report import format_ns, percent, rows
 from ml_goodput_measurement.partition import AttemptSummary, Bucket, JobReport, Piece
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLORS", "column_shares", "plot_timeline", "ticks", "with_straight_edges"]
-
-COLORS = {
-    Bucket.PRODUCTIVE: "#44aa99",
-    Bucket.WASTED_PROGRESS: "#882255",
-    Bucket.INFRASTRUCTURE_RECOVERY: "#cc6677",
-    Bucket.TPU_INITIALIZATION: "#aa4499",
-    Bucket.TRAINING_PREP: "#999933",
-    Bucket.DATA_LOADING_SYNC: "#117733",
-    Bucket.PROGRAM_STARTUP: "#ddcc77",
-    Bucket.CHECKPOINT_RESTORE: "#332288",
-    Bucket.CHECKPOINT_SAVE: "#88ccee",
-    Bucket.ELASTIC_SLICE_DOWN: "#271b14",
-    Bucket.ELASTIC_SCALE_UP: "#9f3514",
-    Bucket.ELASTIC_REINITIALIZATION: "#c9a27f",
-    Bucket.CUSTOM: "#f9a81f",
-    Bucket.EXCLUDED: PAPER,  # hatched
-    Bucket.IN_FLIGHT: "#b5f0c8",
-    Bucket.UNKNOWN: "#dddddd",
-}
-"""After Paul Tol's "muted" scheme; people with any kind of color vision can distinguish them."""
+__all__ = ["plot_timeline", "ticks", "with_straight_edges"]
 
 _WIDTH = 12.0  # inches; the height depends on the legend
 _LEFT, _RIGHT = 0.035, 0.965  # of the width
@@ -91,22 +72,6 @@ def plot_timeline(report: JobReport, path: str | Path, *, dark: bool = False) ->
     _draw_attempts(timeline, report)
     _draw_clock(timeline, report)
     save_figure(figure, path, dark=dark)
-
-
-def column_shares(pieces: Sequence[Piece], start_ns: int, end_ns: int, columns: int) -> list[dict[Bucket, float]]:
-    """Cut time into columns of one width; return each column's shares by bucket, which sum to 1.
-
-    So the colored areas are exact for jobs of seconds and of months, with any number of pieces.
-    """
-    shares: list[dict[Bucket, float]] = [{} for _ in range(columns)]
-    per_ns = columns / (end_ns - start_ns) if end_ns > start_ns else 0.0
-    for piece in pieces:
-        left, right = (piece.start_ns - start_ns) * per_ns, (piece.end_ns - start_ns) * per_ns
-        for column in range(max(0, int(left)), min(columns, int(right) + 1)):
-            overlap = min(right, column + 1) - max(left, column)
-            if overlap > 0:
-                shares[column][piece.bucket] = shares[column].get(piece.bucket, 0.0) + overlap
-    return shares
 
 
 def ticks(wall_seconds: float) -> Iterator[tuple[float, str]]:

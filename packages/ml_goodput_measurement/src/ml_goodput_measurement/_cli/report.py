@@ -9,10 +9,10 @@ from ml_diagnostics_common.command.formats import first_and_last, format_table, 
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import format_clock, format_count, format_duration, format_percent, one_line
 
+from ml_goodput_measurement._cli.buckets import BUCKET_NAMES
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, Inference, JobReport
 
 __all__ = [
-    "BUCKET_NAMES",
     "ROW_FIELDS",
     "as_dict",
     "format_ns",
@@ -23,25 +23,6 @@ __all__ = [
     "rows_as_dicts",
 ]
 
-BUCKET_NAMES = {
-    Bucket.PRODUCTIVE: "productive",
-    Bucket.WASTED_PROGRESS: "wasted progress",
-    Bucket.INFRASTRUCTURE_RECOVERY: "infrastructure recovery",
-    Bucket.TPU_INITIALIZATION: "device initialization",
-    Bucket.TRAINING_PREP: "training preparation",
-    Bucket.DATA_LOADING_SYNC: "data loading",
-    Bucket.PROGRAM_STARTUP: "program startup",
-    Bucket.CHECKPOINT_RESTORE: "checkpoint restore",
-    Bucket.CHECKPOINT_SAVE: "checkpoint save",
-    Bucket.ELASTIC_SLICE_DOWN: "elastic: slice down",
-    Bucket.ELASTIC_SCALE_UP: "elastic: scale up",
-    Bucket.ELASTIC_REINITIALIZATION: "elastic: reinitialization",
-    Bucket.CUSTOM: "custom events",
-    Bucket.IN_FLIGHT: "step in flight",
-    Bucket.UNKNOWN: "unknown",
-    Bucket.EXCLUDED: "excluded",
-}
-"""The names of the buckets for people, in the order of their rows: first good time, last time that does not count."""
 ROW_FIELDS = ("bucket", "name", "seconds", "percent")
 """The columns of CSV."""
 

@@ -268,11 +268,19 @@ class Ledger:
         windows = {span: life.window(*span) for span in sorted(spans)}
         return [windows[span] for span in spans]
 
-    def timeline(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> list[Piece]:
-        """Return the job's life as disjoint pieces in order of time, which cover its wall time."""
+    def timeline(
+        self, now_ns: int, exclusions: Sequence[Interval] = (), between: Interval | None = None
+    ) -> list[Piece]:
+        """Return the job's life as disjoint pieces in order of time, which cover its wall time.
+
+        Args:
+            now_ns: The moment of the query, or `PROCESS_GONE`.
+            exclusions: Disjoint intervals that are pieces of their own.
+            between: Only the pieces of this window, whole; None for all.
+        """
         self._update()
         pieces: list[Piece] = []
-        found = self._pieces(now_ns)
+        found = self._pieces(now_ns) if between is None else self._pieces_between(now_ns, *between)
         for piece in exclude(found, exclusions) if exclusions else found:
             _join(pieces, piece)
         return pieces
@@ -352,6 +360,20 @@ class Ledger:
         for index in range(len(self._attempts)):
             for start_ns, stop_ns, bucket, label, run in self._books.pieces(index, end_ns, running=running):
                 yield Piece(start_ns, stop_ns, bucket, index + 1, label, run.estimated)
+
+    def _pieces_between(self, now_ns: int, start_ns: int, end_ns: int) -> Iterator[Piece]:
+        """Yield the pieces of a window; an attempt outside of it is passed over."""
+        last_ns, running = self._attempts.wall_end(now_ns)
+        for index, attempt in enumerate(self._attempts):
+            if attempt.start_ns >= end_ns:
+                return
+            if min(last_ns, self._attempts.next_start_ns(index)) <= start_ns:
+                continue
+            for first_ns, stop_ns, bucket, label, run in self._books.pieces(index, last_ns, running=running):
+                if first_ns >= end_ns:
+                    break
+                if stop_ns > start_ns:
+                    yield Piece(first_ns, stop_ns, bucket, index + 1, label, run.estimated)
 
     def _without(self, exclusions: Sequence[Interval], summary: AttemptSummary, life: Life) -> AttemptSummary:
         """Return an attempt with its excluded time only in the bucket of excluded time."""

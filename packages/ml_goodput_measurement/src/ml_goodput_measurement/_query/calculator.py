@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import job_logger
-from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
 from ml_goodput_measurement._query import results
+from ml_goodput_measurement._query.job_ledger import job_report
 from ml_goodput_measurement._query.job_reader import DEFAULT_CACHE_DIR, JobReader
 from ml_goodput_measurement._query.step_statistics import compute_step_deviation_from_baseline
 from ml_goodput_measurement._record.arguments import (
@@ -36,7 +36,7 @@ from ml_goodput_measurement.metric_details import (
     UnproductiveTimeDict,
     WorkloadMetricDetails,
 )
-from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, JobReport
+from ml_goodput_measurement.partition import JobReport
 from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, Snapshot
 
 if TYPE_CHECKING:
@@ -213,42 +213,42 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             raise NoGoodputError(_NO_STEP_TIMES)
         return deviations
 
-    def report(self, *, include_timeline: bool = True, exclusions: Iterable[ExclusionInterval] = ()) -> JobReport:
+    def report(
+        self,
+        *,
+        include_timeline: bool = True,
+        exclusions: Iterable[ExclusionInterval] = (),
+        as_of_ns: int | None = None,
+    ) -> JobReport:
         """Read new entries, and return everything about the job: attempts, disruptions, the timeline.
 
         Args:
             include_timeline: True to fill the timeline, which has two pieces for each step with a recorded end.
             exclusions: Intervals to exclude, as of `get_job_goodput_with_exclusions`.
+            as_of_ns: When the job ended, as far as another record shows that, in ns since 1970: the time of a job
+                that recorded no end itself counts up to then, and not beyond. None is now, for a job that may run. No
+                event is left out.
 
         Raises:
             NoGoodputError: See `get_job_goodput`.
         """
         excluded = excluded_intervals(exclusions)
         with self._querying():
-            summary = self._query(excluded=excluded, is_kept=False)
-            ledger, now_ns = self._ledger, PROCESS_GONE if self._now_ns == PROCESS_GONE else summary.end_ns
-            attempts = ledger.attempts(now_ns, excluded)
-            notes = [*self._reader.notes(), *_continuation_notes(attempts)]
-            if now_ns == PROCESS_GONE:
-                notes += self._reader.notes_on_end()
-            return JobReport(
-                job_name=self.job_name,
-                start_ns=summary.start_ns,
-                end_ns=summary.end_ns,
-                running=summary.running,
-                buckets=summary.buckets,
-                custom=summary.custom,
-                data_loading_async_ns=summary.data_loading_async_ns,
-                estimated_ns=summary.estimated_ns,
-                last_step=summary.last_step,
-                steps_kept=summary.steps_kept,
-                ideal_step_seconds=summary.ideal_step_seconds,
-                attempts=attempts,
-                disruptions=ledger.disruptions(attempts, excluded),
-                timeline=ledger.timeline(now_ns, excluded) if include_timeline else (),
-                notes=notes,
+            summary = self._query(excluded=excluded, is_kept=False, as_of_ns=as_of_ns)
+            now_ns = self._now_ns if self._now_ns == PROCESS_GONE else summary.end_ns
+            report = job_report(
+                self.job_name,
+                self._ledger,
+                summary,
+                now_ns,
+                notes=self._reader.notes(),
                 inferred=self._reader.inferred(),
+                include_timeline=include_timeline,
+                excluded=excluded,
             )
+            if now_ns != PROCESS_GONE:
+                return report
+            return dataclasses.replace(report, notes=[*report.notes, *self._reader.notes_on_end()])
 
     def snapshot(
         self,
@@ -348,12 +348,13 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         *,
         is_kept: bool = True,
         local_only: bool = False,
+        as_of_ns: int | None = None,
     ) -> Summary:
         """Read new entries, and return the sums of the job's life; keep them for the details if `is_kept`."""
         configured_seconds = _checked_ideal_seconds(configured_ideal_step_time)
         with self._querying():
             self._ledger = self._reader.read(local_only=local_only)
-            summary = self._summarize(excluded)
+            summary = self._summarize(excluded, as_of_ns)
             if summary is None and local_only:
                 self._ledger = self._reader.read()
                 summary = self._summarize(excluded)
@@ -375,11 +376,16 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
                 self._summary, self._configured_ideal_seconds = summary, configured_seconds
             return summary
 
-    def _summarize(self, excluded: Sequence[tuple[int, int]] = ()) -> Summary | None:
-        """Return the sums up to now; up to the last event if the job's process is gone."""
-        self._now_ns = self._clock_ns()
+    def _summarize(self, excluded: Sequence[tuple[int, int]] = (), as_of_ns: int | None = None) -> Summary | None:
+        """Return the sums up to a moment, or now; up to the last event if the job's process is gone by now."""
+        self._now_ns = self._clock_ns() if as_of_ns is None else as_of_ns
         summary = self._ledger.summary(self._now_ns, excluded)
-        if summary is not None and summary.running and self._reader.is_gone(self._ledger, self._now_ns):
+        if (
+            as_of_ns is None
+            and summary is not None
+            and summary.running
+            and self._reader.is_gone(self._ledger, self._now_ns)
+        ):
             self._now_ns = PROCESS_GONE
             summary = self._ledger.summary(PROCESS_GONE, excluded)
         return summary
@@ -434,24 +440,6 @@ def _checked_ideal_seconds(value: Any) -> float | None:
     if seconds is None or not 0 <= seconds < LONGEST_SECONDS:
         raise ConfigurationError(f"configured_ideal_step_time must be a number of seconds, not {shown(value)}")
     return seconds
-
-
-def _continuation_notes(attempts: Sequence[AttemptSummary]) -> list[str]:
-    """Return a note if the job was started again after it had recorded its end: often a name used for two jobs."""
-    continued = [
-        (before, after)
-        for before, after in itertools.pairwise(attempts)
-        if before.ended is AttemptEnd.JOB_END and not before.exception and after.start_ns >= before.end_ns
-    ]
-    if not continued:
-        return []
-    before, after = continued[0]
-    more = f" (so did {format_count(len(continued) - 1, 'later attempt')})" if len(continued) > 1 else ""
-    pause = format_duration((after.start_ns - before.end_ns) / 1e9)
-    return [
-        f"attempt {after.number} continued this job {pause} after attempt {before.number} had recorded its end{more}; "
-        "the time between them counts as lost. If it was another job, give that one another name"
-    ]
 
 
 class ElasticGoodputCalculator(GoodputCalculator):

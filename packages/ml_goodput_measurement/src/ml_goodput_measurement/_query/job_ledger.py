@@ -1,0 +1,137 @@
+"""A job's report from entries that the caller reads: for programs that read the logs of many jobs. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.texts import format_count, format_duration
+
+from ml_goodput_measurement._ledger import Ledger, Summary
+from ml_goodput_measurement._ledger.recorders import Recorders
+from ml_goodput_measurement._query.payloads import by_writer
+from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Inference, JobReport, Piece
+
+__all__ = ["JobLedger", "job_report"]
+
+
+class JobLedger:
+    """The ledger of one job, with the entries that were added so far.
+
+    Args:
+        job_name: The job's name, the same as its recorder's.
+    """
+
+    def __init__(self, job_name: str) -> None:
+        self.job_name = job_name
+        self._recorders = Recorders(job_name)
+
+    @property
+    def fact_count(self) -> int:
+        """The number of facts: it grows with each entry that changes a result."""
+        return self._recorders.fact_count
+
+    def add(self, entries: Iterable[LogEntry]) -> None:
+        """Add entries of the job's log, in any order; those of other jobs are skipped."""
+        entries = list(entries)
+        if entries:
+            for writer, payloads in by_writer(entries):
+                self._recorders.add(writer, payloads)
+
+    def report(self, as_of_ns: int, *, include_timeline: bool = False) -> JobReport | None:
+        """Return everything about the job as of a moment.
+
+        Args:
+            as_of_ns: Now for a job that runs, else when it ended, in ns since 1970: the time of a job that recorded no
+                end counts up to then, and not beyond. No event is left out.
+            include_timeline: True to fill the timeline, which has two pieces for each step with a recorded end.
+
+        Returns:
+            None while nothing is recorded, or only a single moment.
+        """
+        ledger = self._recorders.ledger
+        summary = ledger.summary(as_of_ns)
+        if summary is None or not summary.wall_ns:
+            return None
+        return job_report(
+            self.job_name,
+            ledger,
+            summary,
+            as_of_ns,
+            notes=self._recorders.notes(),
+            inferred=tuple(self._recorders.inferred),
+            include_timeline=include_timeline,
+        )
+
+    def timeline(self, as_of_ns: int, start_ns: int, end_ns: int) -> Sequence[Piece]:
+        """Return the pieces of the job's time in a window, whole, in order; attempts outside of it cost nothing.
+
+        Args:
+            as_of_ns: See `report`.
+            start_ns: The start of the window, in ns since 1970.
+            end_ns: Its end.
+        """
+        return self._recorders.ledger.timeline(as_of_ns, between=(start_ns, end_ns))
+
+
+def job_report(
+    job_name: str,
+    ledger: Ledger,
+    summary: Summary,
+    now_ns: int,
+    *,
+    notes: Sequence[str],
+    inferred: Sequence[Inference],
+    include_timeline: bool,
+    excluded: Sequence[tuple[int, int]] = (),
+) -> JobReport:
+    """Return the report of a job.
+
+    Args:
+        job_name: The job.
+        ledger: Its ledger.
+        summary: The summary of that ledger, at the same moment and with the same exclusions.
+        now_ns: The moment of the query, or `PROCESS_GONE`.
+        notes: Notes for the reader.
+        inferred: The kinds of time that were inferred.
+        include_timeline: True to fill the timeline.
+        excluded: Disjoint intervals that count for nothing.
+    """
+    attempts = ledger.attempts(now_ns, excluded)
+    return JobReport(
+        job_name=job_name,
+        start_ns=summary.start_ns,
+        end_ns=summary.end_ns,
+        running=summary.running,
+        buckets=summary.buckets,
+        custom=summary.custom,
+        data_loading_async_ns=summary.data_loading_async_ns,
+        estimated_ns=summary.estimated_ns,
+        last_step=summary.last_step,
+        steps_kept=summary.steps_kept,
+        ideal_step_seconds=summary.ideal_step_seconds,
+        attempts=attempts,
+        disruptions=ledger.disruptions(attempts, excluded),
+        timeline=ledger.timeline(now_ns, excluded) if include_timeline else (),
+        notes=[*notes, *_continuation_notes(attempts)],
+        inferred=inferred,
+    )
+
+
+def _continuation_notes(attempts: Sequence[AttemptSummary]) -> list[str]:
+    """Return a note if the job was started again after it had recorded its end: often a name used for two jobs."""
+    continued = [
+        (before, after)
+        for before, after in itertools.pairwise(attempts)
+        if before.ended is AttemptEnd.JOB_END and not before.exception and after.start_ns >= before.end_ns
+    ]
+    if not continued:
+        return []
+    before, after = continued[0]
+    more = f" (so did {format_count(len(continued) - 1, 'later attempt')})" if len(continued) > 1 else ""
+    pause = format_duration((after.start_ns - before.end_ns) / 1e9)
+    return [
+        f"attempt {after.number} continued this job {pause} after attempt {before.number} had recorded its end{more}; "
+        "the time between them counts as lost. If it was another job, give that one another name"
+    ]

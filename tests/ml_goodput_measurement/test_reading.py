@@ -1,0 +1,97 @@
+"""Programs that read many logs get the same reports as a calculator, and those of ended jobs stand still."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from ml_diagnostics_common.entry import EntryContext, LogEntry
+from ml_goodput_measurement.goodput import GoodputCalculator
+from ml_goodput_measurement.partition import Bucket
+from ml_goodput_measurement.reading import BUCKET_KEYS, BUCKET_NAMES, COLORS, JobLedger, column_shares
+
+from .accounts import moment_ns
+from .histories import History, MemoryLog
+from .sample_reports import killed_and_resumed, report_of
+
+_CONTEXT = EntryContext("goodput_job", "", {}, {"host": "a", "pid": "1"}, writer="a-1-1-0")
+
+
+def ledger_of(history: History) -> JobLedger:
+    ledger = JobLedger(history.job)
+    entries = [LogEntry(moment_ns(0), number, payload, _CONTEXT) for number, payload in enumerate(history.payloads)]
+    ledger.add(entries[::2])
+    ledger.add(entries[1::2])
+    return ledger
+
+
+def stopped_in_a_step() -> History:
+    """In step 3 from 40 s on: nothing else is recorded."""
+    return History().start(0).steps(range(4), at=10)
+
+
+def test_entries_in_any_order_give_the_report_of_a_calculator() -> None:
+    history = killed_and_resumed()
+    assert ledger_of(history).report(moment_ns(10**9), include_timeline=True) == report_of(history)
+
+
+@pytest.mark.parametrize("ended", [45, 50])
+def test_the_step_in_flight_of_an_ended_job_counts_up_to_its_end_and_does_not_grow(ended: int) -> None:
+    history = stopped_in_a_step()
+    last_ns = max(moment_ns(float(payload["step_start_time"] - moment_ns(0) / 1e9)) for payload in history.payloads[1:])
+    clock = [moment_ns(10**6)]
+    calculator = GoodputCalculator(history.job, "log", MemoryLog(history.payloads), _clock_ns=lambda: clock[0])
+    first = calculator.report(as_of_ns=moment_ns(ended))
+    clock[0] = moment_ns(10**7)
+    assert calculator.report(as_of_ns=moment_ns(ended)) == first
+    assert first.end_ns == moment_ns(ended)
+    assert first.buckets[Bucket.IN_FLIGHT] == pytest.approx(moment_ns(ended) - last_ns, abs=1000)
+    assert ledger_of(history).report(moment_ns(ended), include_timeline=True) == first
+
+
+def test_without_that_moment_the_job_still_runs() -> None:
+    report = ledger_of(stopped_in_a_step()).report(moment_ns(10**6))
+    assert report is not None
+    assert report.goodput_percent < 0.1
+
+
+def test_nothing_is_reported_of_a_job_without_entries_or_with_those_of_another() -> None:
+    assert JobLedger("job").report(moment_ns(10)) is None
+    other = JobLedger("other")
+    other.add(LogEntry(moment_ns(0), 1, payload, _CONTEXT) for payload in killed_and_resumed("job").payloads)
+    assert other.fact_count == 0
+    assert other.report(moment_ns(10)) is None
+
+
+def test_a_window_of_the_timeline_has_the_pieces_that_touch_it() -> None:
+    ledger, now_ns = ledger_of(killed_and_resumed()), moment_ns(200)
+    report = ledger.report(now_ns, include_timeline=True)
+    assert report is not None
+    for start, end in ((0, 200), (70, 74), (120, 145), (150, 151), (199, 300), (300, 400)):
+        window = moment_ns(start), moment_ns(end)
+        found = ledger.timeline(now_ns, *window)
+        whole = [piece for piece in report.timeline if piece.start_ns < window[1] and piece.end_ns > window[0]]
+        clipped = [
+            [(max(piece.start_ns, window[0]), min(piece.end_ns, window[1]), piece.bucket) for piece in pieces]
+            for pieces in (found, whole)
+        ]
+        assert clipped[0] == clipped[1], (start, end)
+
+
+def test_names_keys_and_colors_are_of_all_buckets_in_one_order() -> None:
+    assert set(BUCKET_NAMES) == set(BUCKET_KEYS) == set(COLORS) == set(Bucket)
+    assert list(BUCKET_NAMES) == list(BUCKET_KEYS)
+    assert len(set(BUCKET_KEYS.values())) == len(Bucket)
+
+
+def test_the_shares_of_columns_sum_to_one() -> None:
+    report = report_of(killed_and_resumed())
+    shares = column_shares(report.timeline, report.start_ns, report.end_ns, 7)
+    assert [sum(column.values()) for column in shares] == pytest.approx([1.0] * 7)
+
+
+def test_reading_needs_no_drawing_library() -> None:
+    code = "import sys, ml_goodput_measurement.reading; print({'matplotlib', 'numpy'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert found.stdout == "set()\n"
