@@ -6,7 +6,8 @@ from google_cloud_mldiagnostics._entries import CONFIGS, LOG_ID, LOSSES_NAMESPAC
 from google_cloud_mldiagnostics._reading.process_view import ProcessView, State
 from google_cloud_mldiagnostics._reading.run_history import RunHistory, mappings, natural_number, number, texts
 from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource, RunSource
-from google_cloud_mldiagnostics._reading.run_view import AttemptView, RunView
+from google_cloud_mldiagnostics._reading.run_view import SILENT_SECONDS, AttemptView, RunView, view_run
+from google_cloud_mldiagnostics._reading.session_view import HostProfile, SessionView
 
 __all__ = [
     "CONFIGS",
@@ -14,16 +15,20 @@ __all__ = [
     "LOSSES_NAMESPACE",
     "PROCESS",
     "SESSION",
+    "SILENT_SECONDS",
     "AttemptView",
     "CloudSource",
+    "HostProfile",
     "LocalSource",
     "ProcessView",
     "RunHistory",
     "RunSource",
     "RunView",
+    "SessionView",
     "State",
     "mappings",
     "natural_number",
     "number",
     "texts",
+    "view_run",
 ]

@@ -86,13 +86,18 @@ class RunHistory:
         sessions: The state of each profile by session id.
     """
 
-    def __init__(self) -> None:
-        """Start without entries."""
+    def __init__(self, endings: ProcessEndings | None = None) -> None:
+        """Start without entries.
+
+        Args:
+            endings: The ends that companions recorded, if another part reads them once for many runs.
+        """
         self.processes: dict[ProcessKey, ProcessRecord] = {}
         self.sessions: dict[str, SessionRecord] = {}
         self._signs_ns: dict[tuple[str, int], int] = {}
         self._steps: dict[tuple[str, int], tuple[int, int]] = {}  # By host and pid: time and number.
-        self._endings = ProcessEndings()
+        self._last_attempts: dict[tuple[str, int], int] = {}
+        self._endings = ProcessEndings() if endings is None else endings
 
     def add(self, entries: Iterable[LogEntry]) -> None:
         """Add entries of the run, and of the companions of its processes."""
@@ -124,6 +129,19 @@ class RunHistory:
                     step = timestamp_ns, number
         self._remember(writer, sign_ns, step)
 
+    def add_values(self, host: str, pid: int, last_ns: int, step: int | None = None) -> None:
+        """Note values of metrics of a process that another part has read: of a million, the last one is enough.
+
+        Args:
+            host: The process's host.
+            pid: Its id there.
+            last_ns: The time of the last value, in ns since 1970.
+            step: The step of that value; None if it has none.
+        """
+        self._remember((host, pid), max(last_ns, self._signs_ns.get((host, pid), 0)), (0, 0))
+        if step is not None and last_ns >= self._steps.get((host, pid), (0, 0))[0]:
+            self._steps[host, pid] = last_ns, step
+
     def _remember(self, writer: tuple[str, int], sign_ns: int, step: tuple[int, int]) -> None:
         if sign_ns > 0:
             self._signs_ns[writer] = sign_ns
@@ -146,13 +164,14 @@ class RunHistory:
             self.processes[key].add(entry)
         else:
             self.processes[key] = ProcessRecord(entry)
+            self._last_attempts[key[:2]] = max(key.attempt, self._last_attempts.get(key[:2], 0))
 
     def last_event_ns(self, key: ProcessKey) -> int:
         """Return the time of the last entry of a process, of any kind; 0 if there is none."""
         record = self.processes.get(key)
         own_ns = record.last_ns if record is not None else 0
         # Other entries of the process do not contain the attempt, and belong to its last one.
-        is_last = not any(other[:2] == key[:2] and other.attempt > key.attempt for other in self.processes)
+        is_last = self._last_attempts.get(key[:2], 0) <= key.attempt
         return max(own_ns, self._signs_ns.get(key[:2], 0)) if is_last else own_ns
 
     def ending(self, key: ProcessKey, since_ns: int) -> LogEntry | None:

@@ -100,6 +100,18 @@ class RunEntries:
         """Return the source of all entries of a run, to `read` what is new in it repeatedly."""
         return self._source([run])
 
+    def source_of_runs(self, runs: Sequence[Resource]) -> LogSource:
+        """Return the source of all entries of some runs, to `read` what is new in them repeatedly.
+
+        The journal yields the entries of all runs, so that one reader serves runs that start later, too.
+
+        Args:
+            runs: The runs of which Cloud Logging sends the entries; at least one if there is a cloud.
+        """
+        if self._cloud is None:
+            return LogSource(LOG_ID, root=self._root)
+        return self._source(runs)
+
     def source_of_companions(self, since_ns: int, condition: str) -> LogSource:
         """Return the source of the entries of companions.
 
@@ -228,7 +240,7 @@ class RunSource:
             for batch in self.entries.endings(min(record.first_ns for record in processes)):
                 history.add(batch)
         self.report_unread()
-        return view_run(run, history, sessions, now_ns=time.time_ns(), is_gone=self._is_gone)
+        return view_run(run, history, sessions, now_ns=time.time_ns(), is_gone=self.is_gone)
 
     def views(self, group: str | None, limit: int) -> list[RunView]:
         """Return runs, the newest first, with enough of their entries to show which of them still run.
@@ -255,14 +267,14 @@ class RunSource:
                         history.add(entries)
         self.report_unread()
         now_ns = time.time_ns()
-        return [view_run(run, histories[resource_id(run)], now_ns=now_ns, is_gone=self._is_gone) for run in runs]
+        return [view_run(run, histories[resource_id(run)], now_ns=now_ns, is_gone=self.is_gone) for run in runs]
 
     def report_unread(self) -> None:
         """Report what could not be read, if anything."""
         for note in self.entries.notes():
             self.report(note)
 
-    def _is_gone(self, process: Mapping[str, Any]) -> bool:
+    def is_gone(self, process: Mapping[str, Any]) -> bool:
         """Return True if a process in the attempts of a run is known to be gone."""
         return False
 
@@ -285,7 +297,7 @@ class LocalSource(RunSource):
         self.control_plane = LocalControlPlane(self.root)
         self.entries = RunEntries(self.root, None, report)
 
-    def _is_gone(self, process: Mapping[str, Any]) -> bool:
+    def is_gone(self, process: Mapping[str, Any]) -> bool:
         from google_cloud_mldiagnostics._run_state.process_life import is_alive, is_visible
 
         host = identity().host

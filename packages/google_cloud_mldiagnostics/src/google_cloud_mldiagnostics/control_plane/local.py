@@ -131,6 +131,20 @@ class LocalControlPlane:
         runs.sort(key=lambda run: str(run.get("createTime", "")), reverse=True)
         return (run for run in runs if group is None or run.get("runSet", "") == group)
 
+    def stamps(self) -> dict[str, tuple[int, int]]:
+        """Return for each run what changes whenever its `run.json` does: its time in ns and its inode.
+
+        Raises:
+            OSError: The folder exists and cannot be read.
+        """
+        stamps = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.runs_folder) as folders:
+            for folder in folders:
+                with contextlib.suppress(OSError):  # Not a folder, without a run, or removed meanwhile.
+                    status = os.stat(f"{folder.path}/run.json")  # noqa: PTH116 - of thousands each second
+                    stamps[folder.name] = status.st_mtime_ns, status.st_ino
+        return stamps
+
     def put_session(self, run_id: str, session_id: str, session: Resource) -> None:
         """See `ControlPlane`. The entries of all hosts in `targetSessions` are merged."""
         folder = self.folder(run_id) / "sessions"
