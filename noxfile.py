@@ -295,6 +295,12 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def vendor(session: nox.Session) -> None:
+    """Fetch the files of others that the page serves, as vendor.json lists them; `-- --check` compares them."""
+    session.run("python", ".ci/vendored_files.py", *session.posargs)
+
+
+@nox.session
 def api(session: nox.Session) -> None:
     """Compare the public names with the last release; a breakage without an entry in .ci/public-api.toml fails."""
     install(session, "lint")

@@ -1,0 +1,281 @@
+"""The server of the page: routes over the store, its static files and its events, behind the guard."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ml_diagnostics_console._web.answers import Answer, NotThereError, json_answer
+from ml_diagnostics_console._web.assets import Asset, Assets
+from ml_diagnostics_console._web.guard import SECURITY_HEADERS, SPEEDSCOPE_POLICY, Guard, Token
+from ml_diagnostics_console._web.routes import handle
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from ml_diagnostics_console._web.event_stream import EventStream
+    from ml_diagnostics_console._web.refreshing import Refreshing
+    from ml_diagnostics_console._web.store import Store
+
+__all__ = ["GREATEST_ANSWER_BYTES", "PageServer", "make_app"]
+
+GREATEST_ANSWER_BYTES: Final = 8 * 1024 * 1024
+
+_ZIPPED_FROM_BYTES: Final = 2048
+_ZIPPED_TYPES: Final = ("application/json", "text/")
+_SHELL: Final = "index.html"
+_TOKEN_PAGE: Final = "token.html"
+_ICON: Final = "icon.svg"
+_SPEEDSCOPE: Final = "vendor/speedscope/"
+_PAGE: Final = re.compile(r"/|/compare|/runs/[^/]+(?:/(?:metrics|stacks|logs|configs|profiles(?:/[^/]+)?))?")
+_LAST_RUN: Final = re.compile(r"/runs/last(/.*)?")
+_CASE: Final = re.compile(r"/api/runs/([^/]+)/case\.html")
+_OPEN_TO_ALL: Final = ("/static/", "/favicon.ico", "/api/token")
+"""Paths that are answered without the cookie of the token: they hold no data."""
+
+
+def make_app(
+    store: Store, refreshing: Refreshing, stream: EventStream, assets: Assets, guard: Guard, token: Token | None
+) -> ASGIApp:
+    """Return the application.
+
+    Args:
+        store: The runs.
+        refreshing: Keeps the store up to date.
+        stream: The open pages.
+        assets: The static files.
+        guard: Rejects requests that are not from the page.
+        token: What a client needs to have; None if the server listens on loopback alone.
+    """
+    page = _Page(store, refreshing, stream, assets, token)
+    app = Starlette(
+        routes=[
+            Route("/static/{name:path}", page.static),
+            Route("/favicon.ico", page.icon),
+            Route("/api/token", page.token),
+            Route("/api/events", page.events),
+            Route("/api/{path:path}", page.api),
+            Route("/{path:path}", page.shell),
+        ],
+        exception_handlers={Exception: _failed},
+    )
+    return _Guarded(app, guard, token, page)
+
+
+class PageServer(uvicorn.Server):
+    """Uvicorn, ended by SIGTERM, SIGINT and SIGHUP alike: the normal end of this command.
+
+    Args:
+        app: The application.
+        on_end: Called once, when the end is requested.
+    """
+
+    def __init__(self, app: ASGIApp, on_end: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            loop="asyncio",
+            http="h11",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=30,
+        )
+        super().__init__(config)
+        self._on_end = on_end
+
+    def run_on(self, sockets: list[socket.socket]) -> None:
+        """Serve until a signal."""
+        self.run(sockets=sockets)
+
+    def end(self) -> None:
+        """End soon; callable from any thread."""
+        if not self.should_exit:
+            self.should_exit = True
+            self._on_end()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End at a signal; a second Ctrl-C does not wait for open connections."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.end()
+
+    def install_signals(self) -> None:
+        """Handle SIGHUP, too: the terminal was closed. Signals that are ignored, as under nohup, stay so."""
+        hangup = getattr(signal, "SIGHUP", None)
+        if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+            signal.signal(hangup, self.handle_exit)
+
+
+class _Page:
+    """The endpoints."""
+
+    def __init__(
+        self, store: Store, refreshing: Refreshing, stream: EventStream, assets: Assets, token: Token | None
+    ) -> None:
+        self._store, self._refreshing, self._stream = store, refreshing, stream
+        self._assets, self._token = assets, token
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        asset = self._assets.find(name)
+        if asset is None:
+            return PlainTextResponse("there is no such file", 404)
+        headers = {"content-security-policy": SPEEDSCOPE_POLICY} if name.startswith(_SPEEDSCOPE) else {}
+        return _file(asset, request, headers=headers)
+
+    async def icon(self, request: Request) -> Response:
+        asset = self._assets.find(_ICON)
+        return Response(status_code=204) if asset is None else _file(asset, request)
+
+    async def shell(self, request: Request) -> Response:
+        """Answer every page of the site with the one shell, which reads the URL."""
+        path = _raw_path(request)
+        last = _LAST_RUN.fullmatch(path)
+        if last is not None:
+            return await run_in_threadpool(self._redirect_to_last, last[1] or "", request.url.query)
+        return self._file_or_404(_SHELL, request, 200 if _PAGE.fullmatch(path) else 404)
+
+    def locked(self, request: Request) -> Response:
+        """Answer a page without the token's cookie: a page that exchanges the token in the URL for it."""
+        return self._file_or_404(_TOKEN_PAGE, request, 401)
+
+    async def token(self, request: Request) -> Response:
+        """Set the cookie if the request has the token."""
+        if self._token is None:
+            return Response(status_code=204)
+        if not self._token.is_in_authorization(request.scope["headers"]):
+            return _respond(json_answer({"error": "the token is not valid"}, 401), request)
+        return Response(status_code=204, headers={"set-cookie": self._token.cookie, "cache-control": "no-store"})
+
+    async def events(self, request: Request) -> Response:
+        if not self._stream.has_capacity():
+            error = "too many pages are open on this server; close some of them"
+            return _respond(json_answer({"error": error}, 503), request)
+        cursor = request.headers.get("last-event-id") or request.query_params.get("cursor", "")
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._stream.events(cursor), media_type="text/event-stream", headers=headers)
+
+    async def api(self, request: Request) -> Response:
+        return await run_in_threadpool(self._answer, request)
+
+    def _answer(self, request: Request) -> Response:
+        self._refreshing.freshen()
+        path, query = _raw_path(request), dict(request.query_params)
+        case = _CASE.fullmatch(path)
+        answer = self._case(case[1]) if case is not None else handle(self._store, path, query)
+        return _respond(answer, request)
+
+    def _case(self, run_id: str) -> Answer:
+        from ml_diagnostics_console._web.case_file import case_answer
+
+        return case_answer(self._store, run_id, self._assets)
+
+    def _redirect_to_last(self, rest: str, query: str) -> Response:
+        self._refreshing.freshen()
+        try:
+            with self._store.lock:
+                run_id = self._store.run("last").id
+        except NotThereError as error:
+            return PlainTextResponse(str(error), 404)
+        return RedirectResponse(f"/runs/{run_id}{rest}" + (f"?{query}" if query else ""), 302)
+
+    def _file_or_404(self, name: str, request: Request, status: int) -> Response:
+        asset = self._assets.find(name)
+        if asset is None:
+            return PlainTextResponse(f"this installation lacks the file static/{name}", 404)
+        return _file(asset, request, status)
+
+
+class _Guarded:
+    """Refuses requests before they are routed, and adds the headers of safety to every answer."""
+
+    def __init__(self, app: ASGIApp, guard: Guard, token: Token | None, page: _Page) -> None:
+        self._app, self._guard, self._token, self._page = app, guard, token, page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                have = {name for name, _ in message["headers"]}
+                more = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+                message["headers"] = [*message["headers"], *(pair for pair in more if pair[0] not in have)]
+            await send(message)
+
+        await self._chosen(scope)(scope, receive, send_safely)
+
+    def _chosen(self, scope: Scope) -> ASGIApp:
+        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        refusal = self._guard.refusal(scope["method"], headers)
+        if refusal:
+            return _respond(json_answer({"error": refusal}, 403))
+        if self._token is None or scope["path"].startswith(_OPEN_TO_ALL) or self._token.is_in_cookie(headers):
+            return self._app
+        if scope["path"].startswith("/api/"):
+            return _respond(
+                json_answer({"error": "open the address that mldiagnostics ui printed: it has a token"}, 401)
+            )
+        return self._page.locked(Request(scope))
+
+
+def _raw_path(request: Request) -> str:
+    """Return the path with its escapes, so that a name with a slash stays one part of it."""
+    raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    return raw.decode("latin-1")
+
+
+def _respond(answer: Answer, request: Request | None = None) -> Response:
+    """Return an answer as a response: bounded, never cached, compressed where that pays."""
+    if len(answer.body) > GREATEST_ANSWER_BYTES:
+        size = f"{len(answer.body):,} bytes, and at most {GREATEST_ANSWER_BYTES:,} are sent"
+        answer = json_answer({"error": f"the answer has {size}; ask for less, for instance a shorter span"}, 413)
+    headers = {"cache-control": "no-store", **{name.lower(): value for name, value in answer.headers.items()}}
+    body = answer.body
+    is_long_text = len(body) >= _ZIPPED_FROM_BYTES and answer.media_type.startswith(_ZIPPED_TYPES)
+    if is_long_text and request is not None and _takes_gzip(request):
+        body = gzip.compress(body, 1, mtime=0)
+        headers |= {"content-encoding": "gzip", "vary": "accept-encoding"}
+    return Response(body, answer.status, headers, media_type=answer.media_type)
+
+
+def _file(asset: Asset, request: Request, status: int = 200, *, headers: dict[str, str] | None = None) -> Response:
+    """Return a static file; browsers ask each time whether it changed."""
+    all_headers = {"cache-control": "no-cache", "etag": asset.etag, "vary": "accept-encoding", **(headers or {})}
+    known = request.headers.get("if-none-match", "")
+    if status == 200 and asset.etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+        return Response(status_code=304, headers=all_headers)
+    body = asset.data
+    if asset.zipped is not None and _takes_gzip(request):
+        body = asset.zipped
+        all_headers["content-encoding"] = "gzip"
+    return Response(body, status, all_headers, media_type=asset.media_type)
+
+
+def _takes_gzip(request: Request) -> bool:
+    accepted = request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
+    return "gzip" in (part.partition(";")[0] for part in accepted if not part.endswith(";q=0"))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer with a sentence where a part of the server itself fails; routes answer their own errors."""
+    print(f"mldiagnostics: {request.url.path}: {type(error).__name__}: {error}", file=sys.stderr)
+    return _respond(json_answer({"error": f"this could not be answered: {type(error).__name__}"}, 500))

@@ -1,0 +1,110 @@
+"""The static files of the page: only files that are listed are served; paths are never built from a request."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["STATIC", "Asset", "Assets"]
+
+STATIC: Final = Path(__file__).parent / "static"
+
+_MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".woff2": "font/woff2",
+    ".txt": "text/plain; charset=utf-8",
+}
+_TEXT: Final = frozenset({".html", ".css", ".js", ".json", ".svg", ".txt"})
+_RELIST_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file, read once.
+
+    Attributes:
+        data: Its bytes.
+        zipped: The same, compressed by gzip; None if that does not make it smaller.
+        media_type: Its media type.
+        etag: Its strong entity tag, with quotes.
+    """
+
+    data: bytes
+    zipped: bytes | None
+    media_type: str
+    etag: str
+
+
+class Assets:
+    """The files below a folder, by their path with slashes.
+
+    A file that changes on disk is read again, so that an upgrade or a developer's edit shows at the next reload.
+
+    Args:
+        folder: The folder; links in it are not followed out of it.
+    """
+
+    def __init__(self, folder: Path = STATIC) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._paths: dict[str, Path] = {}
+        self._listed_at = float("-inf")
+        self._read: dict[str, tuple[tuple[int, int], Asset]] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of all files, sorted."""
+        with self._lock:
+            self._list()
+            return sorted(self._paths)
+
+    def find(self, name: str) -> Asset | None:
+        """Return a listed file; None for anything else.
+
+        Args:
+            name: The path below the folder, with slashes.
+        """
+        with self._lock:
+            if name not in self._paths and time.monotonic() - self._listed_at > _RELIST_SECONDS:
+                self._list()
+            path = self._paths.get(name)
+            if path is None:
+                return None
+            try:
+                status = path.stat()
+                stamp = (status.st_mtime_ns, status.st_size)
+                known = self._read.get(name)
+                if known is None or known[0] != stamp:
+                    known = self._read[name] = (stamp, _read(path))
+            except OSError:
+                return None
+            return known[1]
+
+    def _list(self) -> None:
+        root = self._folder.resolve()
+        found = (path for path in root.rglob("*") if path.suffix in _MEDIA_TYPES and not path.name.startswith("."))
+        self._paths = {
+            path.relative_to(root).as_posix(): path
+            for path in found
+            if path.is_file() and path.resolve().is_relative_to(root)
+        }
+        self._listed_at = time.monotonic()
+
+
+def _read(path: Path) -> Asset:
+    data = path.read_bytes()
+    zipped = gzip.compress(data, 6, mtime=0) if path.suffix in _TEXT else None
+    if zipped is not None and len(zipped) >= len(data):
+        zipped = None
+    etag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
+    return Asset(data, zipped, _MEDIA_TYPES[path.suffix], etag)
