@@ -1,0 +1,112 @@
+// The doctor's answer under a run's name: its sentence, what it rests on, what to do next. It is worked out by the server
+// after the page is there; until then the run's own sentence stands.
+
+import { add, button, copyable, fill, h } from "../dom.js";
+import { showEntries } from "./entries.js";
+
+const RETRY_MS = [400, 800, 1500, 3000, 5000];
+
+/** Put parts of a sentence into an element: text, bold, code. */
+export function showParts(element, parts, isWanted = true) {
+  if (!isWanted) return;
+  const key = JSON.stringify(parts);
+  if (element.dataset.parts === key) return;
+  element.dataset.parts = key;
+  const tags = { bold: "b", code: "span.code" };
+  fill(element, parts.map(({ text, kind }) => (tags[kind] ? h(tags[kind], null, text) : text)));
+}
+
+/**
+ * @param {object} api
+ * @param {string} base The path of the run's answers.
+ * @param {HTMLElement} sentence Takes the doctor's sentence.
+ */
+export function createDiagnosis(api, base, sentence) {
+  const element = h("div.diagnosis", { hidden: true });
+  let version = null;
+  let found = null;
+  let timer = 0;
+  let isClosed = false;
+  let isOpen = false;
+
+  async function ask(tries) {
+    let answer;
+    try {
+      answer = await api.json(`${base}/verdict`);
+    } catch {
+      return; // The run's own sentence stands.
+    }
+    if (isClosed) return;
+    if (answer.state === "working") {
+      timer = setTimeout(() => ask(tries + 1), RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]);
+      return;
+    }
+    found = answer;
+    render();
+  }
+
+  function render() {
+    const parts = found.parts?.length ? found.parts : found.sentence ? [{ text: found.sentence, kind: "text" }] : [];
+    if (parts.length) showParts(sentence, parts);
+    const [first, ...others] = found.next ?? [];
+    const proofs = found.proofs ?? [];
+    const rest = details(proofs, others);
+    element.hidden = !first && !rest;
+    fill(element, first && h("div.next", null, h("span.next-word", null, "Next"), copyable(first.command),
+      first.why && h("span.second", null, first.why)), rest);
+  }
+
+  function details(proofs, others) {
+    const { also = [], not_checked: notChecked = [], cost, blame, confidence, explain } = found;
+    const facts = [cost && ["Cost", cost], blame && ["Where", blame], confidence && ["Confidence", confidence],
+      found.rule && ["Rule", found.rule]].filter(Boolean);
+    if (!proofs.length && !others.length && !also.length && !notChecked.length) return null;
+    const words = [];
+    if (proofs.length) words.push(proofs.length === 1 ? "1 proof" : `${proofs.length} proofs`);
+    if (others.length) words.push(others.length === 1 ? "1 more command" : `${others.length} more commands`);
+    if (also.length) words.push(also.length === 1 ? "1 other finding" : `${also.length} other findings`);
+    const block = h("details.why", { open: isOpen }, h("summary", null, `Why: ${words.join(", ") || "what was checked"}`),
+      h("div.why-grid", null,
+        h("div.why-main", null,
+          proofs.length > 0 && h("section", null, h("h3", null, "Proofs"), h("ol.proofs", null, proofs.map(proof))),
+          others.length > 0 && h("section", null, h("h3", null, "Then"), others.map(command)),
+          also.length > 0 && list("Also", also)),
+        h("div.why-side", null,
+          facts.length > 0 && h("dl.pairs", null, facts.map(([name, text]) => [h("dt", null, name), h("dd", null, text)])),
+          notChecked.length > 0 && list("Not checked", notChecked),
+          explain && h("section", null, h("h3", null, "On the command line"), copyable(explain)))));
+    block.addEventListener("toggle", () => {
+      isOpen = block.open;
+    });
+    return block;
+  }
+
+  function proof({ text, explain }) {
+    return h("li", null, h("span", null, text), explain && button("Events", () => showEntries(api, base, explain, text),
+      { class: "button small", title: "The recorded events that this was made of" }));
+  }
+
+  function command({ command: text, why }) {
+    return h("div.next", null, copyable(text), why && h("span.second", null, why));
+  }
+
+  function list(title, sentences) {
+    return add(h("section", null, h("h3", null, title)), h("ul.sentences", null, sentences.map((text) => h("li", null, text))));
+  }
+
+  return {
+    element,
+    hasSentence: () => Boolean(found?.sentence || found?.parts?.length),
+    /** Ask again where the run has changed. */
+    load(row) {
+      if (row.version !== undefined && row.version === version) return;
+      version = row.version;
+      clearTimeout(timer);
+      ask(0);
+    },
+    close() {
+      isClosed = true;
+      clearTimeout(timer);
+    },
+  };
+}

@@ -1,0 +1,149 @@
+// What stands around each page of a run: name and status, the verdict, facts, tabs.
+
+import { add, button, copyText, fill, h, setText } from "../dom.js";
+import { formatAge, formatClock, formatCount, formatDay } from "../format.js";
+import { bindKeys } from "../keys.js";
+import { runPath } from "../router.js";
+import { attemptEnds, badge } from "../shapes.js";
+import { createDiagnosis, showParts } from "./diagnosis.js";
+import { showNotes } from "./notes.js";
+
+const TABS = [
+  ["overview", "Overview"], ["metrics", "Metrics"], ["stacks", "Stacks"], ["profiles", "Profiles"], ["logs", "Logs"],
+  ["configs", "Configs"],
+];
+const RELOAD_MS = 10_000; // Pictures of a run come each 10 s; its row each second.
+const CLOCK_MS = 1000;
+
+/**
+ * @param {HTMLElement} main The page's main element, empty.
+ * @param {object} api
+ * @param {object} state The URL, parsed.
+ * @returns {{run: string, show: (state: object) => HTMLElement, update: (change: object) => void, close: () => void,
+ *   copyLink: () => void}} `show` returns the element that takes the page.
+ */
+export function createRunFrame(main, api, state) {
+  const { run } = state;
+  const base = `/api/runs/${encodeURIComponent(run)}`;
+  const title = h("h1.name", { dir: "auto" }, run);
+  const mark = h("span.run-mark");
+  const said = h("span.copied", { role: "status" });
+  const sentence = h("p.verdict", { id: "verdict" });
+  const facts = h("ul.facts");
+  const notes = h("div.notes", { hidden: true });
+  const tabs = h("nav.tabs", { "aria-label": "Pages of this run" });
+  const place = h("div.run-page");
+  const copyLink = () => copyText(location.href, said);
+  const actions = h("div.run-actions", null, said, button("Copy link", copyLink, { title: "Copy link (y)" }),
+    !api.isFile && h("a.button", { href: `${base}/case.html`, download: `${run}.html` }, "Export case file"));
+  const diagnosis = createDiagnosis(api, base, sentence);
+  const head = h("div.run-head", null, h("div.run-title", null, title, mark, actions), sentence, facts, diagnosis.element);
+  add(main, head, notes, tabs, place);
+
+  let row = null;
+  let offset = 0; // Of the server's clock to this one, in seconds.
+  let shown = state;
+  let sign = null;
+  let isClosed = false;
+  let lastLoad = 0;
+  let timer = 0;
+
+  const unbind = bindKeys(Object.fromEntries(TABS.map(([tab], at) => [String(at + 1), () => shown.go(runPath(run, tab))])));
+  const clock = setInterval(() => !document.hidden && tick(), CLOCK_MS);
+  load();
+
+  async function load() {
+    clearTimeout(timer);
+    timer = 0;
+    lastLoad = performance.now();
+    try {
+      const found = await api.json(base);
+      if (isClosed) return;
+      offset = found.now - Date.now() / 1000;
+      row = { ...found };
+      render();
+      diagnosis.load(row);
+    } catch {
+      // The page below asks for the same and says what is wrong.
+    }
+  }
+
+  function render() {
+    setText(title, row.name || row.id);
+    if (mark.dataset.state !== row.state) {
+      mark.dataset.state = row.state;
+      fill(mark, badge(row.state));
+    }
+    showParts(sentence, row.verdict_parts ?? [{ text: row.verdict ?? "", kind: "text" }], !diagnosis.hasSentence());
+    showNotes(notes, row.notes);
+    showFacts();
+    showTabs();
+  }
+
+  function showFacts() {
+    sign = row.state === "running" || row.state === "stuck" || row.state === "silent" ? h("b") : null;
+    const hosts = row.hosts ? [h("b", null, formatCount(row.hosts, "host")), row.chips ? `, ${row.chips}` : ""] : row.chips;
+    fill(facts,
+      row.group && h("li", null, "Group ", h("b.name", null, row.group)),
+      row.started && h("li", { title: formatClock(row.started) }, "Began ", h("b", null, formatDay(row.started))),
+      hosts && h("li", null, hosts),
+      row.attempts && h("li", null, row.attempts.length === 1 ? "1 attempt " : `${row.attempts.length} attempts `,
+        attemptEnds(row.attempts)),
+      sign ? h("li", { title: formatClock(row.beat) }, "Last sign ", sign, " ago")
+        : row.ended && h("li", { title: formatClock(row.ended) }, "Ended ", h("b", null, formatDay(row.ended))));
+    tick();
+  }
+
+  function tick() {
+    if (sign && row.beat) setText(sign, formatAge(Date.now() / 1000 + offset - row.beat));
+  }
+
+  function showTabs() {
+    const counts = { metrics: row?.metrics_list?.length, profiles: row?.sessions?.length };
+    fill(tabs, TABS.map(([tab, name], at) => h("a.tab", {
+      href: runPath(run, tab),
+      "aria-current": tab === shown.page ? "page" : null,
+      classes: [tab === "stacks" && row?.state === "stuck" && "is-stuck"],
+      title: `${name} (${at + 1})`,
+    }, name, counts[tab] > 0 && h("span.count", null, counts[tab]))));
+    const current = tabs.querySelector("[aria-current]");
+    if (current && tabs.scrollWidth > tabs.clientWidth) tabs.scrollLeft = current.offsetLeft - 24;
+  }
+
+  return {
+    run,
+    copyLink() {
+      copyLink();
+      return true;
+    },
+    show(next) {
+      shown = next;
+      head.classList.toggle("is-short", next.page !== "overview");
+      place.replaceChildren();
+      showTabs();
+      return place;
+    },
+    update({ kind, data }) {
+      if (!row) return;
+      if (kind === "changed") {
+        const fields = (data.rows ?? []).find(({ id }) => id === row.id);
+        if (!fields) return;
+        const hasState = fields.state !== undefined && fields.state !== row.state;
+        Object.assign(row, fields);
+        render();
+        if (!timer) timer = setTimeout(load, hasState ? 0 : Math.max(0, RELOAD_MS - (performance.now() - lastLoad)));
+      } else if (kind === "gone" && (data.ids ?? []).includes(row.id)) {
+        showNotes(notes, ["This run was deleted while it was shown; what is shown is from before.", ...(row.notes ?? [])]);
+      } else if (kind === "reset") {
+        load();
+      }
+    },
+    close() {
+      isClosed = true;
+      clearTimeout(timer);
+      clearInterval(clock);
+      diagnosis.close();
+      unbind();
+    },
+  };
+}

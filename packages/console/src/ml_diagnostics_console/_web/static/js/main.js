@@ -1,0 +1,116 @@
+// Starts the page: chooses where answers come from, and shows what the URL says.
+
+import { ApiError, caseSource, createApi, netSource } from "./api.js";
+import { add, button, card, fill, h } from "./dom.js";
+import { createEvents } from "./events.js";
+import { createHeader } from "./frame/header.js";
+import { createLive } from "./frame/live.js";
+import { closeFooter } from "./frame/footer.js";
+import { createRunFrame } from "./frame/run_frame.js";
+import { bindKeys, startKeys } from "./keys.js";
+import { createRouter } from "./router.js";
+import { startTheme } from "./theme.js";
+
+const PAGES = {
+  runs: () => import("./pages/runs.js"),
+  compare: () => import("./pages/compare.js"),
+  overview: () => import("./pages/overview.js"),
+  metrics: () => import("./pages/metrics.js"),
+  stacks: () => import("./pages/stacks.js"),
+  profiles: () => import("./pages/profile.js"),
+  logs: () => import("./pages/logs.js"),
+  configs: () => import("./pages/configs.js"),
+};
+const TITLES = { runs: "Runs", compare: "Compare", missing: "Not found" };
+
+const source = caseSource(document) ?? netSource();
+const api = createApi(source);
+const main = document.getElementById("main");
+const router = createRouter(navigate, { isFile: api.isFile, start: source.about?.start ?? "/" });
+const header = createHeader(document.getElementById("top"), api);
+const events = api.isFile ? null : createEvents(api, header.setLive);
+
+let frame = null; // The frame of the run that is shown; null on other pages.
+let page = null; // What the page's module returned.
+let generation = 0;
+
+async function navigate(state) {
+  const own = ++generation;
+  delete document.documentElement.dataset.ready;
+  closePage();
+  if (frame && frame.run !== state.run) {
+    frame.close();
+    frame = null;
+  }
+  header.show(state);
+  document.title = [TITLES[state.page] ?? state.run, "ML Diagnostics"].filter(Boolean).join(" · ");
+  let place = main;
+  if (state.run !== null && state.page !== "missing") {
+    frame ??= createRunFrame(fill(main), api, state);
+    place = frame.show(state);
+  } else {
+    fill(main);
+  }
+  try {
+    if (state.page === "missing") throw new ApiError("There is no page at this address.", 404);
+    const module = await PAGES[state.page]();
+    if (own !== generation) return;
+    const element = h("div.stack", { classes: [`page-${state.page}`] });
+    place.append(element);
+    const shown = await module.show(element, api, state);
+    if (own !== generation) shown?.close?.();
+    else page = shown;
+  } catch (error) {
+    if (own === generation) showProblem(place, error);
+  }
+  if (own === generation) events?.start(api.cursor);
+}
+
+function closePage() {
+  page?.close?.();
+  page = null;
+  closeFooter();
+  for (const element of document.querySelectorAll("main .stack[class*='page-']")) element.remove();
+}
+
+function showProblem(place, error) {
+  if (error.name === "AbortError") return;
+  const isExpected = error instanceof ApiError;
+  if (!isExpected) console.error(error);
+  const sentence = isExpected ? error.message : `This part of the page could not be shown: ${error.message}`;
+  const again = button("Try again", () => navigate(router.state()));
+  const back = h("a.button", { href: "/" }, "All runs");
+  place.querySelector(".page-problem")?.remove();
+  for (const element of place.querySelectorAll(".stack[class*='page-']")) element.remove();
+  add(place, h("div.page-problem.stack.page-none", null,
+    card(isExpected && error.status === 404 ? "Not found" : "Not available", {},
+      h("div.empty", null, h("p", null, sentence), h("div.controls", null, again, !api.isFile && back)))));
+  document.documentElement.dataset.ready = "problem";
+}
+
+const live = createLive(document.getElementById("live"), api);
+api.onChange((change) => {
+  live.update(change);
+  frame?.update(change);
+  if (change.kind === "reset") navigate(router.state());
+  else page?.update?.(change);
+});
+
+startTheme();
+startKeys();
+bindKeys({
+  y: () => frame?.copyLink() ?? header.copyLink(),
+  t: () => header.nextTheme(),
+  "/": () => {
+    const field = document.querySelector("[data-filter]");
+    field?.focus();
+    field?.select();
+    return Boolean(field);
+  },
+  Escape: () => {
+    const field = document.activeElement;
+    if (field instanceof HTMLElement) field.blur();
+    return false;
+  },
+});
+navigate(router.state());
