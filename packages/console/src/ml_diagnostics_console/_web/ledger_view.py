@@ -1,0 +1,172 @@
+"""Where the time of a run went: the pieces of its ledger in a window, or the shares of each pixel column."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from ml_goodput_measurement.partition import Bucket, JobReport
+from ml_goodput_measurement.reading import BUCKET_KEYS, BUCKET_NAMES
+
+from ml_diagnostics_console._web import wire
+from ml_diagnostics_console._web.answers import Answer, binary_answer
+from ml_diagnostics_console._web.queries import Query
+from ml_diagnostics_console._web.run_goodput import NO_GOODPUT, as_of_ns, goodput_of
+
+if TYPE_CHECKING:
+    from ml_diagnostics_console._web.run_data import RunData
+
+__all__ = ["Pieces", "bucket_percents", "bucket_rows", "column_shares", "ledger", "pieces_of", "run_attempts"]
+
+Floats = npt.NDArray[np.float64]
+_BUCKETS: Final = tuple(BUCKET_KEYS)
+_INDEX: Final = {bucket: index for index, bucket in enumerate(_BUCKETS)}
+_SECOND: Final = 1e9
+_PIECES_A_COLUMN: Final = 4
+
+
+class Pieces(NamedTuple):
+    """The pieces of a ledger in order of time, disjoint; one value of each column a piece."""
+
+    starts: Floats
+    """Seconds since 1970."""
+    ends: Floats
+    buckets: npt.NDArray[np.int64]
+    """Positions in the fixed order of buckets: see `BUCKET_KEYS`."""
+    attempts: npt.NDArray[np.int64]
+    """Numbers of the run's attempts."""
+
+    def between(self, start: float, end: float) -> Pieces:
+        """Return the pieces that have a part in a window, cut at its borders."""
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        stop = max(first, int(np.searchsorted(self.starts, end, side="left")))
+        return Pieces(
+            np.maximum(self.starts[first:stop], start),
+            np.minimum(self.ends[first:stop], end),
+            self.buckets[first:stop],
+            self.attempts[first:stop],
+        )
+
+
+def ledger(run: RunData, query: Query) -> Answer:
+    """Answer the ledger of a window, exact if it has few pieces."""
+    width = query.width()
+    report = goodput_of(run).report(run)
+    if report is None:
+        header = {**_header(), "columns": ["start", "end", "bucket", "attempt"], "rows": 0, "exact": True}
+        return binary_answer(wire.encode({**header, "help": NO_GOODPUT}, [[], [], [], []]))
+    start, end = query.span() or (-math.inf, math.inf)
+    start = max(start, report.start_ns / _SECOND)
+    end = max(start, min(end, report.end_ns / _SECOND))
+    pieces = pieces_of(run, report)
+    window = pieces.between(start, end)
+    header = {**_header(), "from": start, "to": end}
+    if len(window.starts) <= _PIECES_A_COLUMN * width:
+        columns = [window.starts, window.ends, window.buckets, window.attempts]
+        names = ["start", "end", "bucket", "attempt"]
+        return binary_answer(
+            wire.encode({**header, "columns": names, "rows": len(window.starts), "exact": True}, columns)
+        )
+    shares = column_shares(window, start, end, width)
+    header |= {"columns": ["shares"], "rows": shares.size, "width": width, "exact": False}
+    return binary_answer(wire.encode(header, [shares.ravel()]))
+
+
+def _header() -> dict[str, Any]:
+    return {"buckets": list(BUCKET_KEYS.values()), "titles": [_title(bucket) for bucket in _BUCKETS]}
+
+
+def pieces_of(run: RunData, report: JobReport) -> Pieces:
+    """Return all pieces of a run's ledger; those of the last report are kept."""
+    goodput = goodput_of(run)
+    assert goodput.ledger is not None
+    now_ns, facts = as_of_ns(run), goodput.ledger.fact_count
+    return run.cached(("pieces", now_ns, facts), lambda: _pieces(run, report, goodput.ledger, now_ns))
+
+
+def _pieces(run: RunData, report: JobReport, job: Any, now_ns: int) -> Pieces:
+    found = job.timeline(now_ns, report.start_ns, report.end_ns + 1)
+    numbers = np.array([0, *run_attempts(run, report)])
+    attempts = np.fromiter((piece.attempt for piece in found), np.int64, len(found))
+    return Pieces(
+        np.fromiter((piece.start_ns / _SECOND for piece in found), np.float64, len(found)),
+        np.fromiter((piece.end_ns / _SECOND for piece in found), np.float64, len(found)),
+        np.fromiter((_INDEX[piece.bucket] for piece in found), np.int64, len(found)),
+        numbers[attempts],
+    )
+
+
+def run_attempts(run: RunData, report: JobReport) -> list[int]:
+    """Return the number of the run's attempt for each attempt of the ledger: the one with the longest common time.
+
+    The ledger divides by job starts and repeated steps, the run by its own starts; mostly they are the same.
+    """
+    own = run.attempts
+    if not own or len(own) == len(report.attempts):
+        return [attempt.number for attempt in own] or [attempt.number for attempt in report.attempts]
+    numbers = []
+    for attempt in report.attempts:
+        start, end = attempt.start_ns / _SECOND, attempt.end_ns / _SECOND
+        common = [
+            min(end, math.inf if each.ended_s is None else each.ended_s) - max(start, each.began_s) for each in own
+        ]
+        numbers.append(own[common.index(max(common))].number)
+    return numbers
+
+
+def column_shares(pieces: Pieces, start: float, end: float, width: int) -> Floats:
+    """Return the share of each bucket in each of `width` equal columns of a window; what no piece covers is in none.
+
+    Returns:
+        A row for each column, a column for each bucket in their fixed order; 0 to 1.
+    """
+    shares = np.zeros((width, len(_BUCKETS)))
+    if not len(pieces.starts) or end <= start:
+        return shares
+    edges = np.linspace(start, end, width + 1)
+    at = np.searchsorted(pieces.starts, edges, side="right") - 1
+    inside = np.maximum(at, 0)
+    part = np.where(at < 0, 0.0, np.minimum(edges, pieces.ends[inside]) - pieces.starts[inside])
+    lengths = pieces.ends - pieces.starts
+    for bucket in np.unique(pieces.buckets):
+        of_bucket = pieces.buckets == bucket
+        before = np.concatenate(([0.0], np.cumsum(np.where(of_bucket, lengths, 0.0))))
+        spent = np.where(at < 0, 0.0, before[inside]) + np.where(of_bucket[inside], part, 0.0)
+        shares[:, bucket] = np.diff(spent) * (width / (end - start))
+    return np.clip(shares, 0.0, 1.0)
+
+
+def bucket_rows(report: JobReport) -> list[dict[str, Any]]:
+    """Return a row for each bucket that took time, in their fixed order; percent of the counted time."""
+    return [
+        {
+            "bucket": BUCKET_KEYS[bucket],
+            "title": _title(bucket),
+            "seconds": report.buckets[bucket] / _SECOND,
+            "percent": _percent(report, bucket),
+        }
+        for bucket in _BUCKETS
+        if report.buckets[bucket]
+    ]
+
+
+def bucket_percents(report: JobReport) -> list[tuple[str, float]]:
+    """Return (bucket, percent of the counted time) of each bucket that took time, in their fixed order."""
+    return [
+        (BUCKET_KEYS[bucket], percent)
+        for bucket in _BUCKETS
+        if report.buckets[bucket] and (percent := _percent(report, bucket)) is not None
+    ]
+
+
+def _percent(report: JobReport, bucket: Bucket) -> float | None:
+    if bucket is Bucket.EXCLUDED or not report.counted_ns:
+        return None
+    return 100 * report.buckets[bucket] / report.counted_ns
+
+
+def _title(bucket: Bucket) -> str:
+    name = BUCKET_NAMES[bucket]
+    return name[0].upper() + name[1:]

@@ -1,0 +1,124 @@
+"""The goodput of a run: which logs are its own, its ledger kept up to date, and its report as of the run's end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
+
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.reader import JournalReader
+from ml_goodput_measurement.partition import JobReport
+from ml_goodput_measurement.reading import JobLedger
+
+from ml_diagnostics_console._web.writers import Writer, goodput_writers
+
+if TYPE_CHECKING:
+    from ml_diagnostics_console._web.run_data import RunData
+
+__all__ = ["NO_GOODPUT", "RunGoodput", "as_of_ns", "goodput_of"]
+
+NO_GOODPUT: Final = (
+    "This run has recorded no goodput. Wrap the training in `with ml_diagnostics.instrument(NAME) as job:` and iterate "
+    "over `job.steps(...)`, or start it with `ml-diagnostics run -- python train.py`."
+)
+"""What would fill the ledger."""
+_SECOND_NS: Final = 1_000_000_000
+_MARGIN_NS: Final = 600 * _SECOND_NS
+"""A recorder may start before its run does, and before the clock of another host shows that."""
+
+
+class RunGoodput:
+    """The ledger of one run.
+
+    Args:
+        root: The diagnostics folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._job, self._log_id = "", ""
+        self._names: frozenset[str] = frozenset()
+        self._reader: JournalReader | None = None
+        self._ledger: JobLedger | None = None
+        self._settled: tuple[float | None, frozenset[str]] | None = None
+        self._report: tuple[int, int, JobReport | None] | None = None
+
+    @property
+    def ledger(self) -> JobLedger | None:
+        """The ledger; None while nothing is recorded."""
+        return self._ledger
+
+    @property
+    def log_id(self) -> str:
+        """The log that it was read from; empty while there is none."""
+        return self._log_id
+
+    @property
+    def writers(self) -> frozenset[str]:
+        """The writers of the run's entries in that log."""
+        return self._names
+
+    def report(self, run: RunData) -> JobReport | None:
+        """Read what is new, and return the report of the run; None if it has recorded no goodput."""
+        self.refresh(run)
+        if self._ledger is None:
+            return None
+        now_ns, facts = as_of_ns(run), self._ledger.fact_count
+        if self._report is None or self._report[:2] != (now_ns, facts):
+            self._report = now_ns, facts, self._ledger.report(now_ns)
+        return self._report[2]
+
+    def refresh(self, run: RunData) -> None:
+        """Read what is new in the run's goodput logs; of a run that has ended, only if there is a new writer."""
+        jobs = [*run.job_names, run.name, run.id]
+        start_ns = round(run.began_s * _SECOND_NS) - _MARGIN_NS
+        end_ns = round((run.ended_s or run.now_s) * _SECOND_NS)
+        found = goodput_writers(self._root).of(run.id, jobs, start_ns, end_ns)
+        names = frozenset(writer.name for writer in found)
+        if not found or (run.ended_s is not None and self._settled == (run.ended_s, names)):
+            return
+        self._choose(found)
+        if self._reader is not None and self._ledger is not None:
+            for batch in self._reader.read_new():
+                self._ledger.add(batch)
+        self._settled = run.ended_s, names
+
+    def _choose(self, found: list[Writer]) -> None:
+        """Choose the job with the most writers, the newest of several, and have its writers read."""
+        counts = Counter((writer.log_id, writer.job) for writer in found)
+        newest = {(writer.log_id, writer.job): writer.started_ns for writer in found}
+        log_id, job = max(counts, key=lambda key: (counts[key], newest[key]))
+        names = frozenset(writer.name for writer in found if (writer.log_id, writer.job) == (log_id, job))
+        if (log_id, job) != (self._log_id, self._job):
+            self._log_id, self._job, self._names = log_id, job, frozenset()
+            self._ledger, self._reader = JobLedger(job), None
+        if names != self._names:
+            position = None if self._reader is None else self._reader.position()
+            self._reader = JournalReader(log_id, root=self._root, position=position, writers=names)
+            self._names = names
+
+
+def as_of_ns(run: RunData) -> int:
+    """Return the moment up to which the time of a run counts, in ns since 1970.
+
+    That is its end; now while it runs; and the last sign of it if it is silent, so that a step in flight does not grow
+    for ever.
+    """
+    if run.ended_s is not None:
+        return round(run.ended_s * _SECOND_NS)
+    seconds = run.now_s if run.is_live else (run.beat_s or run.now_s)
+    return round(seconds * _SECOND_NS)
+
+
+_RUNS: WeakKeyDictionary[RunData, RunGoodput] = WeakKeyDictionary()
+"""What was read of each run that the store has."""
+
+
+def goodput_of(run: RunData) -> RunGoodput:
+    """Return the goodput of a run, with what was read of it before."""
+    found = _RUNS.get(run)
+    if found is None:
+        found = _RUNS[run] = RunGoodput(diagnostics_directory())
+    return found

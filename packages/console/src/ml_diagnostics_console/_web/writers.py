@@ -1,0 +1,182 @@
+"""The writers of the journal's logs, by their labels: from the headers of their files, each read once."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ml_diagnostics_common.entry import COMPANION_LOG_ID
+from ml_diagnostics_common.journal import (
+    Segment,
+    list_segments,
+    log_folder_name,
+    read_header,
+    writer_start_ns,
+)
+
+__all__ = ["GOODPUT_LEFT_OUT", "LogWriters", "Writer", "companion_writers", "goodput_writers"]
+
+GOODPUT_LEFT_OUT: Final = ("ml_diagnostics_metric", COMPANION_LOG_ID)
+"""Logs of the other libraries."""
+_FRESH_NS: Final = 2_000_000_000
+"""A folder that changed so shortly ago may have changed again within the resolution of its time."""
+
+
+class Writer(NamedTuple):
+    """A writer of a log.
+
+    Attributes:
+        log_id: The log's name.
+        name: The writer's name.
+        started_ns: When it started, in ns since 1970; 0 if its name does not show it.
+        run: The run's id in its labels; empty if it did not know it.
+        job: The job's name in its labels.
+        host: The host.
+        pid: The process id, as text.
+    """
+
+    log_id: str
+    name: str
+    started_ns: int
+    run: str
+    job: str
+    host: str
+    pid: str
+
+
+class LogWriters:
+    """The writers of one log's folder.
+
+    Args:
+        folder: The folder of its segments, which may not exist yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._changed_ns = -1
+        self._known: dict[str, Writer] = {}
+        self._unreadable: set[str] = set()
+
+    def refresh(self) -> dict[str, Writer]:
+        """Return the writers by name; the folder is listed again only if a file was added to it."""
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+        except OSError:
+            return self._known
+        if changed_ns == self._changed_ns:
+            return self._known
+        is_settled = time.time_ns() - changed_ns > _FRESH_NS
+        self._changed_ns = changed_ns if is_settled else -1
+        for segment in list_segments(self._folder):
+            if segment.writer not in self._known and segment.path not in self._unreadable:
+                self._add(segment, is_settled=is_settled)
+        return self._known
+
+    def _add(self, segment: Segment, *, is_settled: bool) -> None:
+        try:
+            header = read_header(segment)
+        except OSError:
+            header = None
+        if header is None:
+            if is_settled:
+                self._unreadable.add(segment.path)
+            return
+        labels = header.labels
+        self._known[segment.writer] = Writer(
+            header.log_id,
+            segment.writer,
+            writer_start_ns(segment.writer),
+            labels.get("run", ""),
+            labels.get("job", ""),
+            labels.get("host", ""),
+            labels.get("pid", ""),
+        )
+
+
+class _Folders:
+    """All logs of a journal but some.
+
+    Args:
+        root: The diagnostics folder.
+        except_logs: The names of the logs to leave out.
+    """
+
+    def __init__(self, root: Path, except_logs: Collection[str]) -> None:
+        self._journal = root / "journal"
+        self._left_out = set(map(log_folder_name, except_logs))
+        self._logs: dict[str, LogWriters] = {}
+        self._changed_ns = -1
+
+    def refresh(self) -> Iterator[LogWriters]:
+        """Yield the logs."""
+        try:
+            changed_ns = self._journal.stat().st_mtime_ns
+            if changed_ns != self._changed_ns:
+                for path in self._journal.iterdir():
+                    if path.name not in self._left_out and path.name not in self._logs and path.is_dir():
+                        self._logs[path.name] = LogWriters(path)
+                self._changed_ns = changed_ns if time.time_ns() - changed_ns > _FRESH_NS else -1
+        except OSError:
+            pass  # There is no journal yet, or it has vanished.
+        yield from self._logs.values()
+
+
+class _GoodputWriters:
+    """The writers of all goodput logs, by run and by job; looked up again at most so often.
+
+    Args:
+        root: The diagnostics folder.
+    """
+
+    _PAUSE_SECONDS: Final = 1.0
+
+    def __init__(self, root: Path) -> None:
+        self._folders = _Folders(root, GOODPUT_LEFT_OUT)
+        self._refreshed_at = -float("inf")
+        self._by_run: dict[str, list[Writer]] = {}
+        self._by_job: dict[str, list[Writer]] = {}
+
+    def of(self, run_id: str, jobs: Collection[str], start_ns: int, end_ns: int) -> list[Writer]:
+        """Return the writers of a run, the oldest first.
+
+        Args:
+            run_id: Its id: a writer with it in its labels is of the run.
+            jobs: Names of its job: a writer with one of them that knew no run is of it if it started in its time.
+            start_ns: The start of that time, in ns since 1970.
+            end_ns: Its end.
+        """
+        self._refresh()
+        found = list(self._by_run.get(run_id, ()))
+        for job in dict.fromkeys(jobs):
+            found += [
+                writer
+                for writer in self._by_job.get(job, ())
+                if not writer.run and start_ns <= writer.started_ns <= end_ns
+            ]
+        return sorted(found, key=lambda writer: (writer.started_ns, writer.name))
+
+    def _refresh(self) -> None:
+        if time.monotonic() - self._refreshed_at < self._PAUSE_SECONDS:
+            return
+        self._by_run, self._by_job = {}, {}
+        for log in self._folders.refresh():
+            for writer in log.refresh().values():
+                self._by_run.setdefault(writer.run, []).append(writer)
+                self._by_job.setdefault(writer.job, []).append(writer)
+        self._by_run.pop("", None)
+        self._refreshed_at = time.monotonic()
+
+
+@functools.lru_cache(maxsize=4)
+def goodput_writers(root: Path) -> _GoodputWriters:
+    """Return the writers of the goodput logs of a diagnostics folder: one list for all of its runs."""
+    return _GoodputWriters(root)
+
+
+@functools.lru_cache(maxsize=4)
+def companion_writers(root: Path) -> LogWriters:
+    """Return the writers of the companions' log of a diagnostics folder: one list for all of its runs."""
+    return LogWriters(root / "journal" / log_folder_name(COMPANION_LOG_ID))
