@@ -153,6 +153,10 @@ class RunHistory:
         known = self._steps.get(key[:2])
         return known[1] if known is not None else None
 
+    def last_step_ns(self, host: str, pid: int) -> int:
+        """Return the time of a process's last value with a step, in ns since 1970; 0 if there is none."""
+        return self._steps.get((host, pid), (0, 0))[0]
+
     def _add_process(self, entry: LogEntry) -> None:
         payload = entry.payload
         key = ProcessKey(

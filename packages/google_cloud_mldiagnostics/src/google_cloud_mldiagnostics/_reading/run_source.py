@@ -13,6 +13,7 @@ from ml_diagnostics_common.entry import COMPANION_LOG_ID, LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory, identity
 from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
+from ml_diagnostics_common.reader import Take
 
 from google_cloud_mldiagnostics._entries import LOG_ID, PROCESS, SESSION
 from google_cloud_mldiagnostics._reading.run_history import RunHistory, time_ns
@@ -141,12 +142,17 @@ class RunEntries:
             start_ns=min(map(_since_ns, runs)) or None,
         )
 
-    def read(self, source: LogSource) -> Batches:
-        """Yield a source's batches; report the number of entries while that takes long."""
+    def read(self, source: LogSource, take: Take | None = None) -> Batches:
+        """Yield a source's batches; report the number of entries while that takes long.
+
+        Args:
+            source: The source.
+            take: See `LogSource.read_new`.
+        """
         if source not in self._sources:
             self._sources.append(source)
         count, reported_at = 0, time.monotonic()
-        for batch in source.read_new():
+        for batch in source.read_new(take=take):
             count += len(batch)
             if self._cloud is not None and time.monotonic() - reported_at > self._progress_seconds:
                 reported_at = time.monotonic()

@@ -1,0 +1,256 @@
+"""The values of metrics in columns: step, time and value of each metric and process, 24 bytes a point.
+
+Values are appended to arrays one by one, and moved to numpy's from time to time: a view of those stays as it is while
+more is appended.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ml_diagnostics_console._web.tiles import Tiles
+
+__all__ = ["Column", "Floats", "RunColumns"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_LEAST_ROWS: Final = 16
+_GROWTH: Final = 1.125
+_STEP, _TIME, _VALUE = range(3)
+
+
+class Column:
+    """The points of one metric of one process, by time.
+
+    Attributes:
+        metric: The metric's name.
+        process: The index of the process in the run as text; its host, if the index is not known.
+        host: The host that recorded the last value.
+        unit: The unit of the values.
+        version: Grows with each change but values at the end.
+    """
+
+    __slots__ = (
+        "_by_step",
+        "_data",
+        "_has_steps",
+        "_order",
+        "_pending",
+        "_rows",
+        "_step_tiles",
+        "_tiles",
+        "host",
+        "metric",
+        "process",
+        "steps",
+        "times",
+        "unit",
+        "values",
+        "version",
+    )
+
+    def __init__(self, metric: str, process: str, host: str = "", unit: str = "1") -> None:
+        self.metric, self.process, self.host, self.unit = metric, process, host, unit
+        self.version = 0
+        # Appended to by the store without a call: with a million values each call counts.
+        self.steps, self.times, self.values = array("d"), array("d"), array("d")
+        self._data = np.empty((3, 0))
+        self._rows = 0
+        self._has_steps = True
+        self._order: _StepOrder | None = None
+        self._by_step: tuple[Floats, Floats] | None = None
+        self._tiles: Tiles | None = None
+        self._step_tiles: Tiles | None = None
+
+    def append(self, step: float, time_s: float, value: float) -> None:
+        """Add a point.
+
+        Args:
+            step: The step; NaN if it has none.
+            time_s: The time, in seconds since 1970.
+            value: The value, which may be NaN or infinite.
+        """
+        self.steps.append(step)
+        self.times.append(time_s)
+        self.values.append(value)
+
+    def __len__(self) -> int:
+        return self._rows + len(self.values)
+
+    def settle(self) -> None:
+        """Move what was appended to numpy's arrays; sort by time if an entry came late."""
+        count = len(self.values)
+        if not count:
+            return
+        rows = self._rows
+        if rows + count > self._data.shape[1]:
+            grown = np.empty((3, max(_LEAST_ROWS, rows + count, int((rows + count) * _GROWTH) if rows else 0)))
+            grown[:, :rows] = self._data[:, :rows]
+            self._data = grown
+        for number, pending in ((_STEP, self.steps), (_TIME, self.times), (_VALUE, self.values)):
+            self._data[number, rows : rows + count] = pending
+        for pending in (self.steps, self.times, self.values):
+            del pending[:]  # The same array, whose `append` the store has.
+        self._rows = rows + count
+        self._by_step = None
+        self._has_steps = self._has_steps and not np.isnan(self._data[_STEP, rows : self._rows]).any()
+        times = self._data[_TIME, max(0, rows - 1) : self._rows]
+        if (times[1:] < times[:-1]).any():
+            self._data = np.ascontiguousarray(self._view()[:, np.argsort(self._view()[_TIME], kind="stable")])
+            self.version += 1
+            self._order = self._tiles = self._step_tiles = None
+
+    @property
+    def has_steps(self) -> bool:
+        """True if each point has a step: then the step is the axis that users expect."""
+        self.settle()
+        return self._rows > 0 and self._has_steps
+
+    @property
+    def step(self) -> Floats:
+        """The step of each point, by time; NaN where there is none."""
+        self.settle()
+        return self._data[_STEP, : self._rows]
+
+    @property
+    def time(self) -> Floats:
+        """The time of each point, in seconds since 1970."""
+        self.settle()
+        return self._data[_TIME, : self._rows]
+
+    @property
+    def value(self) -> Floats:
+        """The value of each point."""
+        self.settle()
+        return self._data[_VALUE, : self._rows]
+
+    @property
+    def tiles(self) -> Tiles:
+        """The tiles of the values, by time."""
+        value = self.value
+        if self._tiles is None:
+            self._tiles = Tiles()
+        self._tiles.extend(value)
+        return self._tiles
+
+    def by_step(self) -> tuple[Floats, Floats, Tiles]:
+        """Return the steps in their order, the value of each, and the tiles of these values.
+
+        Of a step that was done again after a restart, the last value counts. Points without a step are left out.
+        """
+        self.settle()
+        if self._order is None:
+            self._order = _StepOrder()
+        if not self._order.extend(self.step):
+            self._step_tiles = None
+        if self._order.rows is None:
+            return self.step, self.value, self.tiles
+        if self._by_step is None:
+            self._by_step = self.step[self._order.rows], self.value[self._order.rows]
+        step, value = self._by_step
+        if self._step_tiles is None:
+            self._step_tiles = Tiles()
+        self._step_tiles.extend(value)
+        return step, value, self._step_tiles
+
+    @property
+    def last(self) -> float | None:
+        """The last value; None if there is none."""
+        if self.values:
+            return self.values[-1]
+        return float(self._data[_VALUE, self._rows - 1]) if self._rows else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the last value; None if it has none."""
+        step = self.steps[-1] if self.steps else self._data[_STEP, self._rows - 1] if self._rows else np.nan
+        return int(step) if np.isfinite(step) else None
+
+    def _view(self) -> Floats:
+        return self._data[:, : self._rows]
+
+
+class _StepOrder:
+    """The rows of a column in the order of their steps, without those of steps that were done again.
+
+    Attributes:
+        rows: The rows; None if they are all rows as they are.
+    """
+
+    def __init__(self) -> None:
+        self.rows: npt.NDArray[np.uint32] | None = None
+        self._seen = 0
+        self._last = -np.inf
+
+    def extend(self, step: Floats) -> bool:
+        """Take the steps of rows that were added; return False if the order before these has changed."""
+        new = step[self._seen :]
+        if not len(new):
+            return True
+        if new[0] > self._last and (new[1:] > new[:-1]).all():
+            if self.rows is not None:
+                self.rows = np.concatenate((self.rows, np.arange(self._seen, len(step), dtype=np.uint32)))
+            self._seen, self._last = len(step), float(new[-1])
+            return True
+        order = np.argsort(step, kind="stable")  # NaN is last; of equal steps the earlier row is first.
+        ordered = step[order]
+        is_last = np.append(ordered[1:] != ordered[:-1], True) & ~np.isnan(ordered)
+        self.rows = order[is_last].astype(np.uint32)
+        self._seen, self._last = len(step), float(ordered[is_last][-1]) if is_last.any() else -np.inf
+        return False
+
+
+class RunColumns:
+    """The columns of a run, by metric and process."""
+
+    def __init__(self) -> None:
+        self._by_metric: dict[str, dict[str, Column]] = {}
+
+    def column(self, metric: str, process: str, host: str, unit: str) -> Column:
+        """Return the column of a metric and a process, a new one for its first value."""
+        columns = self._by_metric.setdefault(metric, {})
+        column = columns.get(process)
+        if column is None:
+            column = columns[process] = Column(metric, process, host, unit)
+        column.host = host or column.host
+        return column
+
+    def names(self) -> list[str]:
+        """Return the metrics, by name."""
+        return sorted(self._by_metric)
+
+    def of(self, metric: str) -> list[Column]:
+        """Return the columns of a metric by process; empty if there is no such metric."""
+        return sorted(self._by_metric.get(metric, {}).values(), key=_order)
+
+    def first(self, metric: str) -> Column | None:
+        """Return the column of a metric's first process."""
+        columns = self._by_metric.get(metric)
+        if not columns:
+            return None
+        return next(iter(columns.values())) if len(columns) == 1 else min(columns.values(), key=_order)
+
+    def points(self, metric: str) -> int:
+        """Return the number of points of a metric, of all processes."""
+        return sum(map(len, self._by_metric.get(metric, {}).values()))
+
+    def __contains__(self, metric: object) -> bool:
+        return metric in self._by_metric
+
+    def __iter__(self) -> Iterator[Column]:
+        """All columns."""
+        for columns in self._by_metric.values():
+            yield from columns.values()
+
+    def __len__(self) -> int:
+        return len(self._by_metric)
+
+
+def _order(column: Column) -> tuple[int, int, str]:
+    is_index = column.process.isascii() and column.process.isdecimal() and len(column.process) < 10
+    return (0, int(column.process), "") if is_index else (1, 0, column.process)

@@ -1,0 +1,246 @@
+"""One run: what the control plane, its entries and the companions of its processes say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from google_cloud_mldiagnostics.reading import (
+    SILENT_SECONDS,
+    AttemptView,
+    ProcessView,
+    RunHistory,
+    RunView,
+    State,
+    natural_number,
+    view_run,
+)
+
+from ml_diagnostics_console._web.columns import RunColumns
+from ml_diagnostics_console._web.companions import Companions, Hang
+
+__all__ = ["AttemptSpan", "GoodputJob", "Resource", "RunData"]
+
+Resource = dict[str, Any]
+
+_T = TypeVar("_T")
+_SECOND: Final = 1e9
+_MOST_CACHED: Final = 256
+_STATES: Final = {
+    State.ACTIVE: "running",
+    State.COMPLETED: "completed",
+    State.FAILED: "failed",
+    State.STALE: "silent",
+    State.UNKNOWN: "unknown",
+}
+_PREEMPTED: Final = ("preempt", "evict", "maintenance", "SIGTERM")
+
+
+class GoodputJob(NamedTuple):
+    """A job with goodput entries.
+
+    Attributes:
+        name: The job's name.
+        log_id: The log of its entries.
+    """
+
+    name: str
+    log_id: str
+
+
+class AttemptSpan(NamedTuple):
+    """One attempt on the clock of the run.
+
+    Attributes:
+        number: The number, from 1.
+        began_s: Its start, in seconds since 1970.
+        ended_s: Its end; None while it runs, or if the end is not known.
+        end: c completed, x failed, p preempted, h hung, r running, u unknown.
+        reason: The exit reason.
+        view: Its processes and their states.
+    """
+
+    number: int
+    began_s: float
+    ended_s: float | None
+    end: str
+    reason: str
+    view: AttemptView
+
+
+class RunData:
+    """One run, kept up to date by the store. Read it under the store's lock.
+
+    Attributes:
+        id: The run's id.
+        resource: The run in the control plane; empty while it is not there.
+        sessions: Its profiler sessions in the control plane.
+        history: The states of its processes and profiles.
+        columns: The values of its metrics.
+        view: The run as it is shown.
+        state: running, completed, failed, stuck, silent or unknown.
+        reason: Why, in a sentence; empty if there is nothing to say.
+        hangs: The hangs that processes of the last attempt have not come out of, by host.
+        attempts: Its attempts in their order.
+        began_s: The start, in seconds since 1970.
+        ended_s: The end; None while it has none, or it is not known.
+        beat_s: The last sign of life of a process; None if there is none.
+        now_s: The time of the last look at it.
+        goodput_jobs: The jobs with goodput entries that belong to it.
+        version: Grows with each change.
+    """
+
+    def __init__(self, run_id: str, companions: Companions) -> None:
+        self.id = run_id
+        self.resource: Resource = {}
+        self.sessions: list[Resource] = []
+        self.history = RunHistory(companions.endings)
+        self.columns = RunColumns()
+        self.goodput_jobs: tuple[GoodputJob, ...] = ()
+        self.version = 0
+        self.state, self.reason = "unknown", ""
+        self.hangs: list[Hang] = []
+        self.attempts: Sequence[AttemptSpan] = ()
+        self.began_s = self.now_s = 0.0
+        self.ended_s: float | None = None
+        self.beat_s: float | None = None
+        self.view: RunView = view_run({"name": run_id}, self.history, now_ns=0)
+        self._companions = companions
+        self._cache: dict[Hashable, tuple[int, Any]] = {}
+
+    @property
+    def name(self) -> str:
+        """The name that the user gave, else the id."""
+        return self.view.display_name or self.id
+
+    @property
+    def job_names(self) -> tuple[str, ...]:
+        """The names of the jobs with goodput entries that belong to it."""
+        return tuple(dict.fromkeys(job.name for job in self.goodput_jobs))
+
+    @property
+    def is_live(self) -> bool:
+        """True if it may still change by itself."""
+        return self.state in ("running", "stuck")
+
+    @property
+    def step(self) -> int | None:
+        """The last step of any process; None if it is not known."""
+        for attempt in reversed(self.view.attempts):
+            steps = [process.step for process in attempt.processes if process.step is not None]
+            if steps:
+                return max(steps)
+        return None
+
+    @property
+    def planned_steps(self) -> int | None:
+        """The number of steps of the job; None if it is not known."""
+        for record in reversed(self.history.processes.values()):
+            planned = natural_number(record.fields.get("planned_steps"))
+            if planned is not None:
+                return planned
+        return None
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts of the last attempt."""
+        return len({process.host for process in self.view.processes})
+
+    def attempt_at(self, time_s: float) -> AttemptSpan | None:
+        """Return the attempt that ran at a time, or the last one before it."""
+        found = None
+        for attempt in self.attempts:
+            if attempt.began_s <= time_s:
+                found = attempt
+        return found
+
+    def cached(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """Return a value that was made for this version of the run, or make it.
+
+        Args:
+            key: Names the value and what it depends on.
+            make: Makes it.
+        """
+        known = self._cache.get(key)
+        if known is not None and known[0] == self.version:
+            value: _T = known[1]
+            return value
+        made = make()
+        if len(self._cache) >= _MOST_CACHED:
+            self._cache = {key: item for key, item in self._cache.items() if item[0] == self.version}
+            if len(self._cache) >= _MOST_CACHED:
+                self._cache.clear()
+        self._cache[key] = self.version, made
+        return made
+
+    def look(self, now_ns: int, is_gone: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Work out the state of the run from what is known now.
+
+        Args:
+            now_ns: The time, in ns since 1970.
+            is_gone: Return True if a process in the resource's attempts is known to be gone.
+        """
+        self._cache = {key: item for key, item in self._cache.items() if item[0] == self.version}
+        view = self.view = view_run(self.resource, self.history, self.sessions, now_ns=now_ns, is_gone=is_gone)
+        self.now_s = now_ns / _SECOND
+        last = view.attempts[-1] if view.attempts else None
+        self.hangs = [] if last is None else self._hangs_of(last, now_ns)
+        self.state, self.reason = _STATES[view.state], _first_line(view.reason)
+        signs_ns = [view.last_event_ns or 0, *(self._sign_ns(process) for process in view.processes)]
+        beat_ns = max(signs_ns)
+        self.beat_s = beat_ns / _SECOND if beat_ns else None
+        if self.hangs and self.state in ("running", "silent"):
+            self._judge_hang(now_ns, beat_ns)
+        if self.state == "silent":
+            self.reason = self.reason or "no event of any process for some time"
+        began_ns = view.started_ns or min((record.first_ns for record in self.history.processes.values()), default=0)
+        self.began_s = began_ns / _SECOND
+        self.ended_s = view.ended_ns / _SECOND if view.ended_ns is not None else None
+        self.attempts = [self._span(attempt, is_last=attempt is last, now_ns=now_ns) for attempt in view.attempts]
+
+    def _judge_hang(self, now_ns: int, beat_ns: int) -> None:
+        first = min(self.hangs, key=lambda hang: hang.since_ns)
+        at = "" if first.step is None else f" at step {first.step:,}"
+        where = f"; its main thread is in {first.frame}" if first.frame else ""
+        if now_ns - beat_ns <= SILENT_SECONDS * _SECOND:
+            self.state = "stuck"
+            self.reason = f"{first.host} makes no progress{at}{where}"
+        else:
+            self.state = "silent"
+            self.reason = f"ended, or lost, after a hang{at}: no sign of life of any process"
+
+    def _hangs_of(self, attempt: AttemptView, now_ns: int) -> list[Hang]:
+        found = []
+        for process in attempt.processes:
+            if process.state is State.COMPLETED:
+                continue
+            until_ns = process.end.ended_ns or now_ns
+            progress_ns = self.history.last_step_ns(process.host, process.pid)
+            hang = self._companions.hang(process.host, process.pid, process.started_ns, until_ns, progress_ns)
+            if hang is not None:
+                found.append(hang)
+        return sorted(found, key=lambda hang: (hang.host, hang.time_ns))
+
+    def _sign_ns(self, process: ProcessView) -> int:
+        sign_ns = self._companions.last_sign_ns(process.host, process.pid)
+        return sign_ns if sign_ns >= process.started_ns else 0
+
+    def _span(self, attempt: AttemptView, *, is_last: bool, now_ns: int) -> AttemptSpan:
+        end = {State.COMPLETED: "c", State.FAILED: "x", State.ACTIVE: "r"}.get(attempt.state, "u")
+        if is_last and self.state == "stuck":
+            end = "h"
+        elif end == "x":
+            was_asked = any(process.end.was_asked for process in attempt.processes)
+            if was_asked or any(word in attempt.reason for word in _PREEMPTED):
+                end = "p"
+            elif self._hangs_of(attempt, attempt.ended_ns or now_ns):
+                end = "h"
+        elif end == "u" and is_last and self.hangs:
+            end = "h"
+        began_s = (attempt.started_ns or 0) / _SECOND or self.began_s
+        ended_s = attempt.ended_ns / _SECOND if attempt.ended_ns is not None else None
+        return AttemptSpan(attempt.number, began_s, ended_s, end, _first_line(attempt.reason), attempt)
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.splitlines()), "")

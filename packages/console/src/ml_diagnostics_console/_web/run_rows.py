@@ -1,0 +1,192 @@
+"""The list of runs: a row each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+from ml_diagnostics_common.payload import printable
+from ml_diagnostics_common.redaction import redact, redact_text
+from ml_diagnostics_common.texts import format_duration
+
+from ml_diagnostics_console._web.answers import Answer, json_answer
+from ml_diagnostics_console._web.columns import Column, Floats
+from ml_diagnostics_console._web.queries import Query
+from ml_diagnostics_console._web.run_data import RunData
+
+if TYPE_CHECKING:
+    from ml_diagnostics_console._web.store import Store
+
+__all__ = ["LETTERS", "PICTURES", "primary_metric", "row_of", "runs", "spark"]
+
+LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+"""Of 6 bits each, as in base64."""
+PICTURES: Final = ("spark", "metrics", "goodput", "buckets")
+"""The fields that cost more than others, or change with each value: they are made each 10 s."""
+
+_SPARK_POINTS: Final = 28
+_MOST_ROWS: Final = 2_000
+_MOST_CONFIGS: Final = 60
+_MOST_METRICS: Final = 24
+_LONGEST_TEXT: Final = 200
+_LOSSES: Final = ("loss", "train_loss", "train/loss", "training/loss", "total_loss")
+
+
+def runs(store: Store, query: Query) -> Answer:
+    """Answer the list of runs, the newest first; `next` of an answer is the parameter that gets the following ones."""
+    shown = store.runs()
+    first = 0
+    after = query.text("next")
+    if after:
+        first = next((number for number, run in enumerate(shown, 1) if run.id == after), len(shown))
+    part = shown[first : first + _MOST_ROWS]
+    following = part[-1].id if first + _MOST_ROWS < len(shown) else None
+    return json_answer(
+        {
+            "cursor": store.cursor,
+            "now": store.now_s,
+            "place": store.place,
+            "notes": store.notes,
+            "next": following,
+            "rows": [msgspec.Raw(store.encoded_row(run.id)) for run in part],
+        }
+    )
+
+
+def row_of(run: RunData, pictures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a run.
+
+    Args:
+        run: The run.
+        pictures: The fields of `pictures_of`, which may be some seconds older.
+    """
+    loss = _finite(column.last) if (column := primary_column(run)) is not None else None
+    return {
+        "id": run.id,
+        "name": _shown(run.name),
+        "group": _shown(run.view.group),
+        "state": run.state,
+        "reason": _shown(redact_text(run.reason)),
+        "verdict": _shown(redact_text(_verdict(run))),
+        "started": run.began_s or None,
+        "ended": run.ended_s,
+        "beat": None if run.beat_s is None else round(run.beat_s, 1),
+        "attempts": "".join(attempt.end for attempt in run.attempts),
+        "step": run.step,
+        "steps": run.planned_steps,
+        "loss": loss,
+        "hosts": run.hosts,
+        "config": run.cached("row config", lambda: _configs(run.view.configs)),
+        "version": run.version,
+        **pictures,
+    }
+
+
+def pictures_of(run: RunData) -> dict[str, Any]:
+    """Return the fields of a row that are made less often: see `PICTURES`."""
+    column = primary_column(run)
+    goodput, buckets = _goodput(run)
+    return {
+        "goodput": goodput,
+        "buckets": buckets,
+        "spark": spark(column.value) if column is not None else "",
+        "metrics": _last_values(run),
+    }
+
+
+def primary_metric(names: Sequence[str]) -> str | None:
+    """Return the metric that shows best whether a run learns: its loss; None if it has none.
+
+    Args:
+        names: The metrics of a run.
+    """
+    known = {name.lower(): name for name in reversed(names)}
+    for name in _LOSSES:
+        if name in known:
+            return known[name]
+    losses = [name for name in names if "loss" in name.lower()]
+    return (
+        min(losses, key=lambda name: (any(word in name.lower() for word in ("eval", "val", "test")), len(name), name))
+        if losses
+        else None
+    )
+
+
+def primary_column(run: RunData) -> Column | None:
+    """Return the values of the loss of a run, of its first process; None if it has none."""
+    metric = primary_metric(run.columns.names())
+    return run.columns.first(metric) if metric is not None else None
+
+
+def spark(values: Floats) -> str:
+    """Return a small curve as 28 letters of 6 bits, the greatest `/`; a space where nothing finite is.
+
+    Args:
+        values: The values by time. What is far above most others, as at the start of a training, is cut.
+    """
+    count = len(values)
+    if not count:
+        return ""
+    buckets = min(count, _SPARK_POINTS)
+    edges = np.arange(buckets) * count // buckets
+    finite = np.isfinite(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.add.reduceat(np.where(finite, values, 0.0), edges)
+        counts = np.add.reduceat(finite.astype(np.float64), edges)
+        means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    means[~np.isfinite(means)] = np.nan
+    if np.isnan(means).all():
+        return " " * buckets
+    least, greatest = float(np.nanmin(means)), float(np.nanmax(means))
+    ordered = np.sort(means[~np.isnan(means)])
+    if len(ordered) > 4 and greatest - ordered[-2] > 3 * (ordered[-2] - least) > 0:
+        greatest = float(ordered[-2])
+    span = greatest - least
+    if not math.isfinite(span) or span <= 0:
+        levels = np.full(buckets, 31.0)
+    else:
+        levels = np.clip((means - least) / span, 0.0, 1.0) * 63
+    return "".join(
+        " " if math.isnan(mean) else LETTERS[round(float(level))] for mean, level in zip(means, levels, strict=True)
+    )
+
+
+def _goodput(run: RunData) -> tuple[float | None, list[list[Any]]]:
+    """Return the goodput in percent and the percent of each bucket; None if it was not measured."""
+    return None, []
+
+
+def _last_values(run: RunData) -> dict[str, float | None]:
+    names = run.columns.names()[:_MOST_METRICS]
+    firsts = ((name, run.columns.first(name)) for name in names)
+    return {_shown(name): _finite(column.last) for name, column in firsts if column is not None}
+
+
+def _configs(configs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    user = redact(dict(list(configs.get("user", {}).items())[:_MOST_CONFIGS]))
+    return {_shown(str(key)): _shown(str(value)) for key, value in user.items()}
+
+
+def _verdict(run: RunData) -> str:
+    """Return what is to be said of a run in one sentence."""
+    step, planned = run.step, run.planned_steps
+    at = "" if step is None else f"step {step:,}" + (f" of {planned:,}" if planned else "")
+    if run.state == "running":
+        return at
+    if run.state == "stuck":
+        since_s = min(hang.since_ns for hang in run.hangs) / 1e9
+        return f"Stuck for {format_duration(max(0.0, run.now_s - since_s))}: {run.reason}"
+    if run.state in ("failed", "silent"):
+        return run.reason
+    return at
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _shown(text: str) -> str:
+    return printable(text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "...")

@@ -1,0 +1,350 @@
+"""All runs of a source, kept up to date: one reader of their entries, one of their companions'.
+
+`refresh` is called by one thread, about once a second. Requests read under `lock`, which `refresh` holds for one batch
+of entries at a time: so the page can show the first runs while a large journal is still read. No request ever reads the
+journal or a cloud by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from google_cloud_mldiagnostics.control_plane import resource_id
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError
+from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunSource
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.log_source import LogSource
+
+from ml_diagnostics_console._web.answers import NotThereError
+from ml_diagnostics_console._web.changes import Changes
+from ml_diagnostics_console._web.companions import Companions
+from ml_diagnostics_console._web.dispatch import Dispatch
+from ml_diagnostics_console._web.goodput_logs import GoodputLogs
+from ml_diagnostics_console._web.run_data import Resource, RunData
+from ml_diagnostics_console._web.run_rows import pictures_of, row_of
+
+__all__ = ["Store"]
+
+_LAST: Final = "last"
+_LOOK_NS: Final = 5_000_000_000
+_QUIET_LOOK_NS: Final = 60_000_000_000
+_PICTURES_NS: Final = 10_000_000_000
+_SLOW_NS: Final = 10_000_000_000
+_CLOUD_NS: Final = 30_000_000_000
+_MOST_CLOUD_RUNS: Final = 50
+_LOOKS_AT_ONCE: Final = 50
+_COMPANION_KINDS: Final = (
+    'jsonPayload.verb="stacktraceanalyzer" AND jsonPayload.kind!="dump" AND jsonPayload.kind!="snapshot"'
+)
+_LONGEST_NAME: Final = 80
+
+
+class _Kept:
+    """What the store keeps of a run besides its data.
+
+    Attributes:
+        run: The data.
+        stamp: What changes with the run in the control plane.
+        looked_ns: When its state was worked out last.
+        pictures_ns: When the pictures of its row were made last, or their version if they are old.
+        pictures: The pictures of its row.
+        encoded: Its row as JSON.
+        has_sessions: True once its profiler sessions were read.
+    """
+
+    __slots__ = ("encoded", "has_sessions", "looked_ns", "pictures", "pictures_ns", "pictures_version", "run", "stamp")
+
+    def __init__(self, run: RunData) -> None:
+        self.run = run
+        self.stamp: object = None
+        self.looked_ns = self.pictures_ns = 0
+        self.pictures_version = -1
+        self.pictures: dict[str, Any] = {}
+        self.encoded = b""
+        self.has_sessions = False
+
+
+class Store:
+    """All runs of a source.
+
+    Args:
+        source: The runs of this machine, or of a project.
+        clock_ns: The wall clock.
+        cache: The folder for what may be lost; None keeps nothing.
+
+    Attributes:
+        lock: Held while runs are read or changed.
+        place: Where the runs are, for the user.
+        notes: Sentences on what could not be read.
+        now_s: The time of the last refresh, in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        source: RunSource,
+        *,
+        clock_ns: Callable[[], int] = time.time_ns,
+        cache: Path | None = None,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.source = source
+        self.place = str(source.root) if isinstance(source, LocalSource) else source.name
+        self.notes: list[str] = []
+        self.now_s = clock_ns() / 1e9
+        self._clock_ns, self._cache = clock_ns, cache
+        self._is_cloud = isinstance(source, CloudSource)
+        self._refreshing = threading.Lock()
+        self._companions = Companions()
+        self._kept: dict[str, _Kept] = {}
+        self._listed: list[RunData] | None = None
+        self._dispatch = Dispatch(self._data_of)
+        self._changes = Changes()
+        self._goodput = GoodputLogs(source.root if isinstance(source, LocalSource) else diagnostics_directory())
+        self._entry_sources: list[LogSource] = []
+        self._requested: set[str] = set()
+        self._companion_source: LogSource | None = None
+        self._by_process: dict[tuple[str, int], set[str]] = {}
+        self._slow_ns = 0
+        self._cloud_ns = 0
+        self._failures: dict[str, str] = {}
+
+    @property
+    def cursor(self) -> str:
+        """The version of all rows, as a text."""
+        return self._changes.cursor
+
+    def run(self, run_id: str) -> RunData:
+        """Return a run by its id; `last` is the one that started last.
+
+        Raises:
+            NotThereError: There is no such run.
+        """
+        if run_id == _LAST:
+            runs = self.runs()
+            if not runs:
+                raise NotThereError(f"There are no runs in {self.place}.")
+            return runs[0]
+        kept = self._kept.get(run_id)
+        if kept is None or not kept.run.resource:
+            shown = run_id if len(run_id) <= _LONGEST_NAME else run_id[:_LONGEST_NAME] + "..."
+            raise NotThereError(f"There is no run {shown} in {self.place}.")
+        return kept.run
+
+    def runs(self) -> Sequence[RunData]:
+        """Return all runs, the newest first."""
+        if self._listed is None:
+            runs = [kept.run for kept in self._kept.values() if kept.run.resource]
+            self._listed = sorted(runs, key=lambda run: (run.began_s, run.id), reverse=True)
+        return self._listed
+
+    def encoded_row(self, run_id: str) -> bytes:
+        """Return the row of a run as JSON."""
+        return self._kept[run_id].encoded
+
+    def changes_since(self, cursor: str) -> Mapping[str, Any] | None:
+        """Return what changed since a version: see `Changes.since`; None if that is unknown."""
+        with self.lock:
+            return self._changes.since(cursor, self.now_s)
+
+    def refresh(self) -> None:
+        """Read what is new, once. One thread at a time; a failure becomes a note."""
+        with self._refreshing:
+            now_ns = self._clock_ns()
+            is_slow_turn = now_ns - self._slow_ns >= _SLOW_NS or now_ns < self._slow_ns
+            if is_slow_turn:
+                self._slow_ns = now_ns
+            if not self._is_cloud or now_ns - self._cloud_ns >= _CLOUD_NS:
+                self._cloud_ns = now_ns
+                self._read_runs()
+                self._read_entries()
+                self._read_companions()
+            if is_slow_turn and self._goodput.refresh():
+                with self.lock:
+                    for kept in self._kept.values():
+                        self._find_goodput(kept.run)
+            self._look_at_runs(now_ns)
+            with self.lock:
+                self.now_s = now_ns / 1e9
+                self.notes = [*self._failures.values(), *self.source.entries.notes()]
+
+    def _data_of(self, run_id: str) -> RunData:
+        kept = self._kept.get(run_id)
+        if kept is None:
+            kept = self._kept[run_id] = _Kept(RunData(run_id, self._companions))
+        return kept.run
+
+    def _read_runs(self) -> None:
+        """Read the runs of the control plane that are new or have changed."""
+        try:
+            if isinstance(self.source, LocalSource):
+                self._read_local_runs(self.source)
+            else:
+                runs = {resource_id(run): run for run in self.source.control_plane.list_runs()}
+                with self.lock:
+                    for run_id, run in runs.items():
+                        self._set_resource(run_id, run, run)
+                    self._remove_others(runs)
+        except (ControlPlaneError, OSError) as error:
+            self._failures["runs"] = f"The runs could not be read: {error}"
+        else:
+            self._failures.pop("runs", None)
+
+    def _read_local_runs(self, source: LocalSource) -> None:
+        stamps = source.control_plane.stamps()
+        if not stamps and self._listed_any() and not source.control_plane.runs_folder.is_dir():
+            self._failures["folder"] = (
+                f"The folder {source.control_plane.runs_folder} does not exist any more: what was read before is shown."
+            )
+            return
+        self._failures.pop("folder", None)
+        damaged = 0
+        for run_id, stamp in stamps.items():
+            kept = self._kept.get(run_id)
+            if kept is not None and kept.stamp == stamp:
+                continue
+            try:
+                resource: Resource = source.control_plane.get_run(run_id)
+            except (ControlPlaneError, OSError) as error:
+                damaged += 1
+                self._failures["damaged"] = f"A run cannot be shown: {error}"
+                continue
+            with self.lock:
+                self._set_resource(run_id, {**resource, "name": run_id}, stamp)
+        if not damaged:
+            self._failures.pop("damaged", None)
+        with self.lock:
+            self._remove_others(stamps)
+
+    def _listed_any(self) -> bool:
+        return any(kept.run.resource for kept in self._kept.values())
+
+    def _set_resource(self, run_id: str, resource: Resource, stamp: object) -> None:
+        run = self._data_of(run_id)
+        kept = self._kept[run_id]
+        if kept.stamp == stamp and run.resource:
+            return
+        is_new = not run.resource
+        run.resource, kept.stamp = resource, stamp
+        kept.has_sessions = False
+        if is_new:
+            self._listed = None
+            self._find_goodput(run)
+        self._dispatch.touched.add(run_id)
+
+    def _remove_others(self, present: Mapping[str, object]) -> None:
+        """Hide the runs that the control plane no longer has; their entries are kept, for the case that they return."""
+        for run_id, kept in self._kept.items():
+            if kept.run.resource and run_id not in present:
+                kept.run.resource, kept.stamp = {}, None
+                self._listed = None
+                self._changes.remove(run_id)
+
+    def _read_entries(self) -> None:
+        if self._is_cloud:
+            self._request_new_runs()
+        elif not self._entry_sources:
+            self._entry_sources.append(self.source.entries.source_of_runs([]))
+        for source in self._entry_sources:
+            for batch in self.source.entries.read(source):
+                with self.lock:
+                    self._dispatch.add(batch)
+
+    def _request_new_runs(self) -> None:
+        """Add a source of the entries of the newest runs of a cloud that have none yet."""
+        runs = [run for run in self.runs()[:_MOST_CLOUD_RUNS] if run.id not in self._requested]
+        if runs:
+            self._requested.update(run.id for run in runs)
+            self._entry_sources.append(self.source.entries.source_of_runs([run.resource for run in runs]))
+
+    def _read_companions(self) -> None:
+        if self._companion_source is None or self._is_cloud:  # Cloud Logging answers a query once.
+            since_ns = 0
+            if self._is_cloud:
+                since_ns = int(min((run.began_s for run in self.runs()[:_MOST_CLOUD_RUNS]), default=self.now_s) * 1e9)
+            self._companion_source = self.source.entries.source_of_companions(since_ns, _COMPANION_KINDS)
+        for batch in self.source.entries.read(self._companion_source):
+            with self.lock:
+                self._companions.add(batch)
+
+    def _find_goodput(self, run: RunData) -> None:
+        jobs = self._goodput.of_run(run)
+        if jobs != run.goodput_jobs:
+            run.goodput_jobs = jobs
+            self._dispatch.touched.add(run.id)
+
+    def _look_at_runs(self, now_ns: int) -> None:
+        """Work out the state of runs that got entries, or that may have changed with time; then their rows."""
+        with self.lock:
+            touched, self._dispatch.touched = self._dispatch.touched, set()
+            with_log: set[str] = set()
+            for key in self._companions.touched:
+                with_log |= self._by_process.get(key, set())
+            self._companions.touched = set()
+            for column in (column for run_id in touched for column in self._kept[run_id].run.columns):
+                column.settle()
+        due = []
+        for run_id, kept in self._kept.items():
+            if kept.run.resource and (
+                run_id in touched
+                or run_id in with_log
+                or now_ns - kept.looked_ns >= self._patience_ns(kept.run)
+                or (kept.pictures_version != kept.run.version and now_ns - kept.pictures_ns >= _PICTURES_NS)
+            ):
+                due.append(kept)
+        for first in range(0, len(due), _LOOKS_AT_ONCE):
+            for kept in due[first : first + _LOOKS_AT_ONCE]:
+                self._read_sessions(kept, now_ns)
+            with self.lock:
+                for kept in due[first : first + _LOOKS_AT_ONCE]:
+                    run_id = kept.run.id
+                    self._look_at(kept, now_ns, is_touched=run_id in touched or run_id in with_log)
+                    if run_id in with_log:
+                        self._changes.update_log(run_id)
+        with self.lock:
+            # A companion that wrote before its process was known of is found when the process is.
+            self._listed = None if due else self._listed
+
+    @staticmethod
+    def _patience_ns(run: RunData) -> float:
+        """Return after which time a run is looked at again, though it got no entries."""
+        if run.is_live:
+            return _LOOK_NS
+        return _QUIET_LOOK_NS if run.state in ("silent", "unknown") else float("inf")
+
+    def _look_at(self, kept: _Kept, now_ns: int, *, is_touched: bool) -> None:
+        run = kept.run
+        before = (run.state, run.reason, run.hangs, len(run.attempts))
+        run.look(now_ns, self.source.is_gone)
+        kept.looked_ns = now_ns
+        for key in run.history.processes:
+            self._by_process.setdefault(key[:2], set()).add(run.id)
+        has_changed = is_touched or before != (run.state, run.reason, run.hangs, len(run.attempts))
+        if has_changed:
+            run.version += 1
+        is_old = kept.pictures_version != run.version
+        if not kept.pictures or (is_old and (now_ns - kept.pictures_ns >= _PICTURES_NS or before[0] != run.state)):
+            kept.pictures, kept.pictures_ns = pictures_of(run), now_ns
+            kept.pictures_version = run.version
+        row = row_of(run, kept.pictures)
+        if self._changes.update(run.id, row) or not kept.encoded:
+            kept.encoded = msgspec.json.encode(row)
+        if is_touched:
+            self._changes.update_points(run.id, {name: run.columns.points(name) for name in run.columns.names()})
+
+    def _read_sessions(self, kept: _Kept, now_ns: int) -> None:
+        """Read the profiler sessions of a run in the control plane, outside the lock: a cloud takes its time."""
+        if kept.has_sessions and (not kept.run.is_live or now_ns - kept.looked_ns < _LOOK_NS):
+            return
+        kept.has_sessions = True
+        if self._is_cloud and kept.run.id not in self._requested:
+            return
+        with contextlib.suppress(ControlPlaneError, OSError):
+            sessions = list(self.source.control_plane.list_sessions(kept.run.id))
+            with self.lock:
+                kept.run.sessions = sessions
