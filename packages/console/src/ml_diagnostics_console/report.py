@@ -25,7 +25,7 @@ from ml_diagnostics_console.verdict import (
     VerdictClass,
 )
 
-__all__ = ["STYLES", "TITLES", "Report", "format_cost", "format_report", "format_verdict"]
+__all__ = ["BLAMES", "STYLES", "TITLES", "Report", "format_cost", "format_report", "format_verdict"]
 
 TITLES: Final[Mapping[VerdictClass, str]] = {
     VerdictClass.WAITING: "Waiting",
@@ -153,7 +153,7 @@ def _details(verdict: Verdict, width: int) -> list[str]:
     if verdict.cost is not None and verdict.cost.seconds > 0:
         lines += _wrapped("cost", format_cost(verdict.cost), width)
     if verdict.blame is not None and verdict.blame is not Blame.UNKNOWN:
-        lines += _wrapped("blame", _BLAMES[verdict.blame], width)
+        lines += _wrapped("blame", BLAMES[verdict.blame], width)
     for command in verdict.next:
         lines += _command(command, width)
     return lines
@@ -172,7 +172,7 @@ def _command(command: NextCommand, width: int) -> list[str]:
     return [line, *rest, *_fill(why, width, " " * (_LABEL + 2), " " * (_LABEL + 2))]
 
 
-_BLAMES: Final[Mapping[Blame, str]] = {
+BLAMES: Final[Mapping[Blame, str]] = {
     Blame.USER: "the program or its configuration",
     Blame.SYSTEM: "the machine, the network or the cluster",
     Blame.PREEMPTION: "a preemption: the job was asked to free its machines",

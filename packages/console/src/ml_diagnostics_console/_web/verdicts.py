@@ -1,0 +1,224 @@
+"""The doctor's verdict on a run, for its page: worked out beside the requests, and kept until the run changes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.texts import one_line
+
+from ml_diagnostics_console._web.answers import Answer, json_answer
+from ml_diagnostics_console._web.queries import Query
+from ml_diagnostics_console._web.sentences import marked, safe_line
+
+if TYPE_CHECKING:
+    from ml_diagnostics_console._facts.reading import JobReader
+    from ml_diagnostics_console._web.run_data import RunData
+    from ml_diagnostics_console.report import Report
+
+__all__ = ["Doctor", "answer_of", "known_report", "verdict"]
+
+_logger = logging.getLogger(__name__)
+
+_LEAST_SECONDS: Final = 10.0
+"""A live run changes each second; its verdict is worked out again after this time, or ten times what it took."""
+_FACTOR: Final = 10.0
+_READERS: Final = 4
+"""The readers that are kept, so that a run that is asked about again costs only what is new."""
+_PROOFS: Final = 5
+_LONGEST_PROOF: Final = 400
+
+Judge = Callable[["JobReader"], "Report"]
+
+
+def verdict(run: RunData, query: Query) -> Answer:
+    """Answer the verdict if it is known, also of some seconds ago; else that it is being worked out."""
+    return json_answer(DOCTOR.ask(run))
+
+
+def known_report(run: RunData) -> Report | None:
+    """Return the last report on a run; None while there is none."""
+    known = DOCTOR.known(run)
+    return known.report if known is not None else None
+
+
+class _Known(NamedTuple):
+    """A verdict that was worked out.
+
+    Attributes:
+        version: The version of the run.
+        at: When, by the monotonic clock.
+        seconds: How long it took.
+        report: The report; None if it failed.
+        answer: The answer.
+    """
+
+    version: int
+    at: float
+    seconds: float
+    report: Report | None
+    answer: dict[str, Any]
+
+
+class Doctor:
+    """Works out verdicts in a thread of its own, one after the other, the last one that was asked for first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._known: WeakKeyDictionary[RunData, _Known] = WeakKeyDictionary()
+        self._waiting: dict[str, RunData] = {}
+        self._working = ""
+        self._readers: dict[str, JobReader] = {}
+        self._is_started = False
+
+    def ask(self, run: RunData) -> dict[str, Any]:
+        """Return the answer on a run, and have it worked out if it is not known, or old."""
+        with self._lock:
+            known = self._known.get(run)
+            if known is None or self._is_old(known, run):
+                self._request(run)
+            return known.answer if known is not None else {"state": "working"}
+
+    def known(self, run: RunData) -> _Known | None:
+        """Return what is known of a run."""
+        with self._lock:
+            return self._known.get(run)
+
+    def wait(self, run: RunData, seconds: float) -> dict[str, Any]:
+        """Return the answer on the run as it is, waiting for it so long at most; for exports and tests."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            while True:
+                known = self._known.get(run)
+                if known is not None and known.version == run.version:
+                    return known.answer
+                self._request(run)
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._lock.wait(left):
+                    return known.answer if known is not None else {"state": "working"}
+
+    def _is_old(self, known: _Known, run: RunData) -> bool:
+        pause = max(_LEAST_SECONDS, _FACTOR * known.seconds)
+        return known.version != run.version and (not run.is_live or time.monotonic() - known.at > pause)
+
+    def _request(self, run: RunData) -> None:
+        key = f"{diagnostics_directory()}/{run.id}"
+        if key == self._working:
+            return
+        self._waiting.pop(key, None)
+        self._waiting[key] = run
+        if not self._is_started:
+            self._is_started = True
+            threading.Thread(target=self._work, name="doctor", daemon=True).start()
+        self._lock.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while not self._waiting:
+                    self._lock.wait()
+                key, run = self._waiting.popitem()
+                self._working = key
+            version, started = run.version, time.monotonic()
+            report, answer = self._judged(key, run.id)
+            with self._lock:
+                ended = time.monotonic()
+                self._known[run] = _Known(version, ended, ended - started, report, answer)
+                self._working = ""
+                self._lock.notify_all()
+            del run
+
+    def _judged(self, key: str, run_id: str) -> tuple[Report | None, dict[str, Any]]:
+        from ml_diagnostics_console.doctor import judge
+
+        try:
+            report = judge(self._reader(key, run_id).read())
+            return report, answer_of(report)
+        except Exception as error:  # A page without a verdict is better than none.
+            self._readers.pop(key, None)
+            _logger.warning("no verdict on %s", run_id, exc_info=True)
+            return None, _failed(error)
+
+    def _reader(self, key: str, run_id: str) -> JobReader:
+        """Return the reader of a run: it reads only what is new since it was used last."""
+        from ml_diagnostics_console._facts.reading import JobReader, Question
+
+        reader = self._readers.pop(key, None) or JobReader(Question(run_id, kubernetes="off"), _ignore)
+        self._readers[key] = reader
+        while len(self._readers) > _READERS:
+            del self._readers[next(iter(self._readers))]
+        return reader
+
+
+DOCTOR: Final = Doctor()
+"""The doctor of this process: it keeps the last verdict on each run."""
+
+
+def answer_of(report: Report) -> dict[str, Any]:
+    """Return a report of the doctor for the page.
+
+    Args:
+        report: The report.
+    """
+    from ml_diagnostics_console.report import BLAMES, TITLES, format_cost
+    from ml_diagnostics_console.verdict import Blame
+
+    headline = report.headline
+    title = TITLES[headline.verdict_class]
+    text = safe_line(headline.sentence).rstrip(".")
+    sentence = f"{title}: {text}." if title else f"{text}."
+    hosts = {process.host for process in report.facts.processes} | set(headline.hosts)
+    proofs: dict[str, str] = {}
+    for number, ref in enumerate(headline.evidence, 1):
+        shows = f"{ref.host}: {ref.shows}" if ref.host and ref.host not in ref.shows else ref.shows
+        proofs.setdefault(safe_line(shows, _LONGEST_PROOF), f"proof:{number}")
+    cost = headline.cost
+    blame = headline.blame
+    is_known = blame is not None and blame is not Blame.UNKNOWN
+    return {
+        "state": "ready",
+        "sentence": sentence,
+        "parts": marked(sentence, hosts),
+        "class": headline.verdict_class.value,
+        "confidence": headline.confidence.value,
+        "rule": headline.rule,
+        "proofs": [{"text": text, "explain": of} for text, of in list(proofs.items())[:_PROOFS]],
+        "cost": safe_line(format_cost(cost)) if cost is not None and cost.seconds > 0 else None,
+        "blame": BLAMES[blame] if is_known and blame is not None else None,
+        "hosts": list(headline.hosts),
+        "next": [{"command": command.command, "why": safe_line(command.why)} for command in headline.next],
+        "also": [safe_line(each.sentence) for each in report.shown if each is not headline],
+        "not_checked": _not_checked(report),
+        "notes": [safe_line(text) for text in report.observations],
+        "explain": f"mldiagnostics doctor explain {one_line(report.facts.name)}/1",
+        "as_of": report.facts.now_ns / 1e9,
+    }
+
+
+def _not_checked(report: Report) -> list[str]:
+    """Return what is missing for a verdict of the headline's kind, equal reasons once."""
+    prefix = report.headline.rule[:1]
+    found = [each for each in sorted(report.not_checked) if each.rule.startswith(prefix) and not each.is_by_choice]
+    return [safe_line(why) for why in dict.fromkeys(each.why for each in found)]
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    return {
+        "state": "ready",
+        "sentence": None,
+        "parts": [],
+        "error": safe_line(f"The doctor could not judge this run: {type(error).__name__}: {error}"),
+        "proofs": [],
+        "next": [],
+        "also": [],
+        "not_checked": [],
+    }
+
+
+def _ignore(note: str) -> None:
+    """The page has the same notes from its store."""
