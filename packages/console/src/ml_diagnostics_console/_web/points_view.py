@@ -1,0 +1,269 @@
+"""The values of a metric for a drawing: real points with both extremes of each pixel, and the band of all values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ml_diagnostics_console._web.answers import Answer, NotThereError, binary_answer
+from ml_diagnostics_console._web.columns import Column
+from ml_diagnostics_console._web.host_matrix import host_matrix
+from ml_diagnostics_console._web.queries import Query
+from ml_diagnostics_console._web.run_data import RunData
+from ml_diagnostics_console._web.tiles import Tiles
+from ml_diagnostics_console._web.wire import encode
+
+__all__ = ["columns_of", "points"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+_POINTS_A_PIXEL: Final = 4
+_PIXELS_A_BUCKET: Final = 3
+_LOW, _HIGH = 0.05, 0.95
+_ROBUST: Final = (0.01, 0.985)
+_MOST_RANGES: Final = 200
+_LONGEST_NAME: Final = 80
+
+
+class _Axis(NamedTuple):
+    """The values of one column on an axis.
+
+    Attributes:
+        name: step, time or elapsed.
+        places: The places of the values, ascending; on the axis of time, also for elapsed.
+        values: The values.
+        tiles: Their tiles.
+        origin: What is subtracted from the places in the answer.
+    """
+
+    name: str
+    places: Floats
+    values: Floats
+    tiles: Tiles
+    origin: float
+
+
+def columns_of(run: RunData, metric: str) -> list[Column]:
+    """Return the columns of a metric by process.
+
+    Raises:
+        NotThereError: The run has no such metric.
+    """
+    columns = run.columns.of(metric)
+    if not columns:
+        shown = metric if len(metric) <= _LONGEST_NAME else metric[:_LONGEST_NAME] + "..."
+        raise NotThereError(f"The run has no metric {shown!r}.")
+    return columns
+
+
+def points(run: RunData, query: Query) -> Answer:
+    """Answer the points of a metric: of one process (`series`), or the spread of all hosts (`hosts=spread`).
+
+    Raises:
+        NotThereError: The run has no such metric or process.
+        BadQueryError: A parameter is not valid.
+    """
+    columns = columns_of(run, query.text("metric"))
+    axis, span, width = query.choice("x", ("step", "time", "elapsed")), query.span(), query.width()
+    if axis == "step" and not any(column.has_steps for column in columns):
+        axis = "time"
+        span = None
+    is_spread = query.choice("hosts", ("", "spread")) == "spread"
+    series, after = query.natural("series", 0), query.natural("after", -1) if query.text("after") else None
+    if series >= len(columns):
+        raise NotThereError(f"The metric has {len(columns)} series.")
+    key = ("points", columns[0].metric, axis, span, width, is_spread, series, after)
+
+    def made() -> bytes:
+        if is_spread:
+            return _spread(run, columns, axis, span, width)
+        return _points(run, columns[series], axis, span, width, after)
+
+    return binary_answer(run.cached(key, made))
+
+
+def _axis(run: RunData, column: Column, name: str) -> _Axis:
+    if name == "step":
+        places, values, tiles = column.by_step()
+        return _Axis(name, places, values, tiles, 0.0)
+    return _Axis(name, column.time, column.value, column.tiles, run.began_s if name == "elapsed" else 0.0)
+
+
+def _points(
+    run: RunData, column: Column, name: str, span: tuple[float, float] | None, width: int, after: int | None
+) -> bytes:
+    axis = _axis(run, column, name)
+    total = len(axis.places)
+    low, high = (-math.inf, math.inf) if span is None else (span[0] + axis.origin, span[1] + axis.origin)
+    first, last = (int(row) for row in np.searchsorted(axis.places, (low, np.nextafter(high, math.inf))))
+    if after is not None:
+        first = max(first, min(after, total))
+    count = last - first
+    header: dict[str, Any] = {
+        "columns": ["x", "y", "mean_x", "mean_y", "p5", "p95"],
+        "metric": column.metric,
+        "unit": column.unit,
+        "host": column.host,
+        "process": column.process,
+        "x": name,
+        "total": total,
+        "points": count,
+        "version": column.version,
+        "exact": count <= _POINTS_A_PIXEL * width,
+        "size": width,
+        "from": None if span is None else span[0],
+        "to": None if span is None else span[1],
+        "attempt_marks": _attempt_marks(run, column, axis),
+    }
+    if header["exact"]:
+        # With the points before and after the window, so that the line reaches its edges.
+        rows = np.arange(max(0, first - (after is None)), min(total, last + 1))
+        inside = axis.values[first:last]
+        finite = inside[np.isfinite(inside)]
+    else:
+        rows = axis.tiles.extremes(_edges(axis.places, first, last, width))
+        finite = axis.values[rows]
+        rows = np.unique(np.concatenate((rows, (max(0, first - 1), first, last - 1, min(total, last + 1) - 1))))
+    band = _band(axis, first, last, max(1, width // _PIXELS_A_BUCKET)) if after is None else [np.empty(0)] * 4
+    header |= _limits(finite, band)
+    header["nonfinite"] = _nonfinite(axis, first, last, width)
+    header["cursor"] = total
+    x, mean_x = axis.places[rows] - axis.origin, band[0] - axis.origin
+    return encode(header, [x, axis.values[rows], mean_x, *band[1:]])
+
+
+def _edges(places: Floats, first: int, last: int, count: int) -> Rows:
+    """Return the rows at which pieces of equal length of the axis start, and the row after the last."""
+    limits = np.linspace(places[first], places[last - 1], count + 1)[1:-1]
+    cuts = first + np.searchsorted(places[first:last], limits)
+    return np.concatenate(([first], cuts, [last])).astype(np.int64)
+
+
+def _band(axis: _Axis, first: int, last: int, buckets: int) -> list[Floats]:
+    """Return place, mean, 5th and 95th percentile of all finite values in each bucket; empty if few."""
+    if last - first <= buckets:
+        return [np.empty(0)] * 4
+    edges = np.unique(_edges(axis.places, first, last, buckets))
+    values = axis.values[first:last]
+    finite = np.isfinite(values)
+    is_all_finite = bool(finite.all())
+    starts = edges[:-1] - first
+    counts = np.diff(edges) if is_all_finite else np.add.reduceat(finite.astype(np.int64), starts)
+    full = np.flatnonzero(counts)
+    with np.errstate(over="ignore"):
+        sums = np.add.reduceat(values if is_all_finite else np.where(finite, values, 0.0), starts)
+        # Relative to the first place: a sum of a million times of 1.7e9 s would lose microseconds.
+        origin = axis.places[first]
+        places = origin + np.add.reduceat(axis.places[first:last] - origin, starts) / np.diff(edges)
+    low, high = np.empty(len(full)), np.empty(len(full))
+    for number, bucket in enumerate(full):
+        part = values[starts[bucket] : edges[bucket + 1] - first]
+        if not is_all_finite:
+            part = part[np.isfinite(part)]
+        lowest, highest = int(_LOW * (len(part) - 1)), math.ceil(_HIGH * (len(part) - 1))
+        ordered = np.partition(part, (lowest, highest))
+        low[number], high[number] = ordered[lowest], ordered[highest]
+    return [places[full], sums[full] / counts[full], low, high]
+
+
+def _limits(values: Floats, band: Sequence[Floats]) -> dict[str, float | None]:
+    """Return the robust range of a drawing (`lo`, `hi`), and the least and greatest finite value."""
+    if not len(values):
+        return {"lo": None, "hi": None, "least": None, "greatest": None}
+    lows, highs = (band[2], band[3]) if len(band[2]) else (values, values)
+    return {
+        "lo": float(np.quantile(lows, _ROBUST[0])),
+        "hi": float(np.quantile(highs, _ROBUST[1])),
+        "least": float(values.min()),
+        "greatest": float(values.max()),
+    }
+
+
+def _nonfinite(axis: _Axis, first: int, last: int, width: int) -> list[list[Any]]:
+    """Return where values are not finite: start, end, number and NaN or inf; neighbours within a pixel are one."""
+    values = axis.values[first:last]
+    rows = first + np.flatnonzero(~np.isfinite(values))
+    if not len(rows):
+        return []
+    places = axis.places[rows]
+    pixel = max(float(axis.places[last - 1] - axis.places[first]) / min(width, _MOST_RANGES), 0.0)
+    is_nan = np.isnan(axis.values[rows])
+    is_far = (np.diff(places) > pixel) & (np.diff(rows) > 1)
+    starts = np.concatenate(([0], 1 + np.flatnonzero(is_far)))
+    ends = np.append(starts[1:], len(rows))
+    return [
+        [
+            float(places[start] - axis.origin),
+            float(places[end - 1] - axis.origin),
+            int(end - start),
+            "NaN" if is_nan[start:end].any() else "inf",
+        ]
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _attempt_marks(run: RunData, column: Column, axis: _Axis) -> list[list[float]]:
+    """Return where on the axis each attempt began, with its number."""
+    marks = []
+    for attempt in run.attempts:
+        place = attempt.began_s - axis.origin
+        if axis.name == "step":
+            row = int(np.searchsorted(column.time, attempt.began_s))
+            if row >= len(column):
+                continue
+            place = float(column.step[row])
+        if math.isfinite(place):
+            marks.append([place, attempt.number])
+    return marks
+
+
+def _spread(run: RunData, columns: Sequence[Column], name: str, span: tuple[float, float] | None, width: int) -> bytes:
+    origin = run.began_s if name == "elapsed" else 0.0
+    shifted = None if span is None else (span[0] + origin, span[1] + origin)
+    axis = "step" if name == "step" else "time"
+    matrix = host_matrix(run, columns, axis, shifted, max(1, width // _PIXELS_A_BUCKET))
+    middles = (matrix.edges[1:] + matrix.edges[:-1]) / 2 - origin
+    known = np.flatnonzero(np.isfinite(matrix.means).any(axis=0))
+    least, low, mean, high, greatest = _across_hosts(matrix.means[:, known])
+    names = ["x", "min", "p10", "mean", "p90", "max"]
+    arrays = [middles[known], least, low, mean, high, greatest]
+    if matrix.odd is not None:
+        own = matrix.means[matrix.odd.row]
+        is_known = np.isfinite(own)
+        names += ["odd_x", "odd_y"]
+        arrays += [middles[is_known], own[is_known]]
+    header = {
+        "columns": names,
+        "metric": columns[0].metric,
+        "unit": columns[0].unit,
+        "x": name,
+        "hosts": len(columns),
+        "total": sum(map(len, columns)),
+        "exact": False,
+        "size": width,
+        "from": None if span is None else span[0],
+        "to": None if span is None else span[1],
+        "attempt_marks": _attempt_marks(run, columns[0], _axis(run, columns[0], name)),
+        "nonfinite": [],
+        "odd": None if matrix.odd is None else matrix.odd.to_json(),
+        **_limits(np.concatenate((least, greatest)), (least, least, low, high)),
+    }
+    return encode(header, arrays)
+
+
+def _across_hosts(means: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Return minimum, 10th percentile, mean, 90th percentile and maximum of the hosts in each column with a value."""
+    if not means.shape[1]:
+        return (np.empty(0),) * 5
+    values = np.where(np.isfinite(means), means, np.nan)
+    ordered = np.sort(values, axis=0)  # NaN is last.
+    counts = (~np.isnan(values)).sum(axis=0)
+    columns = np.arange(values.shape[1])
+    low = ordered[np.floor(0.1 * (counts - 1)).astype(np.int64), columns]
+    high = ordered[np.ceil(0.9 * (counts - 1)).astype(np.int64), columns]
+    return ordered[0], low, np.nansum(values, axis=0) / counts, high, ordered[counts - 1, columns]
