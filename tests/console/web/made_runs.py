@@ -246,7 +246,7 @@ class _Writer:
             if last.phase != "ACTIVE":
                 resource["endTime"] = self.kept[-1]["endTime"]
             if last.reason:
-                resource["errorDetails"] = {"message": last.reason}
+                resource["errorDetails"] = last.reason
             return resource
 
         self.control_plane.update_run(self.run.run_id, change)

@@ -13,6 +13,7 @@ _INTERVAL_SECONDS: Final = 1.0
 _IDLE_INTERVAL_SECONDS: Final = 15.0
 _IDLE_AFTER_SECONDS: Final = 20.0
 _MOST_WAIT_SECONDS: Final = 2.0
+_FIRST_WAIT_SECONDS: Final = 0.7
 
 
 class Refreshable(Protocol):
@@ -84,11 +85,11 @@ class Refreshing:
     def freshen(self) -> None:
         """Wait, two seconds at most, until the store is as new as an open page expects; called for each request.
 
-        The first read may take longer: then the answer waits for the store's lock.
+        The first read of a large journal takes longer: until then, answers have the runs that were read so far.
         """
-        deadline = time.monotonic() + _MOST_WAIT_SECONDS
         with self._changed:
             now = self._seen_at = time.monotonic()
+            deadline = now + (_FIRST_WAIT_SECONDS if self._read_at == float("-inf") else _MOST_WAIT_SECONDS)
             if now - self._read_at <= 2 * self._interval_seconds or self._is_stopping:
                 return
             self._is_wanted = True

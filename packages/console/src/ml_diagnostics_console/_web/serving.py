@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from ml_diagnostics_common.command.errors import CommandError, UsageError
+from ml_diagnostics_common.environment import diagnostics_directory
 
 from ml_diagnostics_console._web.guard import Guard, Token
 
@@ -105,7 +106,7 @@ def serve(
     from ml_diagnostics_console._web.refreshing import Refreshing
     from ml_diagnostics_console._web.store import Store
 
-    store = Store(source)
+    store = Store(source, cache=diagnostics_directory() / "cache" / "ui")
     refreshing = Refreshing(store, report)
     stream = EventStream(store, refreshing.watch)
     refreshing.on_change(stream.wake)

@@ -1,0 +1,111 @@
+"""The page of a case file: the shell with its styles, scripts, fonts and icon inside, under a policy of hashes.
+
+`connect-src 'none'` and the hashes make sure that the file asks nothing of any server, whatever its data hold.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import posixpath
+import re
+from typing import Final
+
+from ml_diagnostics_console._web.assets import Assets
+from ml_diagnostics_console._web.modules import ModuleError, inlined_modules
+
+__all__ = ["case_page"]
+
+_STYLE: Final = re.compile(r'<link rel="stylesheet" href="/static/([^"]+)">\n?')
+_SCRIPT: Final = re.compile(r'<script src="/static/([^"]+)"></script>\n?')
+_MODULE: Final = re.compile(r'<script type="module" src="/static/([^"]+)"></script>\n?')
+_PRELOAD: Final = re.compile(r'<link rel="(?:modulepreload|preload)"[^>]*>\n?')
+_ICON: Final = re.compile(r'<link rel="icon"[^>]*>')
+_URL: Final = re.compile(r'url\("?([^)"]+)"?\)')
+_CLASSIC: Final = "vendor/uplot/uPlot.iife.min.js"
+_CLASSIC_STYLE: Final = "vendor/uplot/uPlot.min.css"
+_DATA_TYPES: Final = {".woff2": "font/woff2", ".svg": "image/svg+xml", ".png": "image/png"}
+
+
+def case_page(assets: Assets, title: str, blocks: str) -> str:
+    """Return the text of a case file.
+
+    Args:
+        assets: The static files of the page.
+        title: Its title.
+        blocks: The elements with its data; none of them is run.
+
+    Raises:
+        ModuleError: A file is missing, or has a form that cannot be inlined.
+    """
+    return _Page(assets).text(title, blocks)
+
+
+class _Page:
+    def __init__(self, assets: Assets) -> None:
+        self._assets = assets
+        self._script_hashes: list[str] = []
+        self._style_hashes: list[str] = []
+
+    def text(self, title: str, blocks: str) -> str:
+        shell = self._read("index.html")
+        start = _MODULE.search(shell)
+        if start is None:
+            raise ModuleError("index.html has no module")
+        shell = _PRELOAD.sub("", _MODULE.sub("", shell))
+        styles = [_CLASSIC_STYLE] if _CLASSIC_STYLE not in shell else []
+        has_classic = _CLASSIC in shell
+        shell = _STYLE.sub(lambda found: self._style(found[1]), shell)
+        shell = _SCRIPT.sub(lambda found: self._script(self._read(found[1])), shell)
+        shell = _ICON.sub(f'<link rel="icon" href="{self._data_url("icon.svg")}">', shell)
+        shell = re.sub(r"<title>[^<]*</title>", lambda _: f"<title>{_escaped(title)}</title>", shell)
+        classic = "" if has_classic else self._script(self._read(_CLASSIC))
+        scripts = classic + self._script(inlined_modules(start[1], self._read))
+        shell = shell.replace("</head>", "".join(map(self._style, styles)) + "</head>")
+        shell = shell.replace("</body>", f"{blocks}\n{scripts}</body>")
+        left = re.search(r'(?:src|href)="(?:/static|https?:)[^"]*"', shell[: shell.index(blocks)] if blocks else shell)
+        if left is not None:
+            raise ModuleError(f"index.html refers to a file that is not inlined: {left[0]}")
+        return shell.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{self._policy()}', 1)
+
+    def _policy(self) -> str:
+        scripts, styles = " ".join(self._script_hashes), " ".join(self._style_hashes)
+        rules = f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; font-src data:; "
+        rules += "connect-src 'none'; base-uri 'none'; form-action 'none'"
+        return f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
+
+    def _read(self, name: str) -> str:
+        return self._bytes(name).decode()
+
+    def _bytes(self, name: str) -> bytes:
+        asset = self._assets.find(name)
+        if asset is None:
+            raise ModuleError(f"this installation lacks the file static/{name}")
+        return asset.data
+
+    def _script(self, text: str) -> str:
+        self._script_hashes.append(_hash(text))
+        return f"<script>{text}</script>\n"
+
+    def _style(self, name: str) -> str:
+        def inlined(found: re.Match[str]) -> str:
+            path = found[1]
+            if path.startswith("data:"):
+                return found[0]
+            return f'url("{self._data_url(posixpath.normpath(posixpath.join(posixpath.dirname(name), path)))}")'
+
+        text = _URL.sub(inlined, self._read(name))
+        self._style_hashes.append(_hash(text))
+        return f"<style>{text}</style>\n"
+
+    def _data_url(self, name: str) -> str:
+        kind = _DATA_TYPES[posixpath.splitext(name)[1]]
+        return f"data:{kind};base64,{base64.b64encode(self._bytes(name)).decode()}"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
