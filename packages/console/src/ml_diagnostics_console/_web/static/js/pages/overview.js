@@ -1,0 +1,258 @@
+// The overview of a run: figures, the run on one clock, where the time went, who waits for whom, disruptions, profiles.
+
+import { button, card, empty, fill, h, setText } from "../dom.js";
+import { ledgerBars } from "../draw/bars.js";
+import { createHostMap } from "../draw/host_map.js";
+import { tableTwin } from "../draw/table_twin.js";
+import { curveTrack, eventsTrack, heatTrack, ledgerTrack } from "../draw/track_kinds.js";
+import { createTracks } from "../draw/tracks.js";
+import { clockText } from "../draw/time_axis.js";
+import { formatBytes, formatCount, formatDay, formatDuration, formatWhole } from "../format.js";
+import { runPath } from "../router.js";
+import { groupList } from "./groups.js";
+import { tiles } from "./tiles.js";
+import { chooseTracks } from "./track_choice.js";
+
+const RELOAD_MS = 10_000;
+const LEDGER_MS = 30_000; // a ledger or rows of hosts that grow are read again so often
+const APPEND_MS = 1_000;
+
+/** Show the page. */
+export async function show(page, api, state) {
+  const base = `/api/runs/${encodeURIComponent(state.run)}`;
+  let run = await api.json(base);
+  const figures = h("section.tiles", { "aria-label": "Figures" });
+  const clock = createClock(api, base, state, () => run);
+  const stacks = h("div", { hidden: true });
+  const time = h("div");
+  const disruptions = h("div");
+  const profiles = h("div");
+  const halves = [h("div.stack", null, time, profiles), h("div.stack", null, stacks, disruptions)];
+  fill(page, h("div.stack", null, figures, clock.element, h("div.overview-halves", null, halves)));
+  clock.start();
+  render();
+  let map = null;
+  let stacksVersion = null;
+  let timer = 0;
+  let isClosed = false;
+  await clock.settled();
+  document.documentElement.dataset.ready = "overview";
+  loadStacks();
+
+  function render() {
+    fill(figures, tiles(run));
+    fill(time, timeCard(run));
+    fill(profiles, profilesCard(run));
+    fill(disruptions, disruptionsCard(run, (span) => clock.tracks.setSpan(span)));
+  }
+
+  async function loadStacks() {
+    let found = null;
+    try {
+      found = await api.json(`${base}/stacks`);
+    } catch {
+      return; // The stacks page says why.
+    }
+    if (isClosed || !found.groups?.length || stacksVersion === `${found.at} ${found.sentence}`) return;
+    stacksVersion = `${found.at} ${found.sentence}`;
+    map?.close();
+    const place = h("div.map-place");
+    const link = h("a", { href: runPath(run.id, "stacks") }, "Stacks →");
+    fill(stacks, card("Who waits for whom", { right: link, second: found.at ? clockText(found.at) : null }, place,
+      groupList(found.groups, { isShort: true })));
+    stacks.hidden = false;
+    map = createHostMap(place);
+    map.show(found.hosts);
+  }
+
+  async function reload() {
+    timer = 0;
+    try {
+      run = await api.json(base);
+    } catch {
+      return; // The last known figures stay.
+    }
+    if (isClosed) return;
+    render();
+    clock.update();
+    loadStacks();
+  }
+
+  return {
+    update({ kind, data }) {
+      if (kind === "changed") {
+        const fields = (data.rows ?? []).find(({ id }) => id === run.id);
+        if (data.now) clock.extend(data.now);
+        if (!fields) return;
+        const isUrgent = fields.state !== undefined && fields.state !== run.state;
+        Object.assign(run, fields);
+        fill(figures, tiles(run));
+        timer ||= setTimeout(reload, isUrgent ? 0 : RELOAD_MS);
+      } else if (kind === "metrics" && data[run.id]) {
+        clock.append(Object.keys(data[run.id]));
+      } else if (kind === "reset") {
+        reload();
+      }
+    },
+    close() {
+      isClosed = true;
+      clearTimeout(timer);
+      clock.close();
+      map?.close();
+    },
+  };
+}
+
+/** The card of the tracks. */
+function createClock(api, base, state, getRun) {
+  const second = h("span.second", { role: "status" });
+  const all = button("All", () => tracks.setSpan(null), { hidden: true, class: "button small", title: "Show all (0)" });
+  const step = (direction, key, words) => h("button.key", {
+    type: "button", title: `${words} (${key})`, "aria-label": words, on: { click: () => tracks.stepAttempt(direction) },
+  }, h("kbd", null, key));
+  const twin = tableTwin(() => tracks.tracks().filter((track) => track.table).map((track) => ({
+    title: track.name === "Hosts" ? "Rows of hosts" : track.name, table: () => track.table(),
+  })));
+  const hint = h("span.clock-hint", null, "drag to zoom, ", step(-1, "[", "The attempt before"),
+    step(1, "]", "The attempt after"), " by attempt");
+  const place = h("div.clock-tracks");
+  const element = card("The run on one clock", { right: [all, hint, twin.button] }, place, twin.panel);
+  element.querySelector("h2").append(second);
+  let tracks = null;
+  let ledgerTimer = 0;
+  let appendTimer = 0;
+  const pending = new Set();
+
+  function start() {
+    const run = getRun();
+    const whole = [run.started ?? run.now, Math.max(run.ended ?? run.now, (run.started ?? run.now) + 0.1)];
+    const [from, to] = [state.number("from"), state.number("to")];
+    const span = from !== null && to !== null && to > from ? [whole[0] + from, whole[0] + to] : null;
+    tracks = createTracks(place, { whole, span, attempts: run.attempt_list ?? [], onSpan });
+    const shared = { api, base, isAll: () => tracks.isAll() };
+    const titles = new Map((run.ledger ?? []).map(({ bucket, title }) => [bucket, title]));
+    tracks.add(ledgerTrack({ ...shared, titles, attempts: () => getRun().attempt_list ?? [] }));
+    const { curves, rows } = chooseTracks(run.metrics_list ?? []);
+    for (const metric of curves) tracks.add(curveTrack({ ...shared, metric }));
+    if (rows.length) tracks.add(heatTrack({ ...shared, metrics: rows, refresh: () => tracks.refresh("heat") }));
+    tracks.add(eventsTrack({ events: () => getRun().events ?? [] }));
+    tracks.board.addEventListener("settled", showSpan);
+    showSpan();
+  }
+
+  function onSpan(span) {
+    const origin = getRun().started ?? 0;
+    const seconds = (time) => (span === null ? null : Number((time - origin).toFixed(3)));
+    state.set({ from: span && seconds(span[0]), to: span && seconds(span[1]) });
+    showSpan();
+  }
+
+  function showSpan() {
+    const [from, to] = tracks.span();
+    const isAll = tracks.isAll();
+    all.hidden = isAll;
+    const length = formatDuration(to - from);
+    setText(second, isAll ? length : `${clockText(from, to - from < 3600)}, ${length}`);
+  }
+
+  async function appendAll() {
+    appendTimer = 0;
+    const names = [...pending];
+    pending.clear();
+    for (const track of tracks.tracks()) {
+      if (!track.append || !names.includes(track.metric)) continue;
+      const isAppended = await track.append(tracks.view()).catch(() => true);
+      if (isAppended) tracks.requestDraw();
+      else if (tracks.isAll()) laterLedger();
+    }
+  }
+
+  function laterLedger() {
+    ledgerTimer ||= setTimeout(() => {
+      ledgerTimer = 0;
+      if (!tracks.isAll() || document.hidden) return;
+      for (const track of tracks.tracks()) tracks.refresh(track.key);
+    }, LEDGER_MS);
+  }
+
+  return {
+    element,
+    start,
+    get tracks() {
+      return tracks;
+    },
+    settled: () => new Promise((resolve) => {
+      tracks.board.addEventListener("settled", resolve, { once: true });
+      setTimeout(resolve, 5000);
+    }),
+    /** Take what a new answer of the run's overview changed: attempts, events, metrics that are new. */
+    update() {
+      const run = getRun();
+      tracks.setAttempts(run.attempt_list ?? []);
+      tracks.extend(run.ended ?? run.now);
+      laterLedger();
+      tracks.requestDraw();
+    },
+    extend(now) {
+      if (getRun().ended === null && ["running", "stuck", "silent"].includes(getRun().state)) tracks?.extend(now);
+    },
+    append(names) {
+      for (const name of names) pending.add(name);
+      appendTimer ||= setTimeout(appendAll, APPEND_MS);
+    },
+    close() {
+      clearTimeout(ledgerTimer);
+      clearTimeout(appendTimer);
+      tracks?.close();
+    },
+  };
+}
+
+function timeCard(run) {
+  if (!run.ledger?.some(({ seconds }) => seconds > 0)) {
+    return card("Where the time went", {}, empty("Goodput was not measured in this run.",
+      "with mldiag.goodput.GoodputRecorder(job_name, logger_name) as recorder: ..."));
+  }
+  const notes = (run.ledger_notes ?? []).map((note) => h("p.second", null, note));
+  return card("Where the time went", {}, ledgerBars(run.ledger),
+    notes.length > 0 && h("div.ledger-notes", null, notes));
+}
+
+function disruptionsCard(run, choose) {
+  const rows = run.disruptions ?? [];
+  if (!rows.length) return null;
+  const cost = run.totals?.disruption_seconds;
+  const second = cost ? `${formatWhole(rows.length)}, cost ${formatDuration(cost)}` : formatWhole(rows.length);
+  const attempts = new Map((run.attempt_list ?? []).map((attempt) => [attempt.number, attempt]));
+  const show = (row) => h("button.link", {
+    type: "button", title: "Show on the clock", on: { click: () => showAround(row) },
+  }, row.attempt);
+  const showAround = ({ at, cost_seconds: lost }) => {
+    const margin = Math.max((lost ?? 0) * 0.5, 60);
+    choose([at - margin, at + (lost ?? 0) + margin]);
+  };
+  return card("Disruptions", { second }, h("div.scroll-x", null, h("table.table.disruptions", null,
+    h("thead", null, h("tr", null, ["Attempt", "What happened", "By"].map((text) => h("th", { scope: "col" }, text)),
+      ["Steps lost", "Cost"].map((text) => h("th.number", { scope: "col" }, text)))),
+    h("tbody", null, rows.map((row) => h("tr", null,
+      h("td", null, attempts.has(row.attempt) ? show(row) : row.attempt),
+      h("td", null, h("div.anywhere", null, row.what), h("div.second", null, formatDay(row.at))),
+      h("td.second", null, row.by),
+      h("td.number", null, formatWhole(row.steps_lost)),
+      h("td.number", null, formatDuration(row.cost_seconds))))))));
+}
+
+function profilesCard(run) {
+  const sessions = run.sessions ?? [];
+  if (!sessions.length) return null;
+  return card("Profiles", { second: formatWhole(sessions.length) }, h("ul.session-list", null, sessions.map((session) =>
+    h("li", null,
+      h("a.mono", { href: runPath(run.id, "profiles", session.id) }, session.id),
+      h("span.number", null, session.bytes ? formatBytes(session.bytes) : ""),
+      h("span.second", null, sessionFacts(session)),
+      session.problem && h("span.problem", null, session.problem)))));
+}
+
+function sessionFacts({ kind, hosts }) {
+  return [kind, hosts && formatCount(hosts, "host")].filter(Boolean).join(", ");
+}

@@ -1,0 +1,61 @@
+// The figures at the top of the overview.
+
+import { bucketSlug } from "../buckets.js";
+import { h } from "../dom.js";
+import { formatCount, formatDuration, formatInUnit, formatPercent, formatShort, formatWhole } from "../format.js";
+
+const NOT_LOST = new Set(["productive", "excluded", "in-flight"]);
+
+/** Build the tiles of a run; what is not known is left out, or says so. */
+export function tiles(run) {
+  return [goodput(run), lastStep(run), metric(run, /(^|[_/])loss$/i, "Loss"), metric(run, /^step_time$/i, "Step time"),
+    disruptions(run), wallTime(run)].filter(Boolean);
+}
+
+function tile(name, figure, second) {
+  return h("div.tile", null, h("div.tile-name", null, name), h("div.tile-figure", null, withSmallUnits(figure)),
+    h("div.tile-second", { title: second }, second));
+}
+
+/** Return a text with its units in small letters: 5 d 21 h. */
+export function withSmallUnits(text) {
+  return text.split(/([^\d.,+\-\s]\S*)/).map((part, index) => {
+    if (index % 2 === 0) return part;
+    return h("span.tile-unit", null, part);
+  });
+}
+
+function goodput(run) {
+  if (run.goodput === null || run.goodput === undefined) return tile("Goodput", "-", "not measured");
+  const lost = (run.ledger ?? []).filter(({ bucket, seconds }) => seconds > 0 && !NOT_LOST.has(bucketSlug(bucket)));
+  const most = lost.reduce((best, row) => (best === null || row.seconds > best.seconds ? row : best), null);
+  return tile("Goodput", formatPercent(run.goodput), most ? `most lost: ${lowered(most.title)}` : "nothing lost");
+}
+
+function lowered(title) {
+  return /^[A-Z][a-z]/.test(title) ? title[0].toLowerCase() + title.slice(1) : title;
+}
+
+function lastStep(run) {
+  const second = run.steps ? `of ${formatWhole(run.steps)}` : "";
+  return tile("Last step", formatWhole(run.step), second);
+}
+
+function metric(run, pattern, name) {
+  const found = (run.metrics_list ?? []).find((row) => pattern.test(row.name));
+  if (!found) return null;
+  const value = run.metrics?.[found.name] ?? found.last;
+  const text = found.unit ? formatInUnit(value, found.unit) : formatShort(value);
+  return tile(name, text, found.points ? `last of ${formatCount(found.points, "value")}` : "");
+}
+
+function disruptions(run) {
+  const count = run.disruptions?.length ?? 0;
+  const cost = run.totals?.disruption_seconds;
+  return tile("Disruptions", formatWhole(count), count && cost ? `cost ${formatDuration(cost)}` : "");
+}
+
+function wallTime(run) {
+  const seconds = run.started === null ? null : (run.ended ?? run.now) - run.started;
+  return tile("Wall time", formatDuration(seconds), run.ended === null ? "so far" : "from start to end");
+}
