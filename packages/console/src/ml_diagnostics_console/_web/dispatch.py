@@ -79,14 +79,17 @@ class Dispatch:
                 plain, last_ns, last_step = writer.plain, 0, -1
             own, payload = entry.own_resource_labels, entry.payload
             known = plain.get(own.get(_NAMESPACE, "")) if own is not None else None
-            if known is not None and "unit" in payload and "values" in payload:
-                values, size = payload["values"], len(payload)
-                step = payload.get("step_index") if size == 3 else _NAN if size == 2 else None
+            if known is not None and "values" in payload and "unit" in payload:
+                values, size, step = payload["values"], len(payload), payload.get("step_index", _NAN)
                 if (
-                    type(values) is list
+                    (
+                        size == 2
+                        or (size == 3 and type(step) is int and 0 <= step < _LARGEST_STEP)
+                        or (size == 4 and step is _NAN and _is_own(payload, writer))
+                    )
+                    and type(values) is list
                     and len(values) == 1
                     and type(values[0]) is float
-                    and (step is _NAN or (type(step) is int and 0 <= step < _LARGEST_STEP))
                 ):
                     timestamp_ns = entry.timestamp_ns
                     known[0](step)
@@ -149,6 +152,13 @@ class Dispatch:
         run.history.add_values(writer.host, writer.pid, entry.timestamp_ns, own_step)
         if process == writer.process and run is writer.run:
             writer.plain[namespace] = (column.steps.append, column.times.append, column.values.append)
+
+
+def _is_own(payload: Mapping[str, Any], writer: _Writer | None) -> bool:
+    """Return True if a value of a host is of the process that recorded it."""
+    return (
+        writer is not None and payload.get("process_index") == writer.process and payload.get("hostname") == writer.host
+    )
 
 
 def _mean(values: Any) -> float | None:

@@ -19,7 +19,7 @@ from google_cloud_mldiagnostics.reading import (
 from ml_diagnostics_console._web.columns import RunColumns
 from ml_diagnostics_console._web.companions import Companions, Hang
 
-__all__ = ["AttemptSpan", "GoodputJob", "Resource", "RunData"]
+__all__ = ["AttemptSpan", "Resource", "RunData"]
 
 Resource = dict[str, Any]
 
@@ -34,18 +34,6 @@ _STATES: Final = {
     State.UNKNOWN: "unknown",
 }
 _PREEMPTED: Final = ("preempt", "evict", "maintenance", "SIGTERM")
-
-
-class GoodputJob(NamedTuple):
-    """A job with goodput entries.
-
-    Attributes:
-        name: The job's name.
-        log_id: The log of its entries.
-    """
-
-    name: str
-    log_id: str
 
 
 class AttemptSpan(NamedTuple):
@@ -86,7 +74,7 @@ class RunData:
         ended_s: The end; None while it has none, or it is not known.
         beat_s: The last sign of life of a process; None if there is none.
         now_s: The time of the last look at it.
-        goodput_jobs: The jobs with goodput entries that belong to it.
+        job_names: The names of the jobs with goodput entries that name it.
         version: Grows with each change.
     """
 
@@ -96,7 +84,7 @@ class RunData:
         self.sessions: list[Resource] = []
         self.history = RunHistory(companions.endings)
         self.columns = RunColumns()
-        self.goodput_jobs: tuple[GoodputJob, ...] = ()
+        self.job_names: tuple[str, ...] = ()
         self.version = 0
         self.state, self.reason = "unknown", ""
         self.hangs: list[Hang] = []
@@ -112,11 +100,6 @@ class RunData:
     def name(self) -> str:
         """The name that the user gave, else the id."""
         return self.view.display_name or self.id
-
-    @property
-    def job_names(self) -> tuple[str, ...]:
-        """The names of the jobs with goodput entries that belong to it."""
-        return tuple(dict.fromkeys(job.name for job in self.goodput_jobs))
 
     @property
     def is_live(self) -> bool:
@@ -201,13 +184,24 @@ class RunData:
     def _judge_hang(self, now_ns: int, beat_ns: int) -> None:
         first = min(self.hangs, key=lambda hang: hang.since_ns)
         at = "" if first.step is None else f" at step {first.step:,}"
-        where = f"; its main thread is in {first.frame}" if first.frame else ""
-        if now_ns - beat_ns <= SILENT_SECONDS * _SECOND:
-            self.state = "stuck"
-            self.reason = f"{first.host} makes no progress{at}{where}"
-        else:
+        if now_ns - beat_ns > SILENT_SECONDS * _SECOND:
             self.state = "silent"
             self.reason = f"ended, or lost, after a hang{at}: no sign of life of any process"
+            return
+        self.state = "stuck"
+        by_frame: dict[str, list[Hang]] = {}
+        for hang in self.hangs:
+            by_frame.setdefault(hang.frame, []).append(hang)
+        fewest, *others = sorted(by_frame.values(), key=len)
+        count, rest = len(self.hangs), sum(map(len, others))
+        if len(fewest) == 1 and rest > 1 and fewest[0].frame:  # All others wait in a collective, most often.
+            one = fewest[0]
+            self.reason = f"{rest} of {count} hosts wait{at}, while {one.host} is in {one.frame}"
+        else:
+            who = first.host if count == 1 else f"{count} of {max(count, self.hosts)} hosts"
+            verb, where = ("makes", "its main thread is") if count == 1 else ("make", f"the first, {first.host}, is")
+            in_frame = f"; {where} in {first.frame}" if first.frame else ""
+            self.reason = f"{who} {verb} no progress{at}{in_frame}"
 
     def _hangs_of(self, attempt: AttemptView, now_ns: int) -> list[Hang]:
         found = []

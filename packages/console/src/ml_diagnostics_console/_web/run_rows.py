@@ -86,12 +86,11 @@ def row_of(run: RunData, pictures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pictures_of(run: RunData) -> dict[str, Any]:
-    """Return the fields of a row that are made less often: see `PICTURES`."""
+    """Return the fields of a row that are made less often: see `PICTURES`. Goodput is added where it is read."""
     column = primary_column(run)
-    goodput, buckets = _goodput(run)
     return {
-        "goodput": goodput,
-        "buckets": buckets,
+        "goodput": None,
+        "buckets": [],
         "spark": spark(column.value) if column is not None else "",
         "metrics": _last_values(run),
     }
@@ -152,11 +151,6 @@ def spark(values: Floats) -> str:
     return "".join(
         " " if math.isnan(mean) else LETTERS[round(float(level))] for mean, level in zip(means, levels, strict=True)
     )
-
-
-def _goodput(run: RunData) -> tuple[float | None, list[list[Any]]]:
-    """Return the goodput in percent and the percent of each bucket; None if it was not measured."""
-    return None, []
 
 
 def _last_values(run: RunData) -> dict[str, float | None]:

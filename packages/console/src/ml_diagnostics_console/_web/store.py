@@ -8,6 +8,7 @@ journal or a cloud by itself.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +20,18 @@ from google_cloud_mldiagnostics.control_plane import resource_id
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunSource
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.log_source import LogSource
 
 from ml_diagnostics_console._web.answers import NotThereError
 from ml_diagnostics_console._web.changes import Changes
 from ml_diagnostics_console._web.companions import Companions
 from ml_diagnostics_console._web.dispatch import Dispatch
-from ml_diagnostics_console._web.goodput_logs import GoodputLogs
+from ml_diagnostics_console._web.ledger_view import bucket_percents
 from ml_diagnostics_console._web.run_data import Resource, RunData
+from ml_diagnostics_console._web.run_goodput import goodput_of
 from ml_diagnostics_console._web.run_rows import pictures_of, row_of
+from ml_diagnostics_console._web.writers import goodput_writers
 
 __all__ = ["Store"]
 
@@ -35,10 +39,10 @@ _LAST: Final = "last"
 _LOOK_NS: Final = 5_000_000_000
 _QUIET_LOOK_NS: Final = 60_000_000_000
 _PICTURES_NS: Final = 10_000_000_000
-_SLOW_NS: Final = 10_000_000_000
 _CLOUD_NS: Final = 30_000_000_000
 _MOST_CLOUD_RUNS: Final = 50
 _LOOKS_AT_ONCE: Final = 50
+_GOODPUT_SECONDS: Final = 0.25
 _COMPANION_KINDS: Final = (
     'jsonPayload.verb="stacktraceanalyzer" AND jsonPayload.kind!="dump" AND jsonPayload.kind!="snapshot"'
 )
@@ -52,13 +56,27 @@ class _Kept:
         run: The data.
         stamp: What changes with the run in the control plane.
         looked_ns: When its state was worked out last.
-        pictures_ns: When the pictures of its row were made last, or their version if they are old.
+        pictures_ns: When the pictures of its row were made last.
+        pictures_version: The version of the run that they are of.
         pictures: The pictures of its row.
+        goodput: Those of them that show where its time went.
+        is_goodput_due: True if that is to be read again.
         encoded: Its row as JSON.
         has_sessions: True once its profiler sessions were read.
     """
 
-    __slots__ = ("encoded", "has_sessions", "looked_ns", "pictures", "pictures_ns", "pictures_version", "run", "stamp")
+    __slots__ = (
+        "encoded",
+        "goodput",
+        "has_sessions",
+        "is_goodput_due",
+        "looked_ns",
+        "pictures",
+        "pictures_ns",
+        "pictures_version",
+        "run",
+        "stamp",
+    )
 
     def __init__(self, run: RunData) -> None:
         self.run = run
@@ -66,6 +84,8 @@ class _Kept:
         self.looked_ns = self.pictures_ns = 0
         self.pictures_version = -1
         self.pictures: dict[str, Any] = {}
+        self.goodput: dict[str, Any] = {}
+        self.is_goodput_due = False
         self.encoded = b""
         self.has_sessions = False
 
@@ -99,18 +119,18 @@ class Store:
         self.now_s = clock_ns() / 1e9
         self._clock_ns, self._cache = clock_ns, cache
         self._is_cloud = isinstance(source, CloudSource)
+        self._root = source.root if isinstance(source, LocalSource) else diagnostics_directory()
         self._refreshing = threading.Lock()
         self._companions = Companions()
         self._kept: dict[str, _Kept] = {}
         self._listed: list[RunData] | None = None
         self._dispatch = Dispatch(self._data_of)
         self._changes = Changes()
-        self._goodput = GoodputLogs(source.root if isinstance(source, LocalSource) else diagnostics_directory())
+        self._damaged: dict[str, tuple[object, str]] = {}
         self._entry_sources: list[LogSource] = []
         self._requested: set[str] = set()
         self._companion_source: LogSource | None = None
         self._by_process: dict[tuple[str, int], set[str]] = {}
-        self._slow_ns = 0
         self._cloud_ns = 0
         self._failures: dict[str, str] = {}
 
@@ -156,19 +176,13 @@ class Store:
         """Read what is new, once. One thread at a time; a failure becomes a note."""
         with self._refreshing:
             now_ns = self._clock_ns()
-            is_slow_turn = now_ns - self._slow_ns >= _SLOW_NS or now_ns < self._slow_ns
-            if is_slow_turn:
-                self._slow_ns = now_ns
             if not self._is_cloud or now_ns - self._cloud_ns >= _CLOUD_NS:
                 self._cloud_ns = now_ns
                 self._read_runs()
                 self._read_entries()
                 self._read_companions()
-            if is_slow_turn and self._goodput.refresh():
-                with self.lock:
-                    for kept in self._kept.values():
-                        self._find_goodput(kept.run)
             self._look_at_runs(now_ns)
+            self._read_goodput(now_ns)
             with self.lock:
                 self.now_s = now_ns / 1e9
                 self.notes = [*self._failures.values(), *self.source.entries.notes()]
@@ -203,21 +217,24 @@ class Store:
             )
             return
         self._failures.pop("folder", None)
-        damaged = 0
         for run_id, stamp in stamps.items():
             kept = self._kept.get(run_id)
-            if kept is not None and kept.stamp == stamp:
+            if (kept is not None and kept.stamp == stamp) or self._damaged.get(run_id, (None, ""))[0] == stamp:
                 continue
             try:
                 resource: Resource = source.control_plane.get_run(run_id)
             except (ControlPlaneError, OSError) as error:
-                damaged += 1
-                self._failures["damaged"] = f"A run cannot be shown: {error}"
+                self._damaged[run_id] = stamp, str(error)
                 continue
+            self._damaged.pop(run_id, None)
             with self.lock:
                 self._set_resource(run_id, {**resource, "name": run_id}, stamp)
-        if not damaged:
-            self._failures.pop("damaged", None)
+        self._damaged = {run_id: known for run_id, known in self._damaged.items() if run_id in stamps}
+        self._failures.pop("damaged", None)
+        if self._damaged:
+            number = len(self._damaged)
+            which = "A run" if number == 1 else f"{number} runs"
+            self._failures["damaged"] = f"{which} cannot be shown: {next(iter(self._damaged.values()))[1]}"
         with self.lock:
             self._remove_others(stamps)
 
@@ -234,7 +251,6 @@ class Store:
         kept.has_sessions = False
         if is_new:
             self._listed = None
-            self._find_goodput(run)
         self._dispatch.touched.add(run_id)
 
     def _remove_others(self, present: Mapping[str, object]) -> None:
@@ -271,12 +287,6 @@ class Store:
         for batch in self.source.entries.read(self._companion_source):
             with self.lock:
                 self._companions.add(batch)
-
-    def _find_goodput(self, run: RunData) -> None:
-        jobs = self._goodput.of_run(run)
-        if jobs != run.goodput_jobs:
-            run.goodput_jobs = jobs
-            self._dispatch.touched.add(run.id)
 
     def _look_at_runs(self, now_ns: int) -> None:
         """Work out the state of runs that got entries, or that may have changed with time; then their rows."""
@@ -320,6 +330,8 @@ class Store:
     def _look_at(self, kept: _Kept, now_ns: int, *, is_touched: bool) -> None:
         run = kept.run
         before = (run.state, run.reason, run.hangs, len(run.attempts))
+        writers = goodput_writers(self._root).of(run.id, (), 0, 0)
+        run.job_names = tuple(dict.fromkeys(writer.job for writer in writers))
         run.look(now_ns, self.source.is_gone)
         kept.looked_ns = now_ns
         for key in run.history.processes:
@@ -329,13 +341,42 @@ class Store:
             run.version += 1
         is_old = kept.pictures_version != run.version
         if not kept.pictures or (is_old and (now_ns - kept.pictures_ns >= _PICTURES_NS or before[0] != run.state)):
-            kept.pictures, kept.pictures_ns = pictures_of(run), now_ns
-            kept.pictures_version = run.version
-        row = row_of(run, kept.pictures)
-        if self._changes.update(run.id, row) or not kept.encoded:
-            kept.encoded = msgspec.json.encode(row)
+            kept.pictures = pictures_of(run) | kept.goodput
+            kept.pictures_ns, kept.pictures_version = now_ns, run.version
+            kept.is_goodput_due = True
+        self._update_row(kept)
         if is_touched:
             self._changes.update_points(run.id, {name: run.columns.points(name) for name in run.columns.names()})
+
+    def _update_row(self, kept: _Kept) -> None:
+        row = row_of(kept.run, kept.pictures)
+        if self._changes.update(kept.run.id, row) or not kept.encoded:
+            kept.encoded = msgspec.json.encode(row)
+
+    def _read_goodput(self, now_ns: int) -> None:
+        """Read where the time of runs went, the newest first, for a part of a second; the next call goes on."""
+        deadline = time.monotonic() + _GOODPUT_SECONDS
+        for run in self.runs():
+            kept = self._kept[run.id]
+            if not kept.is_goodput_due:
+                continue
+            if time.monotonic() > deadline:
+                return
+            kept.is_goodput_due = False
+            with self.lock:
+                try:
+                    report = goodput_of(run).report(run)
+                except (DiagnosticsError, OSError) as error:
+                    self._failures["goodput"] = f"The goodput of {run.id} could not be read: {error}"
+                    continue
+                if report is None:
+                    continue
+                buckets = [[bucket, round(percent, 2)] for bucket, percent in bucket_percents(report)]
+                goodput = {"goodput": _rounded(report.goodput_percent), "buckets": buckets}
+                if goodput != kept.goodput:
+                    kept.goodput = goodput
+                    kept.pictures = kept.pictures | goodput
+                    self._update_row(kept)
 
     def _read_sessions(self, kept: _Kept, now_ns: int) -> None:
         """Read the profiler sessions of a run in the control plane, outside the lock: a cloud takes its time."""
@@ -348,3 +389,7 @@ class Store:
             sessions = list(self.source.control_plane.list_sessions(kept.run.id))
             with self.lock:
                 kept.run.sessions = sessions
+
+
+def _rounded(number: float | None) -> float | None:
+    return round(number, 2) if number is not None and math.isfinite(number) else None
