@@ -122,6 +122,27 @@ def test_all_writers_are_merged_by_time(tmp_path: Path) -> None:
     assert sorted(numbers(entries)) == list(range(1_000))
 
 
+def test_entries_that_are_taken_before_the_merge_are_not_yielded_and_the_others_are_in_order(tmp_path: Path) -> None:
+    clock = Clock()
+    journals = [new_journal(tmp_path, clock_ns=clock, segment_bytes=5_000) for _ in range(3)]
+    for n in range(1_000):
+        journals[n % 3].append({"n": n})
+        clock.now_ns += 1
+    taken: list[list[LogEntry]] = []
+
+    def take_all_but_hundreds(entries: list[LogEntry]) -> list[LogEntry]:
+        taken.append([entry for entry in entries if entry.payload["n"] % 100])
+        return [entry for entry in entries if not entry.payload["n"] % 100]
+
+    reader = JournalReader(LOG, root=tmp_path, chunk_bytes=2_000)
+    assert numbers(flat(reader.read_new(take_all_but_hundreds))) == list(range(0, 1_000, 100))
+    assert all(len({entry.context.writer for entry in entries}) <= 1 for entries in taken)
+    for writer in range(3):
+        of_writer = [n for n in numbers([entry for entries in taken for entry in entries]) if n % 3 == writer]
+        assert of_writer == [n for n in range(writer, 1_000, 3) if n % 100]
+    assert flat(reader.read_new(take_all_but_hundreds)) == []
+
+
 def test_entries_that_arrive_late_and_out_of_order_are_folded_in(tmp_path: Path) -> None:
     write_segment(tmp_path, "a", line(50, 1, "a1") + line(40, 2, "a2") + line(60, 3, "a3"))
     reader = JournalReader(LOG, root=tmp_path)

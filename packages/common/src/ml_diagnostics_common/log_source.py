@@ -23,7 +23,7 @@ from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory
 from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError, NoCloudError
 from ml_diagnostics_common.guard import job_logger
-from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
+from ml_diagnostics_common.reader import EntryReader, JournalReader, Take, UnionReader
 from ml_diagnostics_common.texts import format_count
 
 if TYPE_CHECKING:
@@ -235,14 +235,16 @@ class LogSource:
         on_cut = functools.partial(self._cut_notes.append, query.note_if_cut) if query.note_if_cut else None
         return QueryReader(self._pages, filter_, newest_pages=query.newest_pages, on_cut=on_cut)
 
-    def read_new(self, *, local_only: bool = False) -> Iterator[list[LogEntry]]:
+    def read_new(self, *, local_only: bool = False, take: Take | None = None) -> Iterator[list[LogEntry]]:
         """Yield entries that were not yielded before, merged by time. If Cloud Logging fails, the journal's.
 
         Args:
             local_only: True to search for no cloud, and to send no request to Cloud Logging.
+            take: See `JournalReader.read_new`. Not called if the source has a cloud: all entries are yielded, since
+                each one has to be compared with those of the cloud.
         """
         if self._cloud is None:
-            return self._journal.read_new()
+            return self._journal.read_new(take)
         is_requested = not local_only and self._cloud.is_found()
         if is_requested and not self._cloud.is_paused():
             self._cloud.failure = None

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from heapq import heappop, heappush
 from itertools import chain
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ml_diagnostics_common.entry import LogEntry, SeenSequences
 from ml_diagnostics_common.files import read_state, write_state
 from ml_diagnostics_common.journal._layout import Segment, list_segments, log_directory, reader_position_path
 from ml_diagnostics_common.journal._segment_reader import SegmentReader
 
-__all__ = ["EntryReader", "JournalReader", "UnionReader"]
+__all__ = ["EntryReader", "JournalReader", "Take", "UnionReader"]
+
+Take: TypeAlias = Callable[[list[LogEntry]], list[LogEntry]]
+"""Takes those entries of one writer that need no order among writers, and returns the others."""
 
 _CHUNK_BYTES = 2**18  # Twice as fast as 1 MiB: the allocator reuses memory of this size.
 _SMALLEST_CHUNK_BYTES = 2**14
@@ -82,8 +85,13 @@ class JournalReader:
         for writer, offsets in _writers_of(position).items():
             self._writers[writer] = _WriterStream(log_id, writer, self._skipped, offsets, resource_labels)
 
-    def read_new(self) -> Iterator[list[LogEntry]]:
-        """See `EntryReader`."""
+    def read_new(self, take: Take | None = None) -> Iterator[list[LogEntry]]:
+        """See `EntryReader`.
+
+        Args:
+            take: Called with the entries of one writer at a time, in their order; what it returns is merged and
+                yielded. Entries that it keeps cost no merge, and memory for one chunk instead of one of each writer.
+        """
         by_writer: dict[str, list[Segment]] = {}
         for segment in list_segments(self._folder, self._only):
             by_writer.setdefault(segment.writer, []).append(segment)
@@ -97,6 +105,7 @@ class JournalReader:
         streams.sort(key=lambda stream: stream.writer + ".")  # As insertIds sort, which start with it.
         for stream in streams:
             stream.chunk_bytes = min(self._chunk_bytes, max(_SMALLEST_CHUNK_BYTES, _ALL_CHUNKS_BYTES // len(streams)))
+            stream.take = take
         yield from _merge(streams)
 
     def position(self) -> dict[str, Any]:
@@ -156,6 +165,7 @@ class _WriterStream:
         self._log_id = log_id
         self.head: list[LogEntry] = []
         self.chunk_bytes = _CHUNK_BYTES
+        self.take: Take | None = None
         self.segments: dict[int, SegmentReader] = {
             number: SegmentReader(Segment(writer, number, "", offset), skipped, offset, resource_labels, log_id)
             for number, offset in offsets.items()
@@ -194,7 +204,9 @@ class _WriterStream:
                     self._skipped["unreadable_segment"] += 1
                     break
                 if entries:
-                    self.head = _in_order(entries)
+                    ordered = _in_order(entries)
+                    self.head = ordered if self.take is None else self.take(ordered)
+                if self.head:
                     return True
         return False
 
