@@ -43,6 +43,7 @@ class CompanionEvent(NamedTuple):
         time_ns: When, in ns since 1970.
         kind: hung, ended, asked or note.
         host: The host.
+        pid: The process id.
         text: The sentence, safe to show.
         insert_id: The entry.
         how: Of an end: clean, exception, exit, signal and so on.
@@ -51,6 +52,7 @@ class CompanionEvent(NamedTuple):
     time_ns: int
     kind: str
     host: str
+    pid: int
     text: str
     insert_id: str
     how: str = ""
@@ -65,6 +67,9 @@ class LastLines(NamedTuple):
         text: The lines, without secrets.
         times: Numbers of lines with the time by which these were printed.
         path: The file that the process printed to; empty if it is not one.
+        occasion: end or hang.
+        insert_id: The entry.
+        is_of_python: True if lines of native code are missing.
     """
 
     time_ns: int
@@ -72,6 +77,9 @@ class LastLines(NamedTuple):
     text: str
     times: tuple[tuple[int, int], ...]
     path: str
+    occasion: str
+    insert_id: str
+    is_of_python: bool
 
 
 class RunCompanions:
@@ -132,11 +140,11 @@ class RunCompanions:
         if kind == kinds.CONSOLE:
             self._add_lines(entry, payload)
         elif isinstance(kind, str) and kind in _EVENTS:
-            host = entry.context.labels.get("host", "")
+            host, pid = entry.context.labels.get("host", ""), natural_number(entry.context.labels.get("pid")) or 0
             how = str(payload.get("how") or "")
             text = safe_line(payload.get("message") or kind)
             time_ns = natural_number(payload.get("ended_ns")) or entry.timestamp_ns
-            self.events.append(CompanionEvent(time_ns, _EVENTS[kind], host, text, entry.insert_id, how))
+            self.events.append(CompanionEvent(time_ns, _EVENTS[kind], host, pid, text, entry.insert_id, how))
 
     def _add_lines(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
         labels = entry.context.labels
@@ -146,9 +154,11 @@ class RunCompanions:
         if known is None or known.time_ns <= entry.timestamp_ns:
             times = payload.get("times")
             text, path = str(payload.get("message") or ""), str(payload.get("path") or "")
-            pairs = tuple(_pair(pair) for pair in times) if isinstance(times, list) else ()
+            pairs = [_pair(pair) for pair in times] if isinstance(times, list) else []
+            known_times = tuple(pair for pair in pairs if pair[1])
+            occasion, is_of_python = str(payload.get("occasion") or ""), payload.get("is_of_python") is True
             self.lines[key] = LastLines(
-                entry.timestamp_ns, stream, text, tuple(pair for pair in pairs if pair[1]), path
+                entry.timestamp_ns, stream, text, known_times, path, occasion, entry.insert_id, is_of_python
             )
 
 

@@ -1,0 +1,168 @@
+"""The logs of a run: each stream of each process, where its text is, and its lines with their times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from google_cloud_mldiagnostics.reading import ProcessView
+from ml_diagnostics_common.entry import COMPANION_LOG_ID, format_timestamp
+from ml_diagnostics_common.redaction import redact_text
+
+from ml_diagnostics_console._facts.facts import ConsoleText, ProcessFacts
+from ml_diagnostics_console._facts.targets import Target
+from ml_diagnostics_console._logs.lines import Line, lines_of, safe
+from ml_diagnostics_console._logs.sources import Log, Text
+from ml_diagnostics_console._web.run_companions import CompanionEvent, LastLines, companions_of
+from ml_diagnostics_console.verdict import Ref
+
+if TYPE_CHECKING:
+    from ml_diagnostics_console._web.run_data import RunData
+
+__all__ = ["COMPANION", "STREAMS", "LogProcess", "Part", "log_processes", "part_of", "printable_lines"]
+
+STREAMS: Final = {"out": "stdout", "err": "stderr", "out+err": "output"}
+"""The names of streams on the page: `output` is both in one."""
+COMPANION: Final = "companion"
+"""The stream of what the companion of a process reports."""
+
+
+class LogProcess:
+    """One process that may have printed something.
+
+    Args:
+        process: The process.
+        name: Its name on the page: its host, and its index if the host has several.
+        console: The last lines that its companion recorded.
+        events: What its companion reported.
+        root: The diagnostics folder.
+    """
+
+    def __init__(
+        self,
+        process: ProcessView,
+        name: str,
+        console: Sequence[ConsoleText],
+        events: Sequence[CompanionEvent],
+        root: Path,
+    ) -> None:
+        self.name, self.host = name, process.host
+        self.index, self.pid, self.attempt = process.process_index, process.pid, process.attempt
+        self._events = events
+        self._root = root
+        facts = ProcessFacts(
+            attempt=process.attempt,
+            host=process.host,
+            pid=process.pid,
+            index=process.process_index,
+            started_ns=process.started_ns,
+            last_event_ns=process.last_event_ns,
+            state=process.state,
+            end=process.end,
+            console=tuple(console),
+        )
+        self._target = Target(name, process.host, facts)
+
+    def texts(self, most_bytes: int | None = None, *, is_dated: bool = False) -> list[Text]:
+        """Return its streams as they are now, with the names of `STREAMS`, its companion's reports last.
+
+        Args:
+            most_bytes: The last bytes of each; None for all that is kept.
+            is_dated: True for reports that start with their time.
+        """
+        found = Log(self._root, None, prefers_all=True).read(self._target, most_bytes)
+        texts = [text._replace(stream=STREAMS.get(text.stream, text.stream)) for text in found]
+        return [*texts, self._reports(is_dated=is_dated)] if self._events else texts
+
+    def _reports(self, *, is_dated: bool) -> Text:
+        dates = [f"{format_timestamp(event.time_ns)[:23]}Z " if is_dated else "" for event in self._events]
+        lines = [f"{date}{event.text}\n" for date, event in zip(dates, self._events, strict=True)]
+        times = tuple((number, event.time_ns) for number, event in enumerate(self._events, 1))
+        return Text(COMPANION, "".join(lines), times, "reported by the companion of the process")
+
+
+def log_processes(run: RunData, root: Path) -> list[LogProcess]:
+    """Return the processes of a run, those of the last attempt first; several of one host by their indices.
+
+    Args:
+        run: The run.
+        root: The diagnostics folder.
+    """
+    companions = companions_of(run)
+    found: dict[tuple[str, int], ProcessView] = {}
+    for attempt in reversed(run.view.attempts):
+        for process in attempt.processes:
+            found.setdefault((process.host, process.pid), process)
+    of_host: dict[str, set[int | None]] = {}
+    for process in found.values():
+        of_host.setdefault(process.host, set()).add(process.process_index)
+    last = run.view.attempts[-1].number if run.view.attempts else 0
+    result, used = [], dict[str, int]()
+    for (host, pid), process in found.items():
+        name = host if len(of_host[host]) == 1 else f"{host}/{process.process_index}"
+        if process.attempt != last:
+            name = f"{name} (attempt {process.attempt})"
+        used[name] = used.get(name, 0) + 1
+        if used[name] > 1:
+            name = f"{name}:{pid}"
+        events = [event for event in companions.events if event.host == host and event.pid == pid]
+        console = [_console(key, lines) for key, lines in companions.lines.items() if key[:2] == (host, pid)]
+        result.append(LogProcess(process, name, console, events, root))
+    return result
+
+
+def _console(key: tuple[str, int, str], lines: LastLines) -> ConsoleText:
+    ref = Ref(lines.insert_id, COMPANION_LOG_ID, lines.time_ns, key[0])
+    return ConsoleText(
+        lines.time_ns, lines.stream, lines.occasion, lines.text, ref, times=lines.times, path=lines.path,
+        is_of_python=lines.is_of_python,
+    )  # fmt: skip
+
+
+def printable_lines(texts: Iterable[tuple[str, Text]]) -> list[Line]:
+    """Return the lines of streams, without secrets and safe to show.
+
+    Args:
+        texts: The name of the process, and the text.
+    """
+    return [line for name, text in texts for line in lines_of(redact_text(text.text), name, text.stream, text.times)]
+
+
+class Part(NamedTuple):
+    """A part of a text, of whole lines.
+
+    Attributes:
+        text: The lines, without secrets and safe to show.
+        start: The position of its first byte.
+        end: The position after its last byte.
+        size: The size of the whole text, in bytes.
+    """
+
+    text: str
+    start: int
+    end: int
+    size: int
+
+
+def part_of(text: str, start: int, end: int) -> Part:
+    """Return a range of bytes of a text, from the start of a line to the end of one.
+
+    Args:
+        text: The text.
+        start: The first byte; negative counts from the end.
+        end: The byte after the last one.
+    """
+    data = text.encode("utf-8", "surrogateescape")
+    size = len(data)
+    first = max(0, size + start) if start < 0 else min(start, size)
+    last = min(max(end, first), size)
+    if 0 < first < size and data[first - 1 : first] != b"\n":
+        newline = data.find(b"\n", first) if start < 0 else data.rfind(b"\n", 0, first)
+        first = newline + 1 if newline >= 0 else (first if start < 0 else 0)
+    if 0 < last < size and data[last - 1 : last] != b"\n":
+        newline = data.find(b"\n", last)
+        last = newline + 1 if newline >= 0 else size
+    last = max(first, last)
+    lines = redact_text(data[first:last].decode("utf-8", "replace")).split("\n")
+    return Part("\n".join(map(safe, lines)), first, last, size)
