@@ -100,8 +100,12 @@ def test_one_line_says_what_it_costs_how_to_attach_and_release_and_that_nothing_
     assert entry["release"] == f"mldiagnostics release 'llama 7' {host}, or SIGTERM to process {wrapper.process.pid}"
     assert entry["attach"] in line
     assert entry["release"] in line
+    errors = wrapper.process.stderr
+    assert errors is not None
+    while line not in (printed := errors.readline()):  # It is printed after it was recorded.
+        assert printed
     wrapper.process.terminate()
-    assert line in wrapper.end()[2]
+    wrapper.end()
     last = of_kind(HELD)[-1]
     assert last["cost"] == pytest.approx(8 * 4.2 * last["held_seconds"] / 3600, abs=1e-4)
 

@@ -186,7 +186,7 @@ def test_retry_after_is_honoured(
     shipper = start()
     wait_until(lambda: arrived(cloud_logging_server) == [0])
     first, second = (request.time for request in cloud_logging_server.requests)
-    assert 1 <= second - first < 3
+    assert second - first >= 1
     assert shipper.statistics().counts["failed_RESOURCE_EXHAUSTED"] == 1
 
 

@@ -241,12 +241,12 @@ def test_headers_that_drip_are_given_up_and_a_body_that_drips_is_read(
 ) -> None:
     for variable, value in server.environment().items():
         monkeypatch.setenv(variable, value)
-    store = storage.GoogleCloudStorage(deadline_seconds=1.0)
-    store.write("gs://bucket/x", b"1234")
+    store = storage.GoogleCloudStorage(deadline_seconds=2.0)
+    store.write("gs://bucket/x", b"12345678")
     server.faults.script([Drip(0.3, body_only=True)])
-    assert store.read("gs://bucket/x") == b"1234"  # In more than a second: each byte is in time.
+    assert store.read("gs://bucket/x") == b"12345678"  # In more than two seconds: each byte is in time.
     server.faults.always(Drip(0.3))
-    with pytest.raises(StorageError, match=r"within 1 s"):
+    with pytest.raises(StorageError, match=r"within 2 s"):
         store.read("gs://bucket/x")
     server.faults.clear()
     store.close()
@@ -542,7 +542,7 @@ def test_gclouds_setting_redirects_and_the_emulators_wins(server: Any) -> None:
     there = {**anonymous, "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{server.url}/storage/v1/"}
     wrong = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://127.0.0.1:1/", "STORAGE_EMULATOR_HOST": server.url}
     for environ in (there, wrong):
-        cloud = storage.GoogleCloudStorage(environ=environ, deadline_seconds=2)
+        cloud = storage.GoogleCloudStorage(environ=environ)
         cloud.write("gs://bucket/redirected", b"1")
         assert server.read("bucket", "redirected") == b"1"
         cloud.close()

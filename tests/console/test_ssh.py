@@ -303,13 +303,14 @@ def test_a_program_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 def test_a_command_that_is_interrupted_leaves_no_program_behind(tmp_path: Path) -> None:
     machine_with(os.uname().nodename)
     pid = tmp_path / "pid"
-    program = f"echo $$ > {pid}; trap '' INT; sleep 60 & wait; wait"
+    program = f"echo $$ > {pid}; trap '' INT; echo ready >&2; sleep 60 & wait; wait"
     words = ["ssh", "llama", "0", "--kubernetes", "off", "--", "sh", "-c", program]
     command = subprocess.Popen([sys.executable, "-m", "google_cloud_mldiagnostics.cli", *words], stderr=subprocess.PIPE)
-    wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+    assert command.stderr is not None
+    while (line := command.stderr.readline()) != b"ready\n":  # Passed on, so the command waits for the program.
+        assert line
     command.terminate()
     assert command.wait(LONG_SECONDS) == 130
-    assert command.stderr is not None
     command.stderr.close()
     wait_until(lambda: not is_alive(int(pid.read_text())))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
@@ -104,7 +105,12 @@ def test_an_end_that_could_not_be_sent_is_one_warning(
     run = start_run(strict=True, pauses=Pauses(end_seconds=1.0))
     server.faults.always(Hang())
     run.finish()
-    (warning,) = [record for record in caplog.records if RUN in record.getMessage() and record.levelname == "WARNING"]
+
+    def warnings() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if RUN in record.getMessage() and record.levelname == "WARNING"]
+
+    wait_until(warnings)  # By the thread that waits for the control plane.
+    (warning,) = warnings()
     assert "COMPLETED" in warning.getMessage()
     assert f"mldiagnostics sync {RUN}" in warning.getMessage()
 
