@@ -11,25 +11,27 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from google_cloud_mldiagnostics.control_plane import resource_id
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunSource
+from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.log_source import LogSource
+from ml_diagnostics_common.reader import Take
 
 from ml_diagnostics_console._web.answers import NotThereError
 from ml_diagnostics_console._web.changes import Changes
 from ml_diagnostics_console._web.companions import Companions
 from ml_diagnostics_console._web.dispatch import Dispatch
 from ml_diagnostics_console._web.ledger_view import bucket_percents
-from ml_diagnostics_console._web.run_data import Resource, RunData
+from ml_diagnostics_console._web.run_data import RunData
 from ml_diagnostics_console._web.run_goodput import goodput_of
+from ml_diagnostics_console._web.run_list import RunList
 from ml_diagnostics_console._web.run_rows import pictures_of, row_of
 from ml_diagnostics_console._web.writers import goodput_writers
 
@@ -41,6 +43,10 @@ _QUIET_LOOK_NS: Final = 60_000_000_000
 _PICTURES_NS: Final = 10_000_000_000
 _CLOUD_NS: Final = 30_000_000_000
 _MOST_CLOUD_RUNS: Final = 50
+_CHEAP_POLL_SECONDS: Final = 0.005
+_REST_FACTOR: Final = 200
+_MOST_REST_SECONDS: Final = 3.0
+_SETTLED_AT: Final = 500_000
 _LOOKS_AT_ONCE: Final = 50
 _GOODPUT_SECONDS: Final = 0.25
 _COMPANION_KINDS: Final = (
@@ -54,7 +60,6 @@ class _Kept:
 
     Attributes:
         run: The data.
-        stamp: What changes with the run in the control plane.
         looked_ns: When its state was worked out last.
         pictures_ns: When the pictures of its row were made last.
         pictures_version: The version of the run that they are of.
@@ -75,12 +80,10 @@ class _Kept:
         "pictures_ns",
         "pictures_version",
         "run",
-        "stamp",
     )
 
     def __init__(self, run: RunData) -> None:
         self.run = run
-        self.stamp: object = None
         self.looked_ns = self.pictures_ns = 0
         self.pictures_version = -1
         self.pictures: dict[str, Any] = {}
@@ -126,12 +129,15 @@ class Store:
         self._listed: list[RunData] | None = None
         self._dispatch = Dispatch(self._data_of)
         self._changes = Changes()
-        self._damaged: dict[str, tuple[object, str]] = {}
+        self._run_list = RunList(source)
+        self._unsettled = 0
         self._entry_sources: list[LogSource] = []
         self._requested: set[str] = set()
         self._companion_source: LogSource | None = None
         self._by_process: dict[tuple[str, int], set[str]] = {}
         self._cloud_ns = 0
+        self._poll_seconds = 0.0
+        self._rests_until = 0.0
         self._failures: dict[str, str] = {}
 
     @property
@@ -176,16 +182,52 @@ class Store:
         """Read what is new, once. One thread at a time; a failure becomes a note."""
         with self._refreshing:
             now_ns = self._clock_ns()
-            if not self._is_cloud or now_ns - self._cloud_ns >= _CLOUD_NS:
-                self._cloud_ns = now_ns
+            if self._is_due(now_ns):
+                started = time.thread_time()
                 self._read_runs()
+                self._poll_seconds = time.thread_time() - started
                 self._read_entries()
                 self._read_companions()
+                self._rests_until = time.monotonic() + self._rest_seconds()
             self._look_at_runs(now_ns)
             self._read_goodput(now_ns)
             with self.lock:
                 self.now_s = now_ns / 1e9
-                self.notes = [*self._failures.values(), *self.source.entries.notes()]
+                self.notes = [*self._run_list.notes, *self._failures.values(), *self.source.entries.notes()]
+
+    def _is_due(self, now_ns: int) -> bool:
+        """Return True if it is time to read."""
+        if self._is_cloud:
+            if 0 <= now_ns - self._cloud_ns < _CLOUD_NS:
+                return False
+            self._cloud_ns = now_ns
+        return time.monotonic() >= self._rests_until
+
+    def _rest_seconds(self) -> float:
+        """Return how long to read nothing: to list the files of thousands of runs each second costs too much."""
+        if self._poll_seconds < _CHEAP_POLL_SECONDS:
+            return 0.0
+        return min(_MOST_REST_SECONDS, self._poll_seconds * _REST_FACTOR)
+
+    def _batches(self, source: LogSource, take: Take | None = None) -> Iterator[list[LogEntry]]:
+        """Yield what is new in a source; note how long it took to find that there is something, or nothing."""
+        started = time.thread_time()
+        is_first = True
+
+        def take_first(entries: list[LogEntry]) -> list[LogEntry]:
+            note_poll()
+            return entries if take is None else take(entries)
+
+        def note_poll() -> None:
+            nonlocal is_first
+            if is_first:
+                self._poll_seconds += time.thread_time() - started
+            is_first = False
+
+        for batch in self.source.entries.read(source, take and take_first):
+            note_poll()
+            yield batch
+        note_poll()
 
     def _data_of(self, run_id: str) -> RunData:
         kept = self._kept.get(run_id)
@@ -194,72 +236,22 @@ class Store:
         return kept.run
 
     def _read_runs(self) -> None:
-        """Read the runs of the control plane that are new or have changed."""
-        try:
-            if isinstance(self.source, LocalSource):
-                self._read_local_runs(self.source)
-            else:
-                runs = {resource_id(run): run for run in self.source.control_plane.list_runs()}
-                with self.lock:
-                    for run_id, run in runs.items():
-                        self._set_resource(run_id, run, run)
-                    self._remove_others(runs)
-        except (ControlPlaneError, OSError) as error:
-            self._failures["runs"] = f"The runs could not be read: {error}"
-        else:
-            self._failures.pop("runs", None)
+        """Read the runs of the control plane that are new or have changed, and hide those that are gone.
 
-    def _read_local_runs(self, source: LocalSource) -> None:
-        stamps = source.control_plane.stamps()
-        if not stamps and self._listed_any() and not source.control_plane.runs_folder.is_dir():
-            self._failures["folder"] = (
-                f"The folder {source.control_plane.runs_folder} does not exist any more: what was read before is shown."
-            )
-            return
-        self._failures.pop("folder", None)
-        for run_id, stamp in stamps.items():
-            kept = self._kept.get(run_id)
-            if (kept is not None and kept.stamp == stamp) or self._damaged.get(run_id, (None, ""))[0] == stamp:
-                continue
-            try:
-                resource: Resource = source.control_plane.get_run(run_id)
-            except (ControlPlaneError, OSError) as error:
-                self._damaged[run_id] = stamp, str(error)
-                continue
-            self._damaged.pop(run_id, None)
-            with self.lock:
-                self._set_resource(run_id, {**resource, "name": run_id}, stamp)
-        self._damaged = {run_id: known for run_id, known in self._damaged.items() if run_id in stamps}
-        self._failures.pop("damaged", None)
-        if self._damaged:
-            number = len(self._damaged)
-            which = "A run" if number == 1 else f"{number} runs"
-            self._failures["damaged"] = f"{which} cannot be shown: {next(iter(self._damaged.values()))[1]}"
+        The entries of these are kept, for the case that they return.
+        """
+        changed, gone = self._run_list.read()
         with self.lock:
-            self._remove_others(stamps)
-
-    def _listed_any(self) -> bool:
-        return any(kept.run.resource for kept in self._kept.values())
-
-    def _set_resource(self, run_id: str, resource: Resource, stamp: object) -> None:
-        run = self._data_of(run_id)
-        kept = self._kept[run_id]
-        if kept.stamp == stamp and run.resource:
-            return
-        is_new = not run.resource
-        run.resource, kept.stamp = resource, stamp
-        kept.has_sessions = False
-        if is_new:
-            self._listed = None
-        self._dispatch.touched.add(run_id)
-
-    def _remove_others(self, present: Mapping[str, object]) -> None:
-        """Hide the runs that the control plane no longer has; their entries are kept, for the case that they return."""
-        for run_id, kept in self._kept.items():
-            if kept.run.resource and run_id not in present:
-                kept.run.resource, kept.stamp = {}, None
-                self._listed = None
+            for run_id, resource in changed.items():
+                run = self._data_of(run_id)
+                run.resource = resource
+                self._kept[run_id].has_sessions = False
+                self._dispatch.touched.add(run_id)
+            for run_id in gone:
+                self._kept[run_id].run.resource = {}
                 self._changes.remove(run_id)
+            if changed or gone:
+                self._listed = None
 
     def _read_entries(self) -> None:
         if self._is_cloud:
@@ -267,9 +259,23 @@ class Store:
         elif not self._entry_sources:
             self._entry_sources.append(self.source.entries.source_of_runs([]))
         for source in self._entry_sources:
-            for batch in self.source.entries.read(source):
-                with self.lock:
-                    self._dispatch.add(batch)
+            for batch in self._batches(source, self._take):
+                self._take(batch)
+
+    def _take(self, entries: list[LogEntry]) -> list[LogEntry]:
+        """Add entries of runs to these, and return those that are left: none."""
+        with self.lock:
+            self._dispatch.add(entries)
+            self._unsettled += len(entries)
+            if self._unsettled > _SETTLED_AT:
+                self._settle()
+        return []
+
+    def _settle(self) -> None:
+        for run_id in self._dispatch.touched:
+            for column in self._kept[run_id].run.columns:
+                column.settle()
+        self._unsettled = 0
 
     def _request_new_runs(self) -> None:
         """Add a source of the entries of the newest runs of a cloud that have none yet."""
@@ -284,20 +290,19 @@ class Store:
             if self._is_cloud:
                 since_ns = int(min((run.began_s for run in self.runs()[:_MOST_CLOUD_RUNS]), default=self.now_s) * 1e9)
             self._companion_source = self.source.entries.source_of_companions(since_ns, _COMPANION_KINDS)
-        for batch in self.source.entries.read(self._companion_source):
+        for batch in self._batches(self._companion_source):
             with self.lock:
                 self._companions.add(batch)
 
     def _look_at_runs(self, now_ns: int) -> None:
         """Work out the state of runs that got entries, or that may have changed with time; then their rows."""
         with self.lock:
+            self._settle()
             touched, self._dispatch.touched = self._dispatch.touched, set()
             with_log: set[str] = set()
             for key in self._companions.touched:
                 with_log |= self._by_process.get(key, set())
             self._companions.touched = set()
-            for column in (column for run_id in touched for column in self._kept[run_id].run.columns):
-                column.settle()
         due = []
         for run_id, kept in self._kept.items():
             if kept.run.resource and (
