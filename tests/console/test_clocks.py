@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import pytest
 from cloud_tpu_diagnostics._companion.step_summary import StepSummaries
@@ -23,8 +23,8 @@ _ENTERED = 60.0
 
 def companion_of(
     host: int, step_seconds: float, each: int, starts: float, offset_ns: int, noise_ns: list[int]
-) -> Iterator[tuple[str, StepSummary]]:
-    """Yield what the companion of a host records of a job that waits for its devices in one of `each` steps.
+) -> tuple[str, Sequence[StepSummary]]:
+    """Return what the companion of a host records of a job that waits for its devices in one of `each` steps.
 
     Args:
         host: Its number.
@@ -51,8 +51,8 @@ def companion_of(
         if payload is not None:
             time_ns = after(now) + offset_ns
             lives.add([LogEntry(time_ns, step, payload, context)])
-    for life in lives.labelled(["run-1"]):
-        yield from ((life.host, summary) for summary in life.summaries)
+    (life,) = lives.labelled(["run-1"])
+    return life.host, life.summaries
 
 
 @settings(max_examples=25, deadline=None)
@@ -68,9 +68,8 @@ def test_after_five_minutes_of_steps_clocks_are_known_whenever_the_hosts_began_t
     milliseconds: float, each: int, hosts: list[tuple[float, int]], noise: list[int]
 ) -> None:
     marks = [
-        mark
+        companion_of(host, milliseconds / 1000, each, starts, offset_ns, noise)
         for host, (starts, offset_ns) in enumerate(hosts)
-        for mark in companion_of(host, milliseconds / 1000, each, starts, offset_ns, noise)
     ]
     clocks = compare_clocks(marks)
     if milliseconds * each <= 10_000:
@@ -87,7 +86,7 @@ def test_three_common_returns_are_known_after_a_minute_of_usual_steps(millisecon
     steps = [
         {
             step
-            for _, summary in companion_of(host, milliseconds / 1000, each, starts, 0, [0])
+            for summary in companion_of(host, milliseconds / 1000, each, starts, 0, [0])[1]
             if summary.return_step is not None and summary.return_step * milliseconds <= 100_000
             for step in (summary.return_step, *(step for step, _ in summary.returns))
         }
@@ -96,18 +95,19 @@ def test_three_common_returns_are_known_after_a_minute_of_usual_steps(millisecon
     assert len(steps[0] & steps[1]) >= 3
 
 
-def marks_of(host: str, steps: range, offset: float) -> Iterator[tuple[str, StepSummary]]:
+def marks_of(host: str, steps: range, offset: float) -> tuple[str, Sequence[StepSummary]]:
     times = Times(10, 1, 1, 1)
-    for step in steps:
-        return_ns = after(step + offset)
-        yield host, StepSummary(after(step), step, step, 10, times, None, None, None, step, return_ns, ref())
+    return host, [
+        StepSummary(after(step), step, step, 10, times, None, None, None, step, after(step + offset), ref())
+        for step in steps
+    ]
 
 
 def test_a_host_is_corrected_through_another_one_that_shares_steps_with_both() -> None:
     marks = [
-        *marks_of("host-0", range(10), 0),
-        *marks_of("host-1", range(20, 30), -30),
-        *marks_of("host-2", range(5, 25), 12),
+        marks_of("host-0", range(10), 0),
+        marks_of("host-1", range(20, 30), -30),
+        marks_of("host-2", range(5, 25), 12),
     ]
     clocks = compare_clocks(marks)
     assert clocks.offsets_ns == {"host-0": 0, "host-1": -30 * SECOND_NS, "host-2": 12 * SECOND_NS}
@@ -116,9 +116,9 @@ def test_a_host_is_corrected_through_another_one_that_shares_steps_with_both() -
 
 def test_a_first_host_that_shares_no_steps_leaves_the_others_corrected() -> None:
     marks = [
-        *marks_of("host-0", range(100, 110), 0),
-        *marks_of("host-1", range(20), 3),
-        *marks_of("host-2", range(20), 8),
+        marks_of("host-0", range(100, 110), 0),
+        marks_of("host-1", range(20), 3),
+        marks_of("host-2", range(20), 8),
     ]
     clocks = compare_clocks(marks)
     assert clocks.offsets_ns.keys() == {"host-1", "host-2"}
@@ -127,8 +127,8 @@ def test_a_first_host_that_shares_no_steps_leaves_the_others_corrected() -> None
 
 def test_a_clock_that_was_set_is_corrected_by_its_newest_returns() -> None:
     marks = [
-        *marks_of("host-0", range(400), 0),
-        *marks_of("host-1", range(300), 0),
-        *marks_of("host-1", range(300, 400), 7),
+        marks_of("host-0", range(400), 0),
+        marks_of("host-1", range(300), 0),
+        marks_of("host-1", range(300, 400), 7),
     ]
     assert compare_clocks(marks).offsets_ns["host-1"] == 7 * SECOND_NS

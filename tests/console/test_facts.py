@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.exceptions import RunNotFoundError
-from google_cloud_mldiagnostics.reading import State
+from google_cloud_mldiagnostics.reading import PROCESS, State
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.command.errors import NotFoundError
@@ -24,6 +24,7 @@ from ml_diagnostics_console._facts.curves import Curves
 from ml_diagnostics_console._facts.entries import Lives
 from ml_diagnostics_console._facts.facts import Fact, Facts, StepSummary, Times, Unknown
 from ml_diagnostics_console._facts.reading import JobReader, Question
+from ml_diagnostics_console._facts.run_records import RunRecords
 
 from .made_facts import after, ref
 from .real_jobs import Ended, run_job
@@ -275,7 +276,7 @@ def curve_of(payloads: list[dict[str, Any]], name: str = "loss") -> Curves:
     curves = Curves()
     context = EntryContext("ml_diagnostics_metric", "", {}, {"host": "host-0", "pid": "41"}, writer="w")
     for number, payload in enumerate(payloads):
-        curves.add(name, LogEntry(after(number), 100_000_000_000 + number, payload, context))
+        curves.add(name, LogEntry(after(number), number, payload, context))
     return curves
 
 
@@ -319,6 +320,84 @@ def test_values_that_are_not_finite_are_found_beside_missing_ones(value: Any, va
     assert len(loss) == 0
 
 
+metric_values = st.one_of(st.floats(), st.integers(-3, 3), st.sampled_from([None, True, "NaN", "x", 10**400, 1e308]))
+metric_payloads = st.builds(
+    lambda values, step, extra: {"values": values, **({} if step == "none" else {"step_index": step}), **extra},
+    st.lists(metric_values, max_size=2) | st.lists(st.integers(0, 3), min_size=1, max_size=1) | st.none(),
+    st.just("none") | st.integers(-1, 9) | st.sampled_from([2.0, "3", 2**62]),
+    st.sampled_from([{}, {"unit": "%"}, {"task": "a"}, {"task": "b"}, {"links": ["a"]}]),
+)
+
+
+def contents_of(curves: Curves) -> list[Any]:
+    return [
+        (
+            curve.key,
+            curve.started_ns,
+            len(curve),
+            [list(curve.times_ns), list(curve.steps), list(curve.values), curve.points()],
+            [curve.ref(which) for which in ("first", "last", "highest", "lowest")],
+            curve.first_not_finite and (curve.first_not_finite.time_ns, curve.first_not_finite.ref),
+        )
+        for curve in curves
+    ]
+
+
+@given(st.lists(metric_payloads, min_size=1, max_size=30), st.lists(st.integers(1, 30), max_size=5))
+def test_many_entries_of_a_metric_make_the_same_curves_as_one_after_the_other(
+    payloads: list[dict[str, Any]], sizes: list[int]
+) -> None:
+    context = EntryContext("ml_diagnostics_metric", "", {}, {"host": "host-0", "pid": "41"}, writer="w")
+    entries = [LogEntry(after(number), number, payload, context) for number, payload in enumerate(payloads)]
+    many = Curves()
+    for size in [*sizes, len(entries)]:
+        if entries[:size]:
+            many.add_all("loss", entries[:size])
+        entries = entries[size:]
+    assert contents_of(many) == contents_of(curve_of(payloads))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1_000, 5_000])
+@pytest.mark.parametrize("levels", [3, 100])
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_a_long_curve_is_the_same_whatever_is_added_at_once(size: int, levels: int, has_steps: bool) -> None:
+    payloads = [
+        {"values": [float(number * number % levels)], **({"step_index": number} if has_steps else {})}
+        for number in range(10_000)
+    ]
+    context = EntryContext("ml_diagnostics_metric", "", {}, {"host": "host-0", "pid": "41"}, writer="w")
+    entries = [LogEntry(after(number), number, payload, context) for number, payload in enumerate(payloads)]
+    many = Curves()
+    for start in range(0, len(entries), size):
+        many.add_all("loss", entries[start : start + size])
+    assert contents_of(many) == contents_of(curve_of(payloads))
+
+
+def test_metrics_of_a_writer_at_a_time_are_as_those_of_all_in_the_order_of_time() -> None:
+    def entry(writer: int, second: int, name: str) -> LogEntry:
+        context = contexts[writer]
+        payload = {"values": [second], "step_index": second} if name != PROCESS else {"pid": 41}
+        return LogEntry(after(second), second, payload, context, own_resource_labels={"namespace": name})
+
+    contexts = [
+        EntryContext("log", "", {}, {"host": f"host-{number}", "pid": "41"}, writer=f"w{number}") for number in range(3)
+    ]
+    by_writer = [
+        [entry(writer, second, name) for second in range(20) for name in (PROCESS, "loss", *(["late"] * (second > 9)))]
+        for writer in range(3)
+    ]
+    merged, apart = RunRecords(), RunRecords()
+    in_order = sorted((each for of_writer in by_writer for each in of_writer), key=lambda each: each.timestamp_ns)
+    shown = merged.add(in_order)
+    others = [each for of_writer in by_writer for each in apart.take_metrics(of_writer)]
+    assert apart.add(sorted(others, key=lambda each: each.timestamp_ns)) == shown
+    for records in (merged, apart):
+        records.curves.sort()
+    assert contents_of(apart.curves) == contents_of(merged.curves)
+    assert sorted(map(repr, apart.take_last_metrics())) == sorted(map(repr, merged.take_last_metrics()))
+    assert (apart.entry_count, apart.last_ns) == (merged.entry_count, merged.last_ns) == (150, after(19))
+
+
 def test_a_curve_of_weeks_keeps_its_extremes_in_bounded_memory() -> None:
     values = [float(number % 100) for number in range(50_000)]
     values[31_007] = 1e6
@@ -342,9 +421,8 @@ def summary(step: int, return_ns: int, number: int = 0) -> StepSummary:
 )
 def test_clocks_are_compared_by_the_returns_from_common_waits(offsets: list[int], noise: list[int]) -> None:
     marks = [
-        (f"host-{host}", summary(step, after(step) + offset + noise[(3 * host + step) % 24]))
+        (f"host-{host}", [summary(step, after(step) + offset + noise[(3 * host + step) % 24]) for step in range(12)])
         for host, offset in enumerate(offsets)
-        for step in range(12)
     ]
     clocks = compare_clocks(marks)
     for host, offset in enumerate(offsets):
@@ -354,7 +432,7 @@ def test_clocks_are_compared_by_the_returns_from_common_waits(offsets: list[int]
 
 
 def test_without_common_waits_clocks_are_trusted_to_a_second() -> None:
-    clocks = compare_clocks([("host-0", summary(1, after(1))), ("host-1", summary(2, after(2)))])
+    clocks = compare_clocks([("host-0", [summary(1, after(1))]), ("host-1", [summary(2, after(2))])])
     assert (clocks.offsets_ns.get("host-1"), clocks.uncertainty_ns) == (None, SECOND_NS) or clocks.offsets_ns == {
         "host-0": 0
     }

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, EntryContext, LogEntry
 from ml_diagnostics_console._facts.entries import Life, Lives
+from ml_diagnostics_console._facts.summaries import returns_of, with_pauses
 from ml_diagnostics_console._rules.step_times import steady, step_seconds
 
 from .made_facts import after, process
@@ -114,6 +115,21 @@ def test_merged_summaries_of_two_hosts_keep_the_returns_of_the_same_steps() -> N
         old = life_of(made).summaries[1:-800]
         kept.append({step for each in old for step in (each.return_step, *(step for step, _ in each.returns))})
     assert len(kept[0] & kept[1]) > len(kept[0]) // 2
+
+
+@pytest.mark.parametrize("count", [1, 700, 5_000])
+def test_returns_and_pauses_are_the_same_of_rows_and_of_objects(count: int) -> None:
+    pauses = {"checkpoint": {"count": 1, "sum": 2.0, "max": 2.0}}
+    made = []
+    for number in range(count):
+        others = [[15 * number + other, after(number + other)] for other in range(1, 1 + number % 3)]
+        fields: dict[str, Any] = {} if number % 5 else {"pauses": pauses}
+        if number % 4:
+            fields |= {"return_step": 15 * number, "return_ns": after(number), "returns": others}
+        made.append(payload(number, **fields))
+    found = life_of(made).summaries
+    assert list(returns_of(found)) == list(returns_of(tuple(found)))
+    assert list(with_pauses(found)) == list(with_pauses(tuple(found))) != []
 
 
 def test_the_change_of_a_whole_life_is_seen_in_its_baseline() -> None:

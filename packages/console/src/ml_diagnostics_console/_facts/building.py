@@ -309,7 +309,7 @@ def _exception_of(merged: Mapping[str, Any]) -> tuple[RaisedException, ...]:
 def _attempt(number: int, view: AttemptView | None, found: Iterable[ProcessFacts]) -> AttemptFacts:
     """Return an attempt with the roles of its processes."""
     processes = sorted(found, key=lambda process: (process.index is None, process.index or 0, process.started_ns))
-    clocks = compare_clocks((process.host, summary) for process in processes for summary in process.summaries)
+    clocks = compare_clocks((process.host, process.summaries) for process in processes)
     ends = [
         process.end
         if process.end.ended_ns is None

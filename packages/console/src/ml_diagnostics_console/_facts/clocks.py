@@ -8,11 +8,12 @@ are no clock, so only those count which the companion recorded as returns from a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
 from ml_diagnostics_console._facts.facts import StepSummary
+from ml_diagnostics_console._facts.summaries import returns_of
 
 __all__ = ["UNKNOWN_CLOCKS_NS", "Clocks", "compare_clocks"]
 
@@ -41,20 +42,18 @@ class Clocks(NamedTuple):
         return time_ns - self.offsets_ns.get(host, 0)
 
 
-def compare_clocks(summaries: Iterable[tuple[str, StepSummary]]) -> Clocks:
+def compare_clocks(summaries: Iterable[tuple[str, Sequence[StepSummary]]]) -> Clocks:
     """Return the offsets of the hosts that had enough returns of the same steps, directly or through other hosts.
 
     Args:
-        summaries: Step summaries with their host, the oldest of a host first. The first host is the reference, unless
-            it shares too few steps with the others.
+        summaries: The host and the step summaries of each process. The first host is the reference, unless it shares
+            too few steps with the others.
     """
     marks: dict[str, dict[int, int]] = {}
-    for host, summary in summaries:
-        if summary.return_step is not None and summary.return_ns is not None:
-            of_host = marks.setdefault(host, {})
-            of_host[summary.return_step] = summary.return_ns
-            if summary.returns:
-                of_host.update(summary.returns)
+    for host, of_process in summaries:
+        found = dict(returns_of(of_process))
+        if found:
+            marks.setdefault(host, {}).update(found)
     if len(marks) < 2:
         return Clocks({}, UNKNOWN_CLOCKS_NS)
     offsets, errors = _offsets_from(_host_in_the_middle(marks), marks)

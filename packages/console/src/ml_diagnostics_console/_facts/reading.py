@@ -147,9 +147,10 @@ class JobReader:
     def _with_run(self, run: dict[str, Any]) -> Facts:
         if self._of_run is None:
             self._of_run = self._source.entries.source_of_run(run)
-        for batch in self._source.entries.read(self._of_run):
+        for batch in self._source.entries.read(self._of_run, self._records.take_metrics):
             self._history.add(self._records.add(batch))
         self._history.add(self._records.take_last_metrics())
+        self._records.curves.sort()
         first_ns = min((record.first_ns for record in self._history.processes.values()), default=0)
         names = {str(run.get("displayName", "")), str(run["name"]).rpartition("/")[2], _workload_of(run)}
         self._read_companions(first_ns, names)
@@ -334,9 +335,10 @@ def _workload_of(run: Mapping[str, Any]) -> str:
 
 def _is_fact_of(entry: LogEntry, names: Collection[str], since_ns: int) -> bool:
     """Return True if an entry has a recorded fact of Kubernetes on one of some jobs or runs."""
+    if entry.payload.get("kind") != FACT:  # As of nearly all entries.
+        return False
     labels = entry.context.labels
-    is_of_job = labels.get("run") in names or labels.get("job") in names
-    return entry.payload.get("kind") == FACT and is_of_job and entry.timestamp_ns >= since_ns
+    return (labels.get("run") in names or labels.get("job") in names) and entry.timestamp_ns >= since_ns
 
 
 def _has_pods(attempts: Sequence[AttemptFacts]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from google_cloud_mldiagnostics.reading import CONFIGS, LOSSES_NAMESPACE, PROCESS, SESSION, natural_number, texts
@@ -73,54 +73,64 @@ class RunRecords:
         self.entry_count = 0
         self.last_ns = 0
         self._processes: dict[tuple[str, str], ProcessRecords] = {}
-        # By the identity of the context, which the entries keep alive.
-        self._last: dict[int, LogEntry] = {}
-        self._last_with_step: dict[int, LogEntry] = {}
+        # By the identity of the context, which the entries keep alive, and the name of the metric.
+        self._last: dict[tuple[int, str], LogEntry] = {}
+        self._last_with_step: dict[tuple[int, str], LogEntry] = {}
 
-    def add(self, entries: Iterable[LogEntry]) -> list[LogEntry]:
+    def take_metrics(self, entries: Sequence[LogEntry]) -> list[LogEntry]:
+        """Take the metrics among entries that are in the order of time for each writer, and return the others."""
+        others: list[LogEntry] = []
+        metrics: dict[tuple[int, str], list[LogEntry]] = {}
+        for entry in entries:
+            own = entry.own_resource_labels
+            name = own.get("namespace") if own else None
+            if name is None:
+                name = _namespace(entry.context)
+            if name in _NOT_METRICS:
+                others.append(entry)
+                continue
+            key = (id(entry.context), name)
+            if key in metrics:
+                metrics[key].append(entry)
+            else:
+                metrics[key] = [entry]
+        for key, of_metric in metrics.items():
+            self.last_ns = max(self.last_ns, of_metric[-1].timestamp_ns)
+            if not key[1]:
+                continue
+            self.curves.add_all(key[1], of_metric)
+            self._last[key] = of_metric[-1]
+            with_step = next((entry for entry in reversed(of_metric) if "step_index" in entry.payload), None)
+            if with_step is not None:
+                self._last_with_step[key] = with_step
+        self.entry_count += len(entries) - len(others)
+        return others
+
+    def add(self, entries: Sequence[LogEntry]) -> list[LogEntry]:
         """Take entries in the order of time.
 
         Returns:
             The entries that show the states of processes and of profiles.
         """
-        shown: list[LogEntry] = []
-        last, last_with_step = self._last, self._last_with_step
-        curves = self.curves
-        entry: LogEntry | None = None
-        count = 0
-        for entry in entries:
-            count += 1
-            context, own = entry.context, entry.own_resource_labels
-            name = own.get("namespace") if own else None
-            if name is None:
-                name = _namespace(context)
-            if name not in _NOT_METRICS:
-                if name:
-                    curves.add(name, entry)
-                    writer = id(context)
-                    last[writer] = entry
-                    if "step_index" in entry.payload:
-                        last_with_step[writer] = entry
-                continue
+        shown = self.take_metrics(entries)
+        for entry in shown:
+            name, labels = entry.resource_label("namespace"), entry.context.labels
             if name != SESSION:
-                labels = context.labels
                 key = (labels.get("host", ""), labels.get("pid", ""))
                 self._processes.setdefault(key, ProcessRecords()).add(name, entry)
-            shown.append(entry)
-        self.entry_count += count
-        if entry is not None:
             self.last_ns = max(self.last_ns, entry.timestamp_ns)
+        self.entry_count += len(shown)
         return shown
 
     def take_last_metrics(self) -> list[LogEntry]:
-        """Return the last metric of each writer since the last call, and the last one with a step.
+        """Return the last entry of each metric and writer since the last call, and the last one with a step.
 
         The view of a run needs no more of them: when a process last recorded anything, and at which step.
         """
         taken = [*self._last.values(), *self._last_with_step.values()]
         self._last.clear()
         self._last_with_step.clear()
-        return taken
+        return sorted(taken, key=lambda entry: (entry.timestamp_ns, entry.sequence))
 
     def of_process(self, host: str, pid: int) -> ProcessRecords:
         """Return what a process recorded; empty records if it recorded nothing."""

@@ -19,7 +19,7 @@ from ml_diagnostics_common.entry import EntryContext, LogEntry, make_insert_id
 from ml_diagnostics_console._facts.facts import Pause, StepSummary, Times
 from ml_diagnostics_console.verdict import Ref
 
-__all__ = ["Summaries"]
+__all__ = ["Summaries", "returns_of", "with_pauses"]
 
 _NEWEST: Final = 512
 """At least so many are kept as they are: 85 minutes, at 10 s a summary."""
@@ -34,6 +34,10 @@ data, wait."""
 _NUMBERS: Final = 5
 _RETURNS: Final = slice(_NUMBERS, _NUMBERS + 2 * MOST_RETURNS)
 _TIMES: Final = tuple(slice(start, start + 4) for start in range(_RETURNS.stop, _RETURNS.stop + 16, 4))
+_ROW_OF_RETURNS: Final = struct.Struct(
+    f"={8 * _NUMBERS}x{2 * MOST_RETURNS}q{_ROW.size - 8 * (_NUMBERS + 2 * MOST_RETURNS)}x"
+)
+"""A row of which the returns alone are unpacked."""
 _NO_RETURNS: Final = (-1, 0) * MOST_RETURNS
 _NO_TIMES: Final = (math.nan,) * 4
 
@@ -59,7 +63,7 @@ class Summaries(Sequence[StepSummary]):
         self,
         entry: LogEntry,
         steps: tuple[int, int, int],
-        times: Sequence[Times | None],
+        times: Sequence[tuple[float, float, float, float] | None],
         returns: Sequence[tuple[int, int]],
         pauses: tuple[Pause, ...] = (),
     ) -> bool:
@@ -68,7 +72,7 @@ class Summaries(Sequence[StepSummary]):
         Args:
             entry: Its entry.
             steps: The first step, the last step, and the number of steps.
-            times: The durations: wall, own, data and wait.
+            times: The durations, in the order of `Times`: wall, own, data and wait.
             returns: The returns from waits, three at most: step and time in ns, the one with the lowest rank first.
             pauses: The phases between the steps.
         """
@@ -113,6 +117,17 @@ class Summaries(Sequence[StepSummary]):
         rows = _ROW.iter_unpack(bytes(self._rows))
         return map(_summary, rows, self._contexts[:], self._foreign_ids[:], self._pauses[:])
 
+    def returns(self) -> Iterator[tuple[int, int]]:
+        """Return the returns from waits, the oldest first: step and time in ns. See `returns_of`."""
+        for row in _ROW_OF_RETURNS.iter_unpack(bytes(self._rows)):
+            for at in range(0, len(row), 2):
+                if row[at] >= 0:
+                    yield row[at], row[at + 1]
+
+    def with_pauses(self) -> Iterator[StepSummary]:
+        """Return those with phases between the steps. See `with_pauses`."""
+        return map(self._at, [position for position, pauses in enumerate(self._pauses) if pauses])
+
     def _slice(self, positions: range) -> tuple[StepSummary, ...]:
         if self._sliced[0] != positions:
             self._sliced = positions, tuple(map(self._at, positions))
@@ -148,6 +163,23 @@ class Summaries(Sequence[StepSummary]):
         self._pauses[start:end] = [_merged_pauses(pauses[group]) for group in groups]
         self._contexts[start:end], self._foreign_ids[start:end] = contexts, foreign_ids
         return len(groups)
+
+
+def returns_of(summaries: Sequence[StepSummary]) -> Iterator[tuple[int, int]]:
+    """Return the returns from waits, the oldest first: step and time in ns, by the clock of the host."""
+    if isinstance(summaries, Summaries):  # Without making an object of each.
+        yield from summaries.returns()
+        return
+    for summary in summaries:
+        if summary.return_step is not None and summary.return_ns is not None:
+            yield from ((summary.return_step, summary.return_ns), *summary.returns)
+
+
+def with_pauses(summaries: Sequence[StepSummary]) -> Iterator[StepSummary]:
+    """Return the summaries with phases between the steps, the oldest first."""
+    if isinstance(summaries, Summaries):  # Without making an object of each.
+        return summaries.with_pauses()
+    return (summary for summary in summaries if summary.pauses)
 
 
 def _summary(row: _Row, context: EntryContext, foreign_id: str, pauses: tuple[Pause, ...]) -> StepSummary:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from ml_diagnostics_common.texts import format_count, format_duration, format_percent
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
+from ml_diagnostics_console._facts.summaries import with_pauses
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.step_times import SUMMARIES, part_of
 from ml_diagnostics_console._rules.wording import hosts_of, indices_of
@@ -86,7 +87,10 @@ def _verdict(facts: Facts, middle: _Saves, *, is_median: bool) -> Verdict:
 
 def _saves(process: ProcessFacts) -> _Saves | None:
     pauses = [
-        (pause, summary) for summary in process.summaries for pause in summary.pauses if pause.phase == _CHECKPOINT
+        (pause, summary)
+        for summary in with_pauses(process.summaries)
+        for pause in summary.pauses
+        if pause.phase == _CHECKPOINT
     ]
     wall = sum(summary.wall.sum for summary in process.summaries) if pauses else 0.0
     if wall <= 0:
