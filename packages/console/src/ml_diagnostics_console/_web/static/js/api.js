@@ -29,7 +29,8 @@ export function createApi(source) {
   function json(path, signal) {
     const known = shared.get(path);
     if (known) return known;
-    const answer = source.get(path, signal).then(({ bytes }) => remembered(JSON.parse(new TextDecoder().decode(bytes))));
+    const answer = source.get(path,
+      signal).then(({ bytes }) => remembered(JSON.parse(new TextDecoder().decode(bytes))));
     shared.set(path, answer);
     const forget = () => shared.get(path) === answer && shared.delete(path);
     answer.then(() => setTimeout(forget, SHARED_MS), forget);

@@ -1,4 +1,5 @@
-// The kinds of wall time: their order, their names for people and for the style sheet. Answers name them as the ledger does.
+// The kinds of wall time: their order, their names for people and for the style sheet. Answers name them as the
+// ledger does.
 
 const BUCKETS = [
   ["PRODUCTIVE", "productive", "Productive"],

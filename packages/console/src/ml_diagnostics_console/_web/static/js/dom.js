@@ -4,13 +4,13 @@ const SVG = "http://www.w3.org/2000/svg";
 
 /** Characters that would hide, reorder or break text: controls, line separators, bidi controls, invisible ones. */
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]/g;
-const UNSEEN_BUT_TAB = /[\u0000-\u0008\u000a-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]/g;
 const LONE_SURROGATE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
 /** Return a text with control and bidi characters as symbols: line feed as ␊, U+202E as ⟨202E⟩. */
 export function visible(text, keepsTabs = false) {
   const shown = String(text);
-  return shown.replace(keepsTabs ? UNSEEN_BUT_TAB : UNSEEN, symbol).replace(LONE_SURROGATE, "\ufffd");
+  return shown.replace(UNSEEN, (character) => (keepsTabs && character === "\t" ? character : symbol(character)))
+    .replace(LONE_SURROGATE, "\ufffd");
 }
 
 function symbol(character) {
@@ -90,9 +90,18 @@ export function card(title, { second = null, right = null, id = null, classes = 
   return h("section.card", { classes, "aria-labelledby": id }, heading, children);
 }
 
-/** What a part without data says: a sentence, and the command or the line of code that would fill it. */
+/**
+ * What a part without data says: a sentence, and what would fill it.
+ *
+ * @param {string|null} sentence
+ * @param {string|null} help A command or a line of code; or a sentence with such a thing between backticks.
+ */
 export function empty(sentence, help = null) {
-  return h("div.empty", null, h("p", null, sentence), help && copyable(help));
+  const parts = (help ?? "").split("`");
+  const isSentence = parts.length > 2 || /[.?!]$/.test(help ?? "");
+  return h("div.empty", null, sentence && h("p", null, sentence),
+    isSentence && h("p", null, parts.map((part, at) => (at % 2 ? h("span.code", null, part) : part))),
+    isSentence ? parts.filter((_, at) => at % 2).slice(0, 2).map(copyable) : help && copyable(help));
 }
 
 /** A command or a line of code with a button that copies it. */
@@ -140,7 +149,8 @@ const ICONS = {
 
 /** A small line icon: copy, down, right, close. */
 export function icon(name) {
-  return s("svg.icon", { viewBox: "0 0 16 16", "aria-hidden": "true", focusable: "false" }, s("path", { d: ICONS[name] }));
+  return s("svg.icon", { viewBox: "0 0 16 16", "aria-hidden": "true", focusable: "false" },
+    s("path", { d: ICONS[name] }));
 }
 
 function apply(element, properties) {

@@ -1,4 +1,5 @@
-// Changes from the server, as they happen. One connection a tab; it is closed while the tab is hidden, and resumed where
+// Changes from the server, as they happen. One connection a tab; it is closed while the tab is hidden, and resumed
+// where
 // it ended, so that nothing is missed and a hidden tab costs nothing.
 
 const KINDS = ["hello", "changed", "metrics", "log", "gone", "reset"];

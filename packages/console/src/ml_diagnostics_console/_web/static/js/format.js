@@ -1,4 +1,5 @@
-// Numbers, durations, sizes and times as people read them. The first part is the twin of ml_diagnostics_common.texts and of
+// Numbers, durations, sizes and times as people read them. The first part is the twin of ml_diagnostics_common.texts
+// and of
 // format_number of `mldiagnostics metrics`: the page and the command line write the same text. A test runs both.
 
 const SHORT_UNITS = [["us", 1e6, 999.5e-6], ["ms", 1e3, 0.9995], ["s", 1, 59.95]];
@@ -31,7 +32,10 @@ export function formatThreeDigits(number) {
   return fixed(number, size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2);
 }
 
-/** Format a duration in seconds: 850 us, 37.0 ms, 41.2 s, 3 min 20 s, 5 h 12 min, 12 d 3 h; a dash if it is not known. */
+/**
+ * Format a duration in seconds: 850 us, 37.0 ms, 41.2 s, 3 min 20 s, 5 h 12 min, 12 d 3 h; a dash if it is not
+ * known.
+ */
 export function formatDuration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "-";
   if (seconds < 0) return `-${formatDuration(-seconds)}`;

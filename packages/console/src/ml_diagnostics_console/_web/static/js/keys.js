@@ -26,7 +26,8 @@ const LIST = [
 /**
  * Bind keys.
  *
- * @param {Object<string, (event: KeyboardEvent) => (boolean|void)>} actions By `event.key`; an action that returns false
+ * @param {Object<string, (event: KeyboardEvent) => (boolean|void)>} actions By `event.key`; an action that returns
+ * false
  *   leaves the key to others.
  * @returns {() => void} Unbinds them.
  */

@@ -1,4 +1,5 @@
-// The URL is the state: what a page shows is worked out from its path and its parameters, and nothing is kept elsewhere.
+// The URL is the state: what a page shows is worked out from its path and its parameters, and nothing is kept
+// elsewhere.
 // In a case file the same paths stand behind the "#", since a file has no others.
 
 const RUN_TABS = ["overview", "metrics", "stacks", "profiles", "logs", "configs"];
@@ -48,7 +49,8 @@ export function runPath(run, tab = "overview", session = null) {
 /**
  * Make the router.
  *
- * @param {(state: object) => void} onNavigate Called when another page, or the same with other parameters, is to be shown.
+ * @param {(state: object) => void} onNavigate Called when another page, or the same with other parameters, is to be
+ * shown.
  * @param {{isFile?: boolean, start?: string}} options `isFile`: the state stands behind "#"; `start` is its first path.
  */
 export function createRouter(onNavigate, { isFile = false, start = "/" } = {}) {

@@ -9,7 +9,8 @@ const WORDS = {
 const STATES = new Set(Object.keys(WORDS));
 
 const SHAPES = {
-  running: () => [s("circle.shape-line", { cx: 8, cy: 8, r: 6.25 }), s("circle.shape.shape-dot", { cx: 8, cy: 8, r: 3 })],
+  running: () => [s("circle.shape-line", { cx: 8, cy: 8, r: 6.25 }), s("circle.shape.shape-dot",
+    { cx: 8, cy: 8, r: 3 })],
   completed: () => [s("circle.shape", CIRCLE), s("path.shape-cut", { d: "M4.9 8.3l2.2 2.2 4.1-4.6" })],
   failed: () => [s("circle.shape", CIRCLE), s("path.shape-cut", { d: "M5.6 5.6l4.8 4.8M10.4 5.6l-4.8 4.8" })],
   stuck: () => [s("circle.shape", CIRCLE), s("path.shape-cut", { d: "M6.3 5.3v5.4M9.7 5.3v5.4" })],
@@ -48,9 +49,9 @@ const END_WORDS = { c: "completed", x: "failed", p: "preempted", h: "hung", r: "
 const END_SHAPES = {
   c: () => s("circle.shape", { cx: 5, cy: 5, r: 4.2 }),
   r: () => s("circle.shape", { cx: 5, cy: 5, r: 4.2 }),
-  x: () => s("path.shape-line", { d: "M1.4 1.4l7.2 7.2M8.6 1.4l-7.2 7.2", "stroke-width": 2 }),
+  x: () => s("path.shape-line", { d: "M1.4 1.4l7.2 7.2M8.6 1.4l-7.2 7.2" }),
   p: () => s("path.shape", { d: "M5 .8L9.6 9.2H.4z" }),
-  h: () => s("path.shape-line", { d: "M2.8 1.4v7.2M7.2 1.4v7.2", "stroke-width": 2.1 }),
+  h: () => s("path.shape-line", { d: "M2.8 1.4v7.2M7.2 1.4v7.2" }),
   u: () => s("circle.shape-line", { cx: 5, cy: 5, r: 3.7 }),
 };
 

@@ -1,4 +1,4 @@
-// The doctor's answer under a run's name: its sentence, what it rests on, what to do next. It is worked out by the server
+// The doctor's answer under a run's name: its sentence, what it rests on, what to do next. The server works it out
 // after the page is there; until then the run's own sentence stands.
 
 import { add, button, copyable, fill, h } from "../dom.js";
@@ -65,14 +65,16 @@ export function createDiagnosis(api, base, sentence) {
     if (proofs.length) words.push(proofs.length === 1 ? "1 proof" : `${proofs.length} proofs`);
     if (others.length) words.push(others.length === 1 ? "1 more command" : `${others.length} more commands`);
     if (also.length) words.push(also.length === 1 ? "1 other finding" : `${also.length} other findings`);
-    const block = h("details.why", { open: isOpen }, h("summary", null, `Why: ${words.join(", ") || "what was checked"}`),
+    const block = h("details.why", { open: isOpen }, h("summary", null,
+      `Why: ${words.join(", ") || "what was checked"}`),
       h("div.why-grid", null,
         h("div.why-main", null,
           proofs.length > 0 && h("section", null, h("h3", null, "Proofs"), h("ol.proofs", null, proofs.map(proof))),
           others.length > 0 && h("section", null, h("h3", null, "Then"), others.map(command)),
           also.length > 0 && list("Also", also)),
         h("div.why-side", null,
-          facts.length > 0 && h("dl.pairs", null, facts.map(([name, text]) => [h("dt", null, name), h("dd", null, text)])),
+          facts.length > 0 && h("dl.pairs", null, facts.map(([name, text]) => [h("dt", null, name),
+            h("dd", null, text)])),
           notChecked.length > 0 && list("Not checked", notChecked),
           explain && h("section", null, h("h3", null, "On the command line"), copyable(explain)))));
     block.addEventListener("toggle", () => {
@@ -91,7 +93,8 @@ export function createDiagnosis(api, base, sentence) {
   }
 
   function list(title, sentences) {
-    return add(h("section", null, h("h3", null, title)), h("ul.sentences", null, sentences.map((text) => h("li", null, text))));
+    return add(h("section", null, h("h3", null, title)), h("ul.sentences", null,
+      sentences.map((text) => h("li", null, text))));
   }
 
   return {

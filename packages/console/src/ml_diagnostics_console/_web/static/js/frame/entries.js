@@ -22,7 +22,8 @@ export async function showEntries(api, base, of, title) {
   try {
     const { entries = [], total = entries.length } = await api.json(`${base}/explain?of=${encodeURIComponent(of)}`);
     fill(body, h("p.soft", null, entries.length < total
-      ? `${formatCount(entries.length, "event")} of ${total} in the journal` : `${formatCount(total, "event")} in the journal`),
+      ? `${formatCount(entries.length, "event")} of ${total} in the journal`
+        : `${formatCount(total, "event")} in the journal`),
     entries.map(entry));
   } catch (error) {
     fill(body, h("p.problem", null, error.message));

@@ -37,7 +37,8 @@ export function createRunFrame(main, api, state) {
   const actions = h("div.run-actions", null, said, button("Copy link", copyLink, { title: "Copy link (y)" }),
     !api.isFile && h("a.button", { href: `${base}/case.html`, download: `${run}.html` }, "Export case file"));
   const diagnosis = createDiagnosis(api, base, sentence);
-  const head = h("div.run-head", null, h("div.run-title", null, title, mark, actions), sentence, facts, diagnosis.element);
+  const head = h("div.run-head", null, h("div.run-title", null, title, mark, actions), sentence, facts,
+    diagnosis.element);
   add(main, head, notes, tabs, place);
 
   let row = null;
@@ -48,7 +49,8 @@ export function createRunFrame(main, api, state) {
   let lastLoad = 0;
   let timer = 0;
 
-  const unbind = bindKeys(Object.fromEntries(TABS.map(([tab], at) => [String(at + 1), () => shown.go(runPath(run, tab))])));
+  const unbind = bindKeys(Object.fromEntries(TABS.map(([tab], at) => [String(at + 1),
+    () => shown.go(runPath(run, tab))])));
   const clock = setInterval(() => !document.hidden && tick(), CLOCK_MS);
   load();
 
@@ -82,7 +84,8 @@ export function createRunFrame(main, api, state) {
 
   function showFacts() {
     sign = row.state === "running" || row.state === "stuck" || row.state === "silent" ? h("b") : null;
-    const hosts = row.hosts ? [h("b", null, formatCount(row.hosts, "host")), row.chips ? `, ${row.chips}` : ""] : row.chips;
+    const hosts = row.hosts ? [h("b", null, formatCount(row.hosts, "host")), row.chips ? `, ${row.chips}` : ""]
+      : row.chips;
     fill(facts,
       row.group && h("li", null, "Group ", h("b.name", null, row.group)),
       row.started && h("li", { title: formatClock(row.started) }, "Began ", h("b", null, formatDay(row.started))),
@@ -133,7 +136,8 @@ export function createRunFrame(main, api, state) {
         render();
         if (!timer) timer = setTimeout(load, hasState ? 0 : Math.max(0, RELOAD_MS - (performance.now() - lastLoad)));
       } else if (kind === "gone" && (data.ids ?? []).includes(row.id)) {
-        showNotes(notes, ["This run was deleted while it was shown; what is shown is from before.", ...(row.notes ?? [])]);
+        showNotes(notes, ["This run was deleted while it was shown; what is shown is from before.",
+          ...(row.notes ?? [])]);
       } else if (kind === "reset") {
         load();
       }

@@ -1,0 +1,67 @@
+// What differs between runs: numbers and configs as a table, then the curves over each other.
+
+import { add, card, empty, fill, h, setText } from "../dom.js";
+import { formatCount } from "../format.js";
+import { runPath, urlOf } from "../router.js";
+import { seriesSwatch, showDiff } from "./diff_table.js";
+import { showOverlays } from "./overlays.js";
+
+const MOST = 12;
+
+/** Show the page. */
+export async function show(page, api, state) {
+  const ids = state.get("runs").split(",").filter(Boolean);
+  const heading = h("h1", null, ids.length === 1 ? "Compare 1 run" : `Compare ${ids.length} runs`);
+  add(page, h("div.page-head", null, heading));
+  if (ids.length < 1) {
+    add(page, card(null, {}, empty("No run is chosen. Select runs in the list, then press c, or write their ids here:",
+      `${location.origin}/compare?runs=first,second`), h("a.button", { href: "/" }, "Choose runs")));
+    document.documentElement.dataset.ready = "compare";
+    return null;
+  }
+  const answer = await api.json(urlOf("/api/compare", { runs: ids.slice(0, MOST).join(",") }));
+  if (ids.length > MOST) setText(heading, `Compare ${MOST} of ${ids.length} runs`);
+
+  const table = h("div");
+  const box = h("input", { type: "checkbox", on: { change: draw } });
+  box.checked = state.get("all") === "";
+  const count = h("span.second");
+  const controls = h("div.controls.compare-controls");
+  const charts = h("div.overlays");
+  add(page, controls, card("What differs", { id: "what-differs", second: count, right: h("label.check", null, box,
+    "only differences") }, table), charts);
+
+  function draw() {
+    state.set({ all: box.checked ? "" : "1" });
+    const { hidden } = showDiff(table, answer, { onlyDifferences: box.checked });
+    setText(count, box.checked && hidden > 0 ? `${formatCount(hidden, "key")} equal, or of one run alone` : "");
+  }
+
+  function choice(name, options) {
+    const group = h("div.segments", { role: "group", "aria-label": name });
+    const render = () => fill(group, options.map(([value, title]) => h("button", {
+      type: "button", "aria-pressed": String(state.get(name) === value), on: { click: () => {
+        state.set({ [name]: value });
+        render();
+        overlays?.redraw(state);
+      } },
+    }, title)));
+    render();
+    return group;
+  }
+
+  fill(controls, choice("x", [["", "Step"], ["elapsed", "Elapsed"]]), choice("log", [["", "Linear"], ["1", "Log"]]),
+    h("ul.legend", null, answer.runs.map((run, index) => h("li", null, seriesSwatch(index),
+      h("a.name", { href: runPath(run.id) }, run.id)))));
+  draw();
+  const overlays = showOverlays(charts, api, state, answer.runs.map(({ id }) => id), answer.metrics ?? []);
+  document.documentElement.dataset.ready = "compare";
+  return {
+    update(change) {
+      overlays?.update?.(change);
+    },
+    close() {
+      overlays?.close?.();
+    },
+  };
+}

@@ -1,0 +1,123 @@
+// The configs of a run, or what differs from another one.
+
+import { add, card, empty, fill, h, setText } from "../dom.js";
+import { formatCount } from "../format.js";
+import { urlOf } from "../router.js";
+import { showDiff } from "./diff_table.js";
+
+const TYPING_MS = 250;
+const HELP = "run = machinelearning_run(name=\"my-run\", configs={\"learning_rate\": 1e-3})";
+
+/** Show the page. */
+export async function show(page, api, state) {
+  const base = `/api/runs/${encodeURIComponent(state.run)}`;
+  const place = h("div");
+  const title = h("span.second");
+  const box = h("input", { type: "checkbox", on: { change: draw } });
+  box.checked = state.get("all") === "";
+  const only = h("label.check", null, box, "only differences");
+  const input = h("input", { type: "text", data: { filter: "" }, "aria-label": "Search keys and values",
+    spellcheck: "false",
+    autocomplete: "off", placeholder: "Search keys and values", on: { input: onType } });
+  input.value = state.get("q");
+  const known = h("datalist", { id: "known-runs" });
+  const other = h("input", { type: "text", list: "known-runs", "aria-label": "Compare with another run",
+    spellcheck: "false",
+    autocomplete: "off", placeholder: "Compare with a run…", on: { change: onOther, focus: listRuns } });
+  other.value = state.get("against");
+  const near = h("span.controls");
+  let answer = null;
+  let typing = 0;
+  let runs = null;
+  let isClosed = false;
+
+  add(page, h("div.controls", null, h("div.field", null, input, h("kbd", null, "/")),
+    h("div.field.other-run", null, other, known), near), card("Configs", { id: "configs", second: title, right: only },
+      place));
+  await load();
+  suggest();
+
+  async function load() {
+    answer = await api.json(urlOf(`${base}/configs`, { against: state.get("against") }));
+    draw();
+    document.documentElement.dataset.ready = "configs";
+  }
+
+  function draw() {
+    const isOne = answer.runs.length === 1;
+    only.hidden = isOne;
+    state.set({ all: box.checked ? "" : "1" });
+    if (isOne && !answer.rows?.length) {
+      fill(place, empty("This run recorded no config. Hand them over where the run is made:", answer.help ?? HELP));
+      setText(title, "");
+      return;
+    }
+    const { shown, hidden } = showDiff(place, answer, { onlyDifferences: box.checked, part: input.value.trim() });
+    if (isOne) setText(title, hidden ? `${shown} of ${shown + hidden} keys` : formatCount(shown, "key"));
+    else setText(title, `${formatCount(shown, "difference")} to ${answer.runs[1].id}`);
+  }
+
+  function onType() {
+    draw();
+    clearTimeout(typing);
+    typing = setTimeout(() => state.set({ q: input.value.trim() }), TYPING_MS);
+  }
+
+  async function onOther() {
+    await choose(other.value.trim());
+  }
+
+  async function choose(id) {
+    const before = state.get("against");
+    if (id === before) return;
+    other.value = id;
+    state.set({ against: id }, { push: true });
+    try {
+      await load();
+      other.removeAttribute("aria-invalid");
+      other.title = "";
+    } catch (error) {
+      other.setAttribute("aria-invalid", "true");
+      other.title = error.message;
+      setText(title, error.message);
+      state.set({ against: before });
+    }
+    suggest();
+  }
+
+  async function listRuns() {
+    if (api.isFile || known.childElementCount) return;
+    runs ??= (await api.json("/api/runs")).rows;
+    fill(known, runs.filter((row) => row.id !== state.run).map((row) => h("option", { value: row.id }, row.state)));
+  }
+
+  /** Offer the newest completed run of the group: "what was different from the run that worked?" */
+  async function suggest() {
+    if (api.isFile) {
+      other.parentElement.hidden = true;
+      return;
+    }
+    try {
+      runs ??= (await api.json("/api/runs")).rows;
+    } catch {
+      return; // A suggestion only.
+    }
+    if (isClosed) return;
+    const own = runs.find((row) => row.id === state.run);
+    const against = state.get("against");
+    const good = own?.group && runs.find((row) => row.group === own.group && row.state === "completed"
+      && row.id !== own.id);
+    fill(near, good && good.id !== against && h("button.button", { type: "button",
+      on: { click: () => choose(good.id) } },
+      `Last completed: ${good.name || good.id}`),
+    against && h("button.button", { type: "button", on: { click: () => choose("") } }, "This run alone"),
+    against && h("a.button", { href: urlOf("/compare", { runs: `${state.run},${against}` }) }, "Compare curves"));
+  }
+
+  return {
+    close() {
+      isClosed = true;
+      clearTimeout(typing);
+    },
+  };
+}

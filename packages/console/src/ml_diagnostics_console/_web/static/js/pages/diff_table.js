@@ -1,0 +1,98 @@
+// The table of what differs between runs: a column a run, values that differ tinted. Used by compare and configs.
+
+import { add, empty, fill, h } from "../dom.js";
+import { formatDuration, formatNumber, formatPercent, formatWhole } from "../format.js";
+import { runPath } from "../router.js";
+import { status } from "../shapes.js";
+import { goodputBar } from "./runs_row.js";
+
+const LONG = 160; // Characters of a value that are shown before "more".
+
+const FORMS = {
+  state: (value) => status(value),
+  percent: (value) => h("span.diff-goodput", null, goodputBar([["PRODUCTIVE", value]]),
+    h("span", null, formatPercent(value, 0))),
+  number: formatNumber,
+  step: formatWhole,
+  seconds: formatDuration,
+  duration: formatDuration,
+};
+
+/** The swatch of a run in overlays: the colours follow the order of the URL. */
+export function seriesSwatch(index) {
+  return h("span.swatch", { "aria-hidden": "true", css: { "--colour": `var(--series-${index % 8})` } });
+}
+
+/**
+ * Show the table.
+ *
+ * @param {HTMLElement} place Takes the table.
+ * @param {{runs: object[], top: object[], rows: object[]}} answer What /api/compare or /configs answered.
+ * @param {{onlyDifferences: boolean, part: string}} options `part`: only keys or values that contain it.
+ */
+export function showDiff(place, answer, { onlyDifferences, part = "" }) {
+  const isOne = answer.runs.length === 1;
+  const wanted = part.toLowerCase();
+  const isWanted = (row) => !wanted || row.key.toLowerCase().includes(wanted)
+    || row.values.some((value) => value !== null && String(value).toLowerCase().includes(wanted));
+  const rows = (answer.rows ?? []).filter((row) => (isOne || !onlyDifferences || row.differs) && isWanted(row));
+  const hidden = (answer.rows ?? []).length - rows.length;
+  const body = h("tbody");
+  if (!wanted && !isOne) for (const row of answer.top ?? []) body.append(topRow(row));
+  const short = rows.filter((row) => !row.is_long);
+  let section = null;
+  for (const row of [...short, ...rows.filter((one) => one.is_long)]) {
+    if (row.section !== section && !(onlyDifferences && !isOne)) {
+      section = row.section;
+      body.append(h("tr.diff-section", null, h("th", { colspan: answer.runs.length + 1, scope: "colgroup" }, section)));
+    }
+    body.append(...configRows(row, answer.runs, isOne));
+  }
+  const head = !isOne && h("thead", null, h("tr", null, h("td"), answer.runs.map((run, index) =>
+    h("th", { scope: "col" }, h("span.diff-run", null, seriesSwatch(index),
+      h("a.name", { href: runPath(run.id) }, run.id))))));
+  fill(place, h("div.scroll-x", { tabindex: 0, role: "group", "aria-label": "Table" },
+    h("table.diff", { classes: [isOne && "is-one"] }, head, body)));
+  if (rows.length === 0) {
+    add(place, empty(hidden === 0 ? "No config was recorded." : wanted ? `No key or value contains “${part}”.`
+      : "All configs that several of these runs have are equal."));
+  }
+  return { shown: rows.length, hidden };
+}
+
+function topRow({ key, kind, values }) {
+  return h("tr.diff-top", null, h("th", { scope: "row" }, key), values.map((value) => h("td", null,
+    value === null ? dash() : (FORMS[kind] ?? String)(value))));
+}
+
+function configRows(row, runs, isOne) {
+  if (!row.is_long || isOne) {
+    return [h("tr", null, h("th", { scope: "row" }, row.key), row.values.map((value) => {
+      const isOdd = row.differs && value !== null && value !== firstOf(row.values);
+      return h("td", { classes: [isOdd && "is-odd"] }, value === null ? dash() : long(value));
+    }))];
+  }
+  // Long values stand below each other, so that the words that differ can be compared.
+  return [h("tr.diff-long", null, h("th", { scope: "row" }, row.key), h("td", { colspan: runs.length },
+    row.values.map((value, index) => h("div.diff-words", null, seriesSwatch(index), value === null ? dash()
+      : h("span.diff-text", null, words(row.words?.[index], value)))))) ];
+}
+
+function words(parts, value) {
+  if (!parts) return long(value);
+  return parts.flatMap(({ text, differs }, at) => [at ? " " : "", differs ? h("mark", null, text) : text]);
+}
+
+function firstOf(values) {
+  return values.find((value) => value !== null);
+}
+
+function long(value) {
+  const text = String(value);
+  if (text.length <= LONG) return text;
+  return h("details.diff-more", null, h("summary", null, h("span.diff-start", null, `${text.slice(0, LONG)}…`)), text);
+}
+
+function dash() {
+  return h("span.faint", { title: "not recorded" }, "–");
+}
