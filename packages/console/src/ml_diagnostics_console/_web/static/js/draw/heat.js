@@ -44,7 +44,7 @@ export function ramp(median, { heatBelow, heatMiddle, heatAbove }) {
   const spread = Math.max(median, LEVELS - 1 - median, LEAST_SPREAD);
   const found = new Uint8ClampedArray(3 * LEVELS);
   for (let level = 0; level < LEVELS; level += 1) {
-    const share = Math.min(1, Math.abs(level - median) / spread) ** 0.8;
+    const share = Math.min(1, Math.abs(level - median) / spread) ** 0.55; // small differences are seen, too
     const end = level < median ? below : above;
     for (let part = 0; part < 3; part += 1) found[3 * level + part] = middle[part] + (end[part] - middle[part]) * share;
   }

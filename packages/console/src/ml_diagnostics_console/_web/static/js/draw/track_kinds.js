@@ -10,9 +10,10 @@ import { drawAttempts, drawBand, drawEndMark } from "./ledger_band.js";
 import { nearestIndex } from "./ranges.js";
 import { clockText } from "./time_axis.js";
 
-const LEDGER_HEIGHT = 70;
-const BAND = { top: 26, height: 42 };
+const LEDGER_HEIGHT = 82;
+const BAND = { top: 32, height: 44 };
 const CURVE_HEIGHT = 72;
+const CELL_PIXELS = 2.5;
 const EVENTS_HEIGHT = 24;
 const REACH = 10; // pixels from the hairline within which a value counts as under it
 
@@ -46,7 +47,7 @@ export function ledgerTrack({ api, base, attempts, titles, isAll }) {
     },
     draw(context, view, colours) {
       if (ledger) drawBand(context, ledger, view, BAND, colours);
-      drawAttempts(context, attempts(), view, { labelY: 8, lineY: 19 }, colours, formatWhole);
+      drawAttempts(context, attempts(), view, { labelY: 10, lineY: 23 }, colours, formatWhole);
     },
     describe() {
       const ends = attempts().map(({ number, end }) => `attempt ${number} ${END_WORDS[end] ?? "not known"}`);
@@ -200,7 +201,8 @@ export function heatTrack({ api, base, metrics, isAll, refresh }) {
     },
     async read(view) {
       const name = encodeURIComponent(metric.name);
-      heat = await api.columns(`${base}/heat?metric=${name}&${spanQuery(view, isAll())}`);
+      const cells = { ...view, width: view.width / CELL_PIXELS };
+      heat = await api.columns(`${base}/heat?metric=${name}&${spanQuery(cells, isAll())}`);
       picture = null;
     },
     draw(context, view, colours) {

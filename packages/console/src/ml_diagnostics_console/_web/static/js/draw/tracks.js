@@ -11,6 +11,7 @@ import { onTheme, tokens } from "./tokens.js";
 
 const AXIS_HEIGHT = 26;
 const TICK_PIXELS = 105;
+const LEAST_WIDTH = 60;
 const STEP_IN = 0.5;
 const LEAST_SELECTION = 1e-6;
 
@@ -85,7 +86,7 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
   function measure() {
     const plot = rows.values().next().value?.plot;
     const width = plot ? Math.floor(plot.clientWidth) : 0;
-    if (!width) return false;
+    if (width < LEAST_WIDTH) return false; // the style sheet is still on its way
     over.style.left = `${plot.offsetLeft}px`;
     over.style.width = `${width}px`;
     if (width !== state.width) {

@@ -4,6 +4,7 @@ import { h } from "../dom.js";
 import { formatCount, formatDuration, formatWhole } from "../format.js";
 
 const MOST_NAMES = 6;
+const FEW_NAMES = 2; // so many stand in the sentence itself
 
 /**
  * Build the list.
@@ -13,22 +14,20 @@ const MOST_NAMES = 6;
 export function groupList(groups, { isShort = false } = {}) {
   return h("ol.groups", null, groups.map((group) => h("li.group", null,
     h("span.group-mark", { "aria-hidden": "true", classes: [`group-${group.kind}`] }),
-    h("div.group-text", null, sentence(group), group.hosts.length > 1 && names(group.hosts, group.sentence),
-      !isShort && frames(group.frames ?? []), !isShort && otherThreads(group.other_threads ?? [])),
+    h("div.group-text", null, sentence(group), group.hosts.length > 1 && names(group.hosts),
+      !isShort && framesOf(group.frames ?? []), !isShort && otherThreads(group.other_threads ?? [])),
     h("div.group-facts", null,
       group.step !== null && group.step !== undefined && h("div", null, `step ${formatWhole(group.step)}`),
       group.unchanged_seconds > 0 && h("div", null, `unchanged ${formatDuration(group.unchanged_seconds)}`)))));
 }
 
 function sentence({ sentence: text, hosts }) {
-  // The hosts at its start stand out: "61 hosts wait in ...", "tpu-v5p-17 is in ...".
-  const starts = [formatCount(hosts.length, "host"), hosts.join(", "), hosts[0]];
-  const start = starts.find((words) => words && text.startsWith(words));
-  return h("p.group-sentence", null, start ? [h("b", null, start), text.slice(start.length)] : text);
+  const subject = hosts.length <= FEW_NAMES ? hosts.join(", ") : formatCount(hosts.length, "host");
+  return h("p.group-sentence", null, h("b", null, subject), " ", text);
 }
 
-function names(hosts, text) {
-  if (text.startsWith(hosts.join(", "))) return null;
+function names(hosts) {
+  if (hosts.length <= FEW_NAMES) return null;
   const shown = hosts.slice(0, MOST_NAMES).join(", ");
   const rest = hosts.length - MOST_NAMES;
   if (rest <= 0) return h("p.second", null, shown);
@@ -36,7 +35,8 @@ function names(hosts, text) {
     h("p.second", null, hosts.slice(MOST_NAMES).join(", ")));
 }
 
-function frames(rows) {
+/** Build a list of frames, the innermost first. */
+export function framesOf(rows) {
   return rows.length > 0 && h("ol.group-frames", null, rows.map((frame, index) =>
     h("li.mono", { classes: [index === 0 && "is-innermost"] }, h("span", null, frame.function), " ",
       h("span.second", null, place(frame)))));
@@ -51,5 +51,6 @@ export function place({ file, line }) {
 function otherThreads(threads) {
   return threads.length > 0 && h("details.other-threads", null,
     h("summary", null, formatCount(threads.length, "other thread")),
-    threads.map(({ name, frames: rows }) => h("section", null, h("h3", null, name), frames(rows ?? []))));
+    threads.map(({ name, text, frames }) => h("section", null,
+      h("h3", null, name, text && h("span.second", null, ` ${text}`)), framesOf(frames ?? []))));
 }

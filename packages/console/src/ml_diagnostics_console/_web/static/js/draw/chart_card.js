@@ -1,0 +1,191 @@
+/** A card with the chart of one metric, of one run or of several; it is built when it comes into view. */
+
+import { card, fill, h, setText } from "../dom.js";
+import { formatCount, formatDuration, formatInUnit, formatLarge } from "../format.js";
+import { createChart, commonRange } from "./chart.js";
+import { asBand } from "./curve.js";
+import { appendPoints } from "./live_points.js";
+import { tableTwin } from "./table_twin.js";
+import { clockText } from "./time_axis.js";
+import { onTheme, tokens } from "./tokens.js";
+import { metricTitle } from "./track_kinds.js";
+
+const HEIGHT = 196;
+const SERIES = 8;
+
+/**
+ * Build a card.
+ * @param {Object} api
+ * @param {{name: string, unit: string, hosts: number, points: number}} metric `hosts` above 1 shows their spread, where
+ *   there is one run alone.
+ * @param {string[]} runs Ids; the place is the colour.
+ * @param {Object} settings `{x: "step"|"time"|"elapsed", smooth: 0..1, isLog, isFull, span: [from, to]|null}`.
+ * @param {(span: [number, number]|null, axis: string) => void} onSpan Called when a span was dragged; null for all.
+ * @returns {{element: HTMLElement, metric: Object, show: (settings: Object) => Promise, append: () => Promise,
+ *   close: () => void}}
+ */
+export function createChartCard(api, metric, runs, settings, onSpan) {
+  const facts = h("span.second.chart-facts", null);
+  const place = h("div.chart-place", { css: { "min-height": `${HEIGHT}px` } });
+  const legend = h("div.chart-legend", { "aria-hidden": "true" });
+  const note = h("p.second.chart-note", { hidden: true });
+  const unit = metric.unit ?? "";
+  const isSpread = metric.hosts > 1 && runs.length === 1;
+  const twin = tableTwin(() => (loaded.length ? [{ title: metricTitle(metric.name), table }] : []));
+  twin.button.classList.add("small");
+  const head = { second: shownUnit(unit), right: [facts, twin.button], classes: ["chart-card"] };
+  const element = card(metricTitle(metric.name), head, place, legend, note, twin.panel);
+  let current = settings;
+  let chart = null;
+  let loaded = [];
+  let isWanted = false;
+  let generation = 0;
+  let isClosed = false;
+
+  const seen = new IntersectionObserver((entries) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
+    seen.disconnect();
+    isWanted = true;
+    load();
+  }, { rootMargin: "120px" });
+  seen.observe(element);
+  const sizes = new ResizeObserver(() => chart && place.clientWidth && chart.resize(place.clientWidth));
+  sizes.observe(place);
+  const stopTheme = onTheme(() => chart?.update({ runs: series() }));
+
+  async function load() {
+    const own = ++generation;
+    const width = Math.max(60, place.clientWidth - 70);
+    const answers = await Promise.all(runs.map((run) => read(run, width)));
+    if (own !== generation || isClosed) return;
+    loaded = answers.filter(({ points }) => points !== null);
+    const failed = answers.filter(({ points }) => points === null);
+    note.hidden = failed.length === 0;
+    setText(note, failed.length ? `Not shown: ${failed.map(({ run, error }) => `${run} (${error})`).join("; ")}` : "");
+    if (!loaded.length) return;
+    await draw();
+  }
+
+  async function read(run, width) {
+    const span = current.span ? `&from=${current.span[0]}&to=${current.span[1]}` : "";
+    const spread = isSpread ? "&hosts=spread" : "";
+    const path = `/api/runs/${encodeURIComponent(run)}/points?metric=${encodeURIComponent(metric.name)}`;
+    try {
+      return { run, points: await api.columns(`${path}&x=${current.x}${spread}${span}&width=${width}`), path };
+    } catch (error) {
+      return { run, points: null, error: error.message };
+    }
+  }
+
+  function series() {
+    const colours = tokens();
+    return loaded.map(({ run, points }) => ({
+      points, name: run, colour: runs.length === 1 ? colours.curve : colours.series[runs.indexOf(run) % SERIES],
+    }));
+  }
+
+  async function draw() {
+    const axis = loaded[0].points.header.x ?? current.x;
+    const options = {
+      runs: series(), x: axis, smooth: current.smooth, isLog: current.isLog, isFull: current.isFull,
+      span: axis === current.x ? current.span : null, width: place.clientWidth, height: HEIGHT,
+      format: (value) => formatInUnit(value, unit === "%" || unit === "s" ? unit : ""),
+      formatX: (value) => formatStep(value), onSpan: (span) => onSpan(span, axis), onCursor,
+    };
+    if (chart) chart.update(options);
+    else chart = await createChart(place, options);
+    place.dataset.points = String(loaded.reduce((sum, { points }) => sum + (points.header.total ?? 0), 0));
+    describe();
+    onCursor(null, []);
+    element.dispatchEvent(new CustomEvent("drawn", { bubbles: true }));
+  }
+
+  function describe() {
+    const { low, high } = commonRange(loaded.map(({ points }) => points.header), current);
+    const names = loaded.length > 1 ? ` of ${loaded.map(({ run }) => run).join(", ")}` : "";
+    const odd = loaded[0].points.header.odd;
+    place.setAttribute("role", "img");
+    const axis = loaded[0].points.header.x ?? current.x;
+    place.setAttribute("aria-label", `${metricTitle(metric.name)}${names} by ${axis}, `
+      + `${formatInUnit(low, unit)} to ${formatInUnit(high, unit)}${odd ? `, ${odd.host} differs` : ""}`);
+  }
+
+  function onCursor(x, values) {
+    const headers = loaded.map(({ points }) => points.header);
+    const axis = headers[0]?.x ?? current.x;
+    if (x === null) {
+      const { above, below } = commonRange(headers, current);
+      const odd = headers.length === 1 ? headers[0].odd : null;
+      const total = headers.reduce((sum, header) => sum + (header.total ?? 0), 0);
+      setText(facts, [odd ? `${odd.host}: ${odd.text ?? "differs"}` : formatCount(total, "value"),
+        above !== null && `↑ ${formatInUnit(above, unit)}`, below !== null && `↓ ${formatInUnit(below, unit)}`]
+        .filter(Boolean).join("  "));
+      if (legend.childElementCount) fill(legend);
+      return;
+    }
+    setText(facts, { time: clockText(x, true), elapsed: formatDuration(x) }[axis] ?? `step ${formatStep(x)}`);
+    fill(legend, values.map(({ label, colour, value }) => h("span.chart-value", null,
+      h("span.chart-swatch", { css: { "--colour": colour } }),
+      values.length > 1 && h("span.name.cut", null, label), h("b", null, formatInUnit(value, unit)))));
+  }
+
+  function table() {
+    const axis = loaded[0].points.header.x ?? current.x;
+    const at = (value) => ({ time: clockText(value, true), elapsed: formatDuration(value) }[axis] ?? formatStep(value));
+    const rows = loaded.flatMap(({ run, points }) => {
+      const band = asBand(points);
+      const [x, y] = band.x?.length ? [band.x, band.middle] : [points.columns.x, points.columns.y];
+      const name = loaded.length > 1 ? [run] : [];
+      return Array.from(x, (value, index) => [at(value), ...name, formatInUnit(y[index], unit)]);
+    });
+    return { head: [axis[0].toUpperCase() + axis.slice(1), ...(loaded.length > 1 ? ["Run"] : []), "Value"], rows };
+  }
+
+  return {
+    element,
+    metric,
+    /** Show with other settings; what was not yet in view stays unbuilt. */
+    show(next) {
+      const isSame = next.x === current.x && String(next.span) === String(current.span);
+      current = next;
+      if (!isWanted) return Promise.resolve();
+      return isSame && loaded.length ? draw() : load();
+    },
+    /** Fetch what was appended, and draw it. */
+    async append() {
+      if (!isWanted || !chart || current.span || isSpread || loaded.length !== 1) return;
+      const [only] = loaded;
+      const { x } = only.points.columns;
+      const added = await api.columns(`${only.path}&x=${current.x}&after=${only.points.header.total}&width=400`);
+      const isInOrder = !added.columns.x.length || !x.length || added.columns.x[0] >= x[x.length - 1];
+      const pixel = x.length ? (x[x.length - 1] - x[0]) / Math.max(60, place.clientWidth - 70) : 1;
+      const points = isInOrder ? appendPoints(only.points, added, pixel) : null;
+      if (isClosed || loaded[0] !== only) return;
+      if (points === null) {
+        await load();
+      } else if (points !== only.points) {
+        loaded = [{ ...only, points }];
+        await draw();
+      }
+    },
+    close() {
+      isClosed = true;
+      seen.disconnect();
+      sizes.disconnect();
+      stopTheme();
+      chart?.close();
+    },
+  };
+}
+
+function shownUnit(unit) {
+  return unit && unit !== "1" ? unit : null;
+}
+
+/** Return a step in little space: 200k, 1M. */
+export function formatStep(value) {
+  const size = Math.abs(value);
+  if (size >= 1e6 && size % 1e5 === 0) return `${size / 1e6}M`;
+  if (size >= 1e4 && size % 1e3 === 0) return `${value / 1e3}k`;
+  return Number.isInteger(value) ? value.toLocaleString("en-US") : formatLarge(value);
+}

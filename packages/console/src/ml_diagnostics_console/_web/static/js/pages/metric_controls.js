@@ -1,0 +1,126 @@
+// The controls above charts: axis, scale, range, smoothing, and the runs that lie over this one.
+
+import { button, fill, h } from "../dom.js";
+import { bindKeys } from "../keys.js";
+import { urlOf } from "../router.js";
+
+const MOST_RUNS = 12;
+const SERIES = 8;
+const MOST_OFFERED = 500;
+const SMOOTH_MS = 60;
+
+/**
+ * Build the controls; they write into the URL.
+ * @param {{api: Object, state: Object, run: Object, onSettings: () => void, onRuns: () => void}} options
+ * @returns {{element: HTMLElement, update: () => void, close: () => void}}
+ */
+export function metricControls({ api, state, run, onSettings, onRuns }) {
+  const runs = () => state.get("with").split(",").filter(Boolean);
+  const hasSteps = (run.metrics_list ?? []).some(({ has_steps: has }) => has);
+  const segments = h("div.controls-part");
+  const legend = h("ul.run-legend", { "aria-label": "Runs that are shown" });
+  const whole = button("All", () => setSpan(null), { class: "button small", title: "Show all (0)", hidden: true });
+  let timer = 0;
+  const smooth = h("input", {
+    type: "range", min: "0", max: "1", step: "0.05", "aria-label": "Smoothing", value: state.get("smooth", "0"),
+    on: {
+      input() {
+        clearTimeout(timer);
+        timer = setTimeout(() => {
+          state.set({ smooth: smooth.value === "0" ? "" : smooth.value });
+          onSettings();
+        }, SMOOTH_MS);
+      },
+    },
+  });
+  const overlay = h("div.overlay-choice", null, button("Overlay other runs…", openChoice, { class: "link" }));
+  const element = h("div.controls.metric-controls", null, segments,
+    h("label.check", null, "Smooth", smooth), whole, legend, overlay);
+
+  function choice(name, key, options, byDefault) {
+    const shown = () => state.get(key) || byDefault;
+    return h("div.segments", { role: "group", "aria-label": name }, options.map(([value, title]) => h("button", {
+      type: "button",
+      "aria-pressed": String(shown() === value),
+      on: {
+        click() {
+          if (shown() === value) return;
+          state.set({ [key]: value === byDefault ? "" : value, ...(key === "x" ? { from: "", to: "" } : {}) });
+          update();
+          onSettings();
+        },
+      },
+    }, title)));
+  }
+
+  function update() {
+    const isAlone = runs().length === 0;
+    const axes = [hasSteps && ["step", "Step"], isAlone && ["time", "Time"], ["elapsed", "Elapsed"]].filter(Boolean);
+    fill(segments, choice("Axis", "x", axes, hasSteps ? "step" : isAlone ? "time" : "elapsed"),
+      choice("Scale", "log", [["", "Linear"], ["1", "Log"]], ""),
+      choice("Range", "y", [["", "Robust"], ["full", "Full"]], ""));
+    whole.hidden = !state.get("from");
+    fill(legend, [run.id, ...runs()].map((id, index) => h("li", null,
+      h("span.chart-swatch", { css: { "--colour": isAlone ? "var(--curve)" : `var(--series-${index % SERIES})` } }),
+      h("bdi.name.cut", { title: id }, id),
+      index > 0 && h("button.remove", {
+        type: "button", "aria-label": `Remove ${id}`, on: { click: () => remove(id) },
+      }, "×"))));
+  }
+
+  function setRuns(ids) {
+    state.set({ with: ids.join(",") });
+    update();
+    onRuns();
+  }
+
+  function remove(id) {
+    setRuns(runs().filter((each) => each !== id));
+  }
+
+  async function openChoice() {
+    let rows = [];
+    try {
+      ({ rows } = await api.json("/api/runs"));
+    } catch (error) {
+      fill(overlay, h("span.second", null, error.message));
+      return;
+    }
+    const near = rows.filter(({ id }) => id !== run.id && !runs().includes(id));
+    near.sort((one, other) => Number(other.group === run.group) - Number(one.group === run.group));
+    const offered = near.slice(0, MOST_OFFERED).map(({ id }) => h("option", { value: id }));
+    const options = h("datalist", { id: "overlay-runs" }, offered);
+    const input = h("input", {
+      type: "text", list: "overlay-runs", placeholder: "Name of a run", "aria-label": "Run to lay over this one",
+      on: { change: take, keydown: (event) => event.key === "Escape" && close() },
+    });
+    function take() {
+      if (near.some(({ id }) => id === input.value) && runs().length < MOST_RUNS - 1) setRuns([...runs(), input.value]);
+      close();
+    }
+    fill(overlay, h("div.field", null, input), options,
+      h("a", { href: urlOf("/compare", { runs: [run.id, ...runs()].join(",") }) }, "Compare"));
+    input.focus();
+  }
+
+  function close() {
+    fill(overlay, button("Overlay other runs…", openChoice, { class: "link" }));
+  }
+
+  function setSpan(span) {
+    state.set({ from: span?.[0], to: span?.[1] });
+    update();
+    onSettings();
+  }
+
+  const stop = bindKeys({ 0: () => (state.get("from") ? setSpan(null) : false) });
+  update();
+  return {
+    element,
+    update,
+    close() {
+      clearTimeout(timer);
+      stop();
+    },
+  };
+}

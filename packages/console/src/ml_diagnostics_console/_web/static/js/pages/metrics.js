@@ -1,0 +1,171 @@
+// The metrics of a run: a list, and a chart for each one that is wanted, built when it comes into view.
+
+import { add, empty, fill, h, setText } from "../dom.js";
+import { loadUplot } from "../draw/chart.js";
+import { createChartCard } from "../draw/chart_card.js";
+import { metricTitle } from "../draw/track_kinds.js";
+import { formatCount, formatInUnit } from "../format.js";
+import { metricControls } from "./metric_controls.js";
+import { chooseTracks } from "./track_choice.js";
+
+const MOST_CHARTS = 24; // beyond it, only what is chosen in the list is drawn
+const MOST_LISTED = 300;
+const APPEND_MS = 2_000;
+const MOST_RUNS = 12;
+
+/** Show the page. */
+export async function show(page, api, state) {
+  loadUplot().catch(() => {}); // on its way while the list is fetched; a chart reports its failure
+  const run = await api.json(`/api/runs/${encodeURIComponent(state.run)}`);
+  const metrics = run.metrics_list ?? [];
+  if (!metrics.length) {
+    add(page, h("section.card", null, empty("No metric was recorded in this run yet. Record them in the training loop:",
+      "metrics.record(\"loss\", loss, step=step)")));
+    document.documentElement.dataset.ready = "metrics";
+    return null;
+  }
+  const isListFirst = metrics.length > MOST_CHARTS;
+  const names = (key) => new Set(state.get(key).split(",").filter(Boolean));
+  const byDefault = new Set(chooseTracks(metrics).curves.map(({ name }) => name));
+  const chosen = isListFirst && state.get("show") ? names("show") : byDefault;
+  const hidden = names("hide");
+  const isShown = ({ name }) => (isListFirst ? chosen.has(name) : !hidden.has(name));
+  const cards = new Map();
+  const charts = h("div.charts");
+  const others = () => state.get("with").split(",").filter((id) => id && id !== run.id).slice(0, MOST_RUNS - 1);
+  let runs = [run.id, ...others()];
+  let timer = 0;
+  const pending = new Set();
+
+  const controls = metricControls({ api, state, run, onSettings: showAll, onRuns: rebuild });
+  const list = metricList();
+  add(page, controls.element, h("div.metrics-body", null, list.element, charts));
+  const drawn = new Promise((resolve) => {
+    charts.addEventListener("drawn", resolve, { once: true });
+    setTimeout(resolve, 4000);
+  });
+  build();
+  if (metrics.some(isShown)) await drawn;
+  document.documentElement.dataset.ready = "metrics";
+
+  function settings() {
+    const [from, to] = [state.number("from"), state.number("to")];
+    return {
+      x: axis(),
+      smooth: Math.min(1, Math.max(0, state.number("smooth", 0))),
+      isLog: state.get("log") === "1",
+      isFull: state.get("y") === "full",
+      span: from !== null && to !== null && to > from ? [from, to] : null,
+    };
+  }
+
+  function axis() {
+    const x = state.get("x") || (metrics.some(({ has_steps: has }) => has) ? "step" : "time");
+    return x === "time" && runs.length > 1 ? "elapsed" : x; // by the clock, runs would stand side by side
+  }
+
+  function build() {
+    const wanted = metrics.filter(isShown);
+    for (const [name, card] of cards) {
+      if (wanted.some((metric) => metric.name === name)) continue;
+      card.close();
+      card.element.remove();
+      cards.delete(name);
+    }
+    wanted.forEach((metric, index) => {
+      if (!cards.has(metric.name)) cards.set(metric.name, createChartCard(api, metric, runs, settings(), onSpan));
+      const { element } = cards.get(metric.name);
+      if (charts.children[index] !== element) charts.insertBefore(element, charts.children[index] ?? null);
+    });
+    const none = () => h("section.card.no-charts", null, empty("Choose metrics in the list to see their charts."));
+    if (!wanted.length) fill(charts, none());
+    else charts.querySelector(".no-charts")?.remove();
+  }
+
+  function showAll() {
+    for (const card of cards.values()) card.show(settings());
+  }
+
+  function rebuild() {
+    runs = [run.id, ...others()];
+    for (const card of cards.values()) card.close();
+    cards.clear();
+    fill(charts);
+    build();
+  }
+
+  function onSpan(span, of) {
+    if (of !== axis()) return; // a chart by time among charts by step keeps its own span
+    const digits = of === "step" ? 0 : 3;
+    state.set({ from: span?.[0].toFixed(digits), to: span?.[1].toFixed(digits) });
+    controls.update();
+    showAll();
+  }
+
+  function metricList() {
+    const rows = h("div.metric-rows", null);
+    const field = h("input", {
+      type: "search", placeholder: "Filter metrics", "aria-label": "Filter metrics", data: { filter: "" },
+      on: { input: draw },
+    });
+    const more = h("p.second", null);
+    const search = metrics.length > 12 && h("div.field", null, field);
+    const element = h("nav.metric-list", { "aria-label": "Metrics" }, search, rows, more);
+
+    function draw() {
+      const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const found = metrics.filter(({ name }) => words.every((word) => name.toLowerCase().includes(word)));
+      const listed = found.slice(0, MOST_LISTED);
+      const groups = [["Metrics", listed.filter(({ hosts }) => hosts <= 1)],
+        ["For each host", listed.filter(({ hosts }) => hosts > 1)]];
+      fill(rows, groups.filter(([, part]) => part.length).map(([title, part]) =>
+        h("section", null, h("h3.second", null, title), part.map(row))));
+      const rest = found.length - listed.length;
+      setText(more, rest > 0 ? `${formatCount(rest, "more metric")}: narrow the filter` : "");
+    }
+
+    function row(metric) {
+      const box = h("input", { type: "checkbox", on: { change: () => toggle(metric, box.checked) } });
+      box.checked = isShown(metric);
+      return h("label.metric-row", { title: metric.name }, box, h("span.cut", null, metric.name),
+        h("span.metric-last", null, formatInUnit(metric.last, compactUnit(metric.unit))));
+    }
+
+    draw();
+    return { element };
+  }
+
+  function toggle({ name }, isWanted) {
+    if (isListFirst) {
+      chosen[isWanted ? "add" : "delete"](name);
+      state.set({ show: [...chosen].join(",") });
+    } else {
+      hidden[isWanted ? "delete" : "add"](name);
+      state.set({ hide: [...hidden].join(",") });
+    }
+    build();
+  }
+
+  function appendAll() {
+    timer = 0;
+    for (const name of pending) cards.get(name)?.append().catch(() => {});
+    pending.clear();
+  }
+
+  return {
+    update({ kind, data }) {
+      if (kind !== "metrics" || !data[run.id]) return;
+      for (const name of Object.keys(data[run.id])) pending.add(name);
+      timer ||= setTimeout(appendAll, APPEND_MS);
+    },
+    close() {
+      clearTimeout(timer);
+      controls.close();
+      for (const card of cards.values()) card.close();
+    },
+  };
+}
+
+function compactUnit(unit) {
+  return ["s", "seconds", "%", "percent", "bytes", "bytes/s"].includes(unit) ? unit : "";
+}
