@@ -12,6 +12,8 @@ from ml_diagnostics_console._cli.questions import add_source_options, job_reader
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
+    from ml_diagnostics_console.report import Report
+
 __all__ = ["DoctorCommand"]
 
 _EXPLAIN: Final = "explain"
@@ -38,7 +40,7 @@ class DoctorCommand:
             "words",
             nargs="+",
             metavar="RUN",
-            help="the run's id, the start of it, 'last', or the name of a job or workload without a run; "
+            help="the run's id, the start of it, 'last', the name of a job or workload without a run, or a case file; "
             "'explain RUN/2' has all that made the second verdict, 'explain C2' what a rule needs",
         )
         parser.add_argument("--attempt", metavar="N|all", default="", help="judge this attempt (default: the last one)")
@@ -68,6 +70,8 @@ class DoctorCommand:
             raise UsageError(f"expected one run, got {len(words)}: {' '.join(words)}")
         if not options.live and (options.alert or options.until):
             raise UsageError("--alert and --until need --live")
+        if options.live and _is_case_file(words[0]):
+            raise UsageError("--live needs a run: a case file does not change")
         if options.live:
             return _watch(words[0], options, console)
         return _report(words[0], options, console)
@@ -76,14 +80,51 @@ class DoctorCommand:
 def _report(name: str, options: argparse.Namespace, console: Console) -> int:
     from ml_diagnostics_console.doctor import judge
 
-    facts = job_reader(options, console, name, may_be_all=True).read()
-    reports = [judge(facts)]
-    if options.attempt == "all":
-        reports = [judge(facts.of_attempt(index)) for index in range(len(facts.attempts))] or reports
+    if _is_case_file(name):
+        reports = _reports_of_case(name, options.attempt)
+    else:
+        facts = job_reader(options, console, name, may_be_all=True).read()
+        reports = [judge(facts)]
+        if options.attempt == "all":
+            reports = [judge(facts.of_attempt(index)) for index in range(len(facts.attempts))] or reports
     from ml_diagnostics_console._forms import print_reports
 
     print_reports(reports, options.format, console, with_all=options.all, is_list=options.attempt == "all")
     return reports[-1].exit_code
+
+
+def _is_case_file(name: str) -> bool:
+    """Return True if a name is that of a file that `mldiagnostics export` has written, not of a run."""
+    return name.endswith((".html", ".htm"))
+
+
+def _reports_of_case(name: str, attempt: str) -> list[Report]:
+    from pathlib import Path
+
+    from ml_diagnostics_console._cli.questions import attempt_of
+    from ml_diagnostics_console._web.case_report import read_case
+
+    case = read_case(Path(name))
+    if attempt == "all":
+        return list(case.attempts) or [case.last]
+    number = attempt_of(attempt)
+    if number is None:
+        return [case.last]
+    found = [each for each in case.attempts if each.facts.attempt is not None and each.facts.attempt.number == number]
+    if not found:
+        raise NotFoundError(f"{name} has no attempt {number}")
+    return found
+
+
+def _explanation_of_case(name: str, number: int) -> str:
+    from pathlib import Path
+
+    from ml_diagnostics_console._web.case_report import read_case
+
+    case = read_case(Path(name))
+    if not 0 < number <= len(case.explanations):
+        raise NotFoundError(f"{name} explains {len(case.explanations)} verdicts, and none with the number {number}")
+    return case.explanations[number - 1]
 
 
 def _watch(name: str, options: argparse.Namespace, console: Console) -> int:
@@ -108,6 +149,9 @@ def _explain(what: str, options: argparse.Namespace, console: Console) -> int:
     if not slash or not digits.isdecimal() or not name:
         known = ", ".join(sorted(rule.id for rule in all_rules()))
         raise NotFoundError(f"{what!r} is neither a rule nor a verdict such as last/1; the rules are {known}")
+    if _is_case_file(name):
+        console.data(_explanation_of_case(name, int(digits)))
+        return DONE
     reader = job_reader(options, console, name, may_be_all=True)
     report = judge(reader.read())
     verdicts = [report.headline, *(each for each in report.verdicts if each is not report.headline)]

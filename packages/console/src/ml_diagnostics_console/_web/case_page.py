@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 from ml_diagnostics_console._web.assets import Assets
-from ml_diagnostics_console._web.modules import ModuleError, inlined_modules
+from ml_diagnostics_console._web.modules import ModuleError, inlined_modules, safe_script
 
 __all__ = ["case_page"]
 
@@ -84,6 +84,7 @@ class _Page:
         return asset.data
 
     def _script(self, text: str) -> str:
+        text = safe_script(text)
         self._script_hashes.append(_hash(text))
         return f"<script>{text}</script>\n"
 

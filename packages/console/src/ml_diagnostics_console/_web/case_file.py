@@ -1,0 +1,127 @@
+"""The case file: one run as one HTML file, to send to others; `doctor` reads it back.
+
+It has the page itself, the answers that its pages ask for, and the doctor's report. A first block lists what is inside
+and what was left out. Secrets are removed; nothing in the file asks a server for anything.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from ml_diagnostics_common.exceptions import DiagnosticsError
+
+from ml_diagnostics_console._facts.reading import JobReader, Question
+from ml_diagnostics_console._version import __version__
+from ml_diagnostics_console._web.answers import Answer, NotThereError, json_answer
+from ml_diagnostics_console._web.assets import Assets
+from ml_diagnostics_console._web.case_answers import CaseAnswers, collect
+from ml_diagnostics_console._web.case_page import case_page
+from ml_diagnostics_console._web.case_report import encoded_reports, zipped
+from ml_diagnostics_console._web.modules import ModuleError
+from ml_diagnostics_console._web.store import Store
+from ml_diagnostics_console._web.verdicts import DOCTOR
+
+__all__ = ["CaseFile", "case_answer", "make_case"]
+
+_MOST_BYTES: Final = 3_000_000
+_VERDICT_SECONDS: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFile:
+    """A case file.
+
+    Attributes:
+        text: Its text.
+        inside: Sentences on what is inside.
+        left_out: Sentences on what was left out.
+    """
+
+    text: str
+    inside: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def case_answer(store: Store, run_id: str, assets: Assets) -> Answer:
+    """Answer a request for the case file of a run.
+
+    Args:
+        store: The runs.
+        run_id: The run.
+        assets: The static files of the page.
+    """
+    try:
+        with store.lock:
+            run_id = store.run(run_id).id
+        case = make_case(store, run_id, assets, Question(run_id, kubernetes="off"))
+    except NotThereError as error:
+        return json_answer({"error": str(error)}, 404)
+    except (ModuleError, DiagnosticsError) as error:
+        return json_answer({"error": f"the case file could not be made: {error}"}, 500)
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(run_id, safe='')}.html"}
+    return Answer(case.text.encode(), "text/html; charset=utf-8", headers=headers)
+
+
+def make_case(
+    store: Store,
+    run_id: str,
+    assets: Assets,
+    question: Question,
+    report: Callable[[str], None] = lambda note: None,
+) -> CaseFile:
+    """Return the case file of a run.
+
+    Args:
+        store: The runs, read.
+        run_id: The run.
+        assets: The static files of the page.
+        question: The run as the doctor reads it.
+        report: Prints a note for the user.
+
+    Raises:
+        NotThereError: There is no such run.
+        ModuleError: The page cannot be inlined.
+        DiagnosticsError: The doctor cannot read the run.
+    """
+    with store.lock:
+        run, cursor, place = store.run(run_id), store.cursor, store.place
+    DOCTOR.wait(run, _VERDICT_SECONDS)
+    reports = zipped(encoded_reports(JobReader(question, report)))
+    page_bytes = len(case_page(assets, run_id, "").encode())
+    answers = collect(store, run_id, _MOST_BYTES - page_bytes - len(reports))
+    inside = [*answers.inside, "the doctor's report, which `mldiagnostics doctor FILE` prints"]
+    left_out = [*answers.left_out, "what looked like a secret", "values that are finer than a drawing shows"]
+    about = {
+        "run": run_id,
+        "start": f"/runs/{quote(run_id, safe='')}",
+        "made": time.time(),
+        "version": __version__,
+        "from": place,
+        "cursor": cursor,
+        "inside": inside,
+        "left_out": left_out,
+    }
+    blocks = _blocks(about, reports, answers)
+    return CaseFile(case_page(assets, run_id, blocks), tuple(inside), tuple(left_out))
+
+
+def _blocks(about: dict[str, Any], reports: str, answers: CaseAnswers) -> str:
+    """Return the elements with the data: what is inside first."""
+    lines = [f'<script type="application/json" data-about>{_in_script(about)}</script>']
+    lines.append(f'<script type="text/plain" data-report>{reports}</script>')
+    for block in answers.blocks:
+        headers = f' data-headers="{html.escape(json.dumps(dict(block.headers)))}"' if block.headers else ""
+        path = html.escape(block.path)
+        lines.append(f'<script type="text/plain" data-answer="{path}"{headers}>{block.text}</script>')
+    return "\n".join(lines)
+
+
+def _in_script(value: Any) -> str:
+    """Return JSON that no text in it can end the element of."""
+    return json.dumps(value, ensure_ascii=True).replace("<", "\\u003c")
