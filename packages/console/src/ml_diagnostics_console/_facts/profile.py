@@ -23,7 +23,7 @@ from ml_diagnostics_console._facts.facts import Fact, Unknown
 from ml_diagnostics_console._facts.profile_facts import ProfileFacts
 from ml_diagnostics_console.verdict import Ref
 
-__all__ = ["read_profile", "summary_of"]
+__all__ = ["read_profile", "run_xprofiler", "summary_of"]
 
 _SUCCEEDED: Final = "SUCCEEDED"
 _DEADLINE_SECONDS: Final = 20.0
@@ -64,7 +64,7 @@ def read_profile(
     if sum(sizes) > _MOST_BYTES:
         size = format_bytes(sum(sizes))
         return Unknown(f"the profile {session.session_id} has {size}: read it with `xprofiler summary {folder}`")
-    found = (summarise or _run_xprofiler)(folder)
+    found = (summarise or run_xprofiler)(folder)
     if isinstance(found, str):
         return Unknown(f"the profile {session.session_id} cannot be summarised: {found}")
     facts = summary_of(session.session_id, found)
@@ -72,7 +72,7 @@ def read_profile(
     return Fact(facts, (ref,), session.started_ns or 0)
 
 
-def _run_xprofiler(folder: str) -> Mapping[str, Any] | str:
+def run_xprofiler(folder: str) -> Mapping[str, Any] | str:
     """Return the summary that the command prints, or why there is none."""
     if find_spec("xprofiler") is None or find_spec("xprof") is None:
         return _EXTRA

@@ -49,7 +49,7 @@ _TABLE: Final = (
     _Route("/api/runs/{run}/profiles/{session}", "profile_view.profile", is_locked=False),
     _Route("/api/runs/{run}/logs", "log_view.logs", gets_store=True, is_locked=False),
     _Route("/api/runs/{run}/configs", "config_view.configs", gets_store=True),
-    _Route("/api/runs/{run}/explain", "explain_view.explain"),
+    _Route("/api/runs/{run}/explain", "explain_view.explain", gets_store=True, is_locked=False),
     _Route("/api/compare", "config_view.compare"),
 )
 

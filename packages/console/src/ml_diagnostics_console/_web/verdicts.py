@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ml_diagnostics_common.entry import split_insert_id
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.texts import one_line
 
@@ -173,10 +174,11 @@ def answer_of(report: Report) -> dict[str, Any]:
     text = safe_line(headline.sentence).rstrip(".")
     sentence = f"{title}: {text}." if title else f"{text}."
     hosts = {process.host for process in report.facts.processes} | set(headline.hosts)
-    proofs: dict[str, str] = {}
+    proofs: dict[str, str | None] = {}
     for number, ref in enumerate(headline.evidence, 1):
         shows = f"{ref.host}: {ref.shows}" if ref.host and ref.host not in ref.shows else ref.shows
-        proofs.setdefault(safe_line(shows, _LONGEST_PROOF), f"proof:{number}")
+        is_entry = split_insert_id(ref.id) is not None  # Else a file, an object of Kubernetes, or a sum.
+        proofs.setdefault(safe_line(shows, _LONGEST_PROOF), f"proof:{number}" if is_entry else None)
     cost = headline.cost
     blame = headline.blame
     is_known = blame is not None and blame is not Blame.UNKNOWN
