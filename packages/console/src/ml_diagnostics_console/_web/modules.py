@@ -78,7 +78,7 @@ def inlined_modules(start: str, read: Callable[[str], str]) -> str:
 
 
 def safe_script(text: str) -> str:
-    """Return a script in which nothing ends its element: in strings and comments, `\\/` is the same as `/`."""
+    """Return a script in which nothing ends its element: with a backslash, the text of strings stays the same."""
     return _END.sub(r"<\\/\1", text).replace("<!--", r"<\!--")
 
 
