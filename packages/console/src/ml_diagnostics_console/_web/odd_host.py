@@ -20,8 +20,11 @@ _LEAST_COLUMNS: Final = 8
 _LEAST_HOSTS: Final = 3
 _STANDARD_ERRORS: Final = 4.0
 _LEAST_SHARE_OF_RANGE: Final = 0.03
-_DEVIATION_OF_MEDIAN: Final = 1.4826
-"""The standard deviation of a normal distribution is so many median absolute deviations."""
+_LEAST_FLEET: Final = 6
+_ODD_AT_MOST: Final = 16
+"""One host of so many may be odd at the same time as another."""
+_OF_TRIMMED: Final = 1.17
+"""The standard deviation of a normal distribution is so much larger than that of its middle 15 / 16."""
 
 
 class OddHost(NamedTuple):
@@ -75,18 +78,34 @@ def find_odd_host(means: Floats, hosts: Sequence[str], unit: str = "1") -> OddHo
     deviations = np.nanmean(distances, axis=1)
     spreads = np.nanstd(distances, axis=1, ddof=1)
     errors = np.maximum(spreads, np.median(spreads)) / np.sqrt(numbers)
-    # Few hosts, or few columns, tell little of how much they differ by chance: see Student's t.
-    caution = (1 + 4 / len(known)) * (1 + 2 / len(recorded))
-    centre = np.median(deviations)
-    among = _DEVIATION_OF_MEDIAN * float(np.median(np.abs(deviations - centre)))
     number = int(np.argmax(np.abs(deviations)))
     deviation = float(deviations[number])
     span = float(np.nanmax(values) - np.nanmin(values))
-    least = max(_STANDARD_ERRORS * caution * max(float(errors[number]), among), _LEAST_SHARE_OF_RANGE * span)
+    least = max(
+        _STANDARD_ERRORS * (1 + 4 / len(recorded)) * float(errors[number]),
+        _least_among(deviations),
+        _LEAST_SHARE_OF_RANGE * span,
+    )
     if not math.isfinite(deviation) or abs(deviation) <= least:
         return None
     row = int(known[number])
     return OddHost(row, hosts[row], deviation, _text(deviation, float(np.median(middles)), unit))
+
+
+def _least_among(deviations: Floats) -> float:
+    """Return the least deviation that is not to be expected of one of so many hosts that each are a little different.
+
+    That is Student's t of the host against the others, for a chance of about 0.2 % in a fleet; fewer than six hosts
+    cannot show how much hosts differ. In a large fleet, several may be odd: they are not among the others either.
+    """
+    count = len(deviations)
+    if count < _LEAST_FLEET:
+        return 0.0
+    left_out = max(1, count // _ODD_AT_MOST)
+    nearest = np.sort(np.abs(deviations - np.median(deviations)))[:-left_out]
+    freedom = len(nearest) - 1
+    spread = math.sqrt(float(np.square(nearest).sum()) / freedom) * (1.0 if left_out == 1 else _OF_TRIMMED)
+    return spread * (4.4 + 40 / freedom**1.25)
 
 
 def _text(deviation: float, middle: float, unit: str) -> str:

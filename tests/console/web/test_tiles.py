@@ -1,0 +1,132 @@
+"""Tiles and columns against slow references."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from array import array
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from ml_diagnostics_console._web.columns import Column, RunColumns
+from ml_diagnostics_console._web.tiles import Tiles
+
+VALUES = st.lists(
+    st.one_of(st.integers(-5, 5).map(float), st.floats(width=32), st.just(math.nan), st.just(math.inf)), max_size=700
+)
+
+
+def slow_extremes(values: list[float], edges: list[int]) -> list[int]:
+    """Return the first row of the least and of the greatest finite value between each edge and the next."""
+    rows = set()
+    for start, end in itertools.pairwise(edges):
+        finite = [row for row in range(start, end) if math.isfinite(values[row])]
+        if finite:
+            rows |= {min(finite, key=lambda row: values[row]), min(finite, key=lambda row: -values[row])}
+    return sorted(rows)
+
+
+@given(VALUES, st.data())
+def test_extremes_are_those_of_a_slow_search(values: list[float], data: st.DataObject) -> None:
+    edges = sorted(data.draw(st.lists(st.integers(0, len(values)), min_size=2, max_size=12)))
+    tiles = Tiles()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
+    for cut in (*cuts, len(values)):  # However the column grew.
+        tiles.extend(np.array(values[:cut]))
+    found = tiles.extremes(np.array(edges, np.int64)).tolist()
+    expected = slow_extremes(values, edges)
+    assert [values[row] for row in found] == [values[row] for row in expected]
+    assert found == expected
+
+
+def test_tiles_of_a_long_column_find_the_one_value_that_stands_out() -> None:
+    values = np.zeros(200_000)
+    values[[1, 77_777, 199_999]] = (5.0, -3.0, 7.0)
+    values[1000:2000] = np.nan
+    tiles = Tiles()
+    for end in (10, 5_000, 123_456, 200_000):
+        tiles.extend(values[:end])
+    edges = np.linspace(0, 200_000, 101).astype(np.int64)
+    assert {1, 77_777, 199_999} <= set(tiles.extremes(edges).tolist())
+    assert tiles.extremes(edges).tolist() == slow_extremes(values.tolist(), edges.tolist())
+
+
+def test_nothing_is_found_in_nothing() -> None:
+    tiles = Tiles()
+    tiles.extend(np.empty(0))
+    assert tiles.extremes(np.array([0, 0])).tolist() == []
+    tiles.extend(np.full(100, np.nan))
+    assert tiles.extremes(np.array([0, 50, 100])).tolist() == []
+
+
+STEPS = st.one_of(st.integers(0, 12).map(float), st.just(math.nan))
+
+
+@given(st.lists(st.lists(st.tuples(STEPS, st.integers(0, 30).map(float)), max_size=12), max_size=8))
+@example([[(1.0, 1.0), (2.0, 2.0)], [(2.0, 3.0)], [(3.0, 4.0)]])
+def test_of_a_step_that_was_done_again_the_last_value_counts(parts: list[list[tuple[float, float]]]) -> None:
+    column = Column("loss", "0")
+    points: list[tuple[float, float, float]] = []
+    for part in parts:
+        for step, time_s in part:
+            value = float(len(points))
+            column.append(step, time_s, value)
+            points.append((step, time_s, value))
+        ordered = sorted(points, key=lambda point: point[1])
+        assert column.time.tolist() == [point[1] for point in ordered]
+        assert column.value.tolist() == [point[2] for point in ordered]
+        last = {step: value for step, _, value in ordered if not math.isnan(step)}
+        steps, values, tiles = column.by_step()
+        assert steps.tolist() == sorted(last)
+        assert values.tolist() == [last[step] for step in sorted(last)]
+        if len(values):
+            assert set(values[tiles.extremes(np.array([0, len(values)]))].tolist()) == {min(values), max(values)}
+    assert len(column) == len(points)
+    assert column.has_steps == (bool(points) and not any(math.isnan(step) for step, _, _ in points))
+
+
+def test_a_view_stays_as_it_is_while_the_column_grows() -> None:
+    column = Column("loss", "0")
+    for number in range(100):
+        column.append(number, number, number)
+    before = column.value
+    for number in range(100, 100_000):
+        column.append(number, number, number)
+    assert column.value.tolist() == list(range(100_000))
+    assert before.tolist() == list(range(100))
+
+
+def test_a_column_takes_24_bytes_a_point_and_its_tiles_less_than_two_more() -> None:
+    column = Column("loss", "0")
+    count = 300_000
+    for data in (column.steps, column.times, column.values):
+        data.extend(array("d", range(count)))
+    tiles = column.tiles
+    stored = column._data.nbytes + sum(level._least.nbytes + level._greatest.nbytes for level in tiles._levels)
+    assert stored <= 26 * count
+
+
+def test_columns_are_in_the_order_of_processes() -> None:
+    columns = RunColumns()
+    for process in ("10", "2", "host-b", "0"):
+        columns.column("loss", process, f"vm-{process}", "1").append(0, 0, 1.0)
+    columns.column("accuracy", "0", "vm-0", "1")
+    assert [column.process for column in columns.of("loss")] == ["0", "2", "10", "host-b"]
+    first = columns.first("loss")
+    assert first is not None
+    assert (first.process, first.host, first.last, first.last_step) == ("0", "vm-0", 1.0, 0)
+    assert columns.names() == ["accuracy", "loss"]
+    assert (columns.points("loss"), columns.points("accuracy"), columns.points("none")) == (4, 0, 0)
+    assert columns.of("none") == []
+    assert columns.first("none") is None
+
+
+@pytest.mark.parametrize("step", [math.nan, math.inf])
+def test_a_step_that_is_not_a_number_is_no_last_step(step: float) -> None:
+    column = Column("loss", "0")
+    column.append(step, 0.0, 1.0)
+    assert column.last_step is None
+    column.settle()
+    assert (column.last_step, column.last) == (None, 1.0)
