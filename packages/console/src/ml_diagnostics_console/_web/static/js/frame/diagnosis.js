@@ -34,10 +34,15 @@ export function createDiagnosis(api, base, sentence) {
     try {
       answer = await api.json(`${base}/verdict`);
     } catch {
-      return; // The run's own sentence stands.
+      element.hidden = !found; // The run's own sentence stands.
+      return;
     }
     if (isClosed) return;
     if (answer.state === "working") {
+      if (tries === 0 && !found) {
+        element.hidden = false;
+        fill(element, h("p.second.working", null, "The doctor looks for the cause…"));
+      }
       timer = setTimeout(() => ask(tries + 1), RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]);
       return;
     }

@@ -41,27 +41,27 @@ export async function show(page, api, state) {
     const group = h("div.segments", { role: "group", "aria-label": name });
     const render = () => fill(group, options.map(([value, title]) => h("button", {
       type: "button", "aria-pressed": String(state.get(name) === value), on: { click: () => {
-        state.set({ [name]: value });
+        state.set({ [name]: value, ...(name === "x" ? { from: "", to: "" } : {}) });
         render();
-        overlays?.redraw(state);
+        overlays.redraw();
       } },
     }, title)));
     render();
     return group;
   }
 
+  const smooth = h("input", { type: "range", min: "0", max: "1", step: "0.05", "aria-label": "Smoothing",
+    value: state.get("smooth", "0"), on: { input: () => {
+      state.set({ smooth: smooth.value === "0" ? "" : smooth.value });
+      overlays.redraw();
+    } } });
   fill(controls, choice("x", [["", "Step"], ["elapsed", "Elapsed"]]), choice("log", [["", "Linear"], ["1", "Log"]]),
+    h("label.check.smooth", null, "Smooth", smooth),
     h("ul.legend", null, answer.runs.map((run, index) => h("li", null, seriesSwatch(index),
       h("a.name", { href: runPath(run.id) }, run.id)))));
   draw();
   const overlays = showOverlays(charts, api, state, answer.runs.map(({ id }) => id), answer.metrics ?? []);
+  await overlays.drawn;
   document.documentElement.dataset.ready = "compare";
-  return {
-    update(change) {
-      overlays?.update?.(change);
-    },
-    close() {
-      overlays?.close?.();
-    },
-  };
+  return overlays;
 }

@@ -3,7 +3,7 @@
 import { add, card, empty, fill, h, setText } from "../dom.js";
 import { formatCount } from "../format.js";
 import { urlOf } from "../router.js";
-import { showDiff } from "./diff_table.js";
+import { showDiff, showSections } from "./diff_table.js";
 
 const TYPING_MS = 250;
 const HELP = "run = machinelearning_run(name=\"my-run\", configs={\"learning_rate\": 1e-3})";
@@ -11,8 +11,8 @@ const HELP = "run = machinelearning_run(name=\"my-run\", configs={\"learning_rat
 /** Show the page. */
 export async function show(page, api, state) {
   const base = `/api/runs/${encodeURIComponent(state.run)}`;
-  const place = h("div");
-  const title = h("span.second");
+  const place = h("div.stack");
+  const title = h("span.second", { role: "status" });
   const box = h("input", { type: "checkbox", on: { change: draw } });
   box.checked = state.get("all") === "";
   const only = h("label.check", null, box, "only differences");
@@ -32,8 +32,7 @@ export async function show(page, api, state) {
   let isClosed = false;
 
   add(page, h("div.controls", null, h("div.field", null, input, h("kbd", null, "/")),
-    h("div.field.other-run", null, other, known), near), card("Configs", { id: "configs", second: title, right: only },
-      place));
+    h("div.field.other-run", null, other, known), near, title), place);
   await load();
   suggest();
 
@@ -45,16 +44,22 @@ export async function show(page, api, state) {
 
   function draw() {
     const isOne = answer.runs.length === 1;
-    only.hidden = isOne;
     state.set({ all: box.checked ? "" : "1" });
+    const part = input.value.trim();
     if (isOne && !answer.rows?.length) {
-      fill(place, empty("This run recorded no config. Hand them over where the run is made:", answer.help ?? HELP));
+      fill(place, card(null, {}, empty("This run recorded no config. Hand them over where the run is made:",
+        answer.help ?? HELP)));
       setText(title, "");
-      return;
+    } else if (isOne) {
+      const { shown, hidden } = showSections(place, answer.rows, part);
+      setText(title, hidden ? `${shown} of ${shown + hidden} keys` : formatCount(shown, "key"));
+    } else {
+      const table = h("div");
+      const { shown } = showDiff(table, answer, { onlyDifferences: box.checked, part });
+      setText(title, "");
+      const second = box.checked ? formatCount(shown, "key") : null;
+      fill(place, card(box.checked ? "What differs" : "Configs", { id: "configs", second, right: only }, table));
     }
-    const { shown, hidden } = showDiff(place, answer, { onlyDifferences: box.checked, part: input.value.trim() });
-    if (isOne) setText(title, hidden ? `${shown} of ${shown + hidden} keys` : formatCount(shown, "key"));
-    else setText(title, `${formatCount(shown, "difference")} to ${answer.runs[1].id}`);
   }
 
   function onType() {

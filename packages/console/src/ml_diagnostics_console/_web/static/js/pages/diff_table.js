@@ -1,6 +1,6 @@
 // The table of what differs between runs: a column a run, values that differ tinted. Used by compare and configs.
 
-import { add, empty, fill, h } from "../dom.js";
+import { add, card, empty, fill, h } from "../dom.js";
 import { formatDuration, formatNumber, formatPercent, formatWhole } from "../format.js";
 import { runPath } from "../router.js";
 import { status } from "../shapes.js";
@@ -10,7 +10,7 @@ const LONG = 160; // Characters of a value that are shown before "more".
 
 const FORMS = {
   state: (value) => status(value),
-  percent: (value) => h("span.diff-goodput", null, goodputBar([["PRODUCTIVE", value]]),
+  percent: (value, buckets) => h("span.diff-goodput", null, goodputBar(buckets ?? [["productive", value]]),
     h("span", null, formatPercent(value, 0))),
   number: formatNumber,
   step: formatWhole,
@@ -33,9 +33,7 @@ export function seriesSwatch(index) {
 export function showDiff(place, answer, { onlyDifferences, part = "" }) {
   const isOne = answer.runs.length === 1;
   const wanted = part.toLowerCase();
-  const isWanted = (row) => !wanted || row.key.toLowerCase().includes(wanted)
-    || row.values.some((value) => value !== null && String(value).toLowerCase().includes(wanted));
-  const rows = (answer.rows ?? []).filter((row) => (isOne || !onlyDifferences || row.differs) && isWanted(row));
+  const rows = (answer.rows ?? []).filter((row) => (isOne || !onlyDifferences || row.differs) && contains(row, wanted));
   const hidden = (answer.rows ?? []).length - rows.length;
   const body = h("tbody");
   if (!wanted && !isOne) for (const row of answer.top ?? []) body.append(topRow(row));
@@ -44,7 +42,8 @@ export function showDiff(place, answer, { onlyDifferences, part = "" }) {
   for (const row of [...short, ...rows.filter((one) => one.is_long)]) {
     if (row.section !== section && !(onlyDifferences && !isOne)) {
       section = row.section;
-      body.append(h("tr.diff-section", null, h("th", { colspan: answer.runs.length + 1, scope: "colgroup" }, section)));
+      body.append(h("tr.diff-section", null, h("th", { colspan: answer.runs.length + 1, scope: "colgroup" },
+        sectionTitle(section))));
     }
     body.append(...configRows(row, answer.runs, isOne));
   }
@@ -60,9 +59,32 @@ export function showDiff(place, answer, { onlyDifferences, part = "" }) {
   return { shown: rows.length, hidden };
 }
 
-function topRow({ key, kind, values }) {
-  return h("tr.diff-top", null, h("th", { scope: "row" }, key), values.map((value) => h("td", null,
-    value === null ? dash() : (FORMS[kind] ?? String)(value))));
+/** Show the configs of one run: a card a section. Returns how many keys are shown and how many are not. */
+export function showSections(place, rows, part) {
+  const found = rows.filter((row) => contains(row, part.toLowerCase()));
+  const sections = [...new Set(found.map(({ section }) => section))];
+  fill(place, h("div.config-sections", null, sections.map((section) => {
+    const own = found.filter((row) => row.section === section);
+    return card(sectionTitle(section), { second: String(own.length) }, h("dl.config-pairs", null,
+      own.map(({ key, values }) =>
+      h("div", null, h("dt", null, key), h("dd", null, values[0] === null ? dash() : long(values[0]))))));
+  })));
+  if (found.length === 0) add(place, card(null, {}, empty(`No key or value contains “${part}”.`)));
+  return { shown: found.length, hidden: rows.length - found.length };
+}
+
+function contains(row, part) {
+  return !part || row.key.toLowerCase().includes(part)
+    || row.values.some((value) => value !== null && String(value).toLowerCase().includes(part));
+}
+
+function sectionTitle(section) {
+  return section ? section[0].toUpperCase() + section.slice(1) : "Other";
+}
+
+function topRow({ key, kind, values, buckets = [] }) {
+  return h("tr.diff-top", null, h("th", { scope: "row" }, key), values.map((value, at) => h("td", null,
+    value === null ? dash() : (FORMS[kind] ?? String)(value, buckets[at]))));
 }
 
 function configRows(row, runs, isOne) {

@@ -1,20 +1,94 @@
 // The curves of several runs over each other, a chart a metric, the most differing first.
 
-import { add, fill, h } from "../dom.js";
+import { add, button, empty, fill, h } from "../dom.js";
+import { formatCount } from "../format.js";
 
-const FIRST = 24; // Charts that are there at once; a chart is drawn when it comes into view.
+const FIRST = 24; // Charts that are there at once; each is drawn when it comes into view.
 
 /**
  * Show the charts.
  *
  * @param {HTMLElement} place A grid.
  * @param {object} api
- * @param {object} state The URL: x, log.
+ * @param {object} state The URL: x, log, smooth, from, to.
  * @param {string[]} runs Ids in the order of their colours.
- * @param {string[]} metrics Names, the most differing first.
+ * @param {string[]} names Metrics, the most differing first.
+ * @returns {{redraw: () => void, close: () => void, drawn: Promise<void>}} `drawn` ends when the first chart is there.
  */
-export function showOverlays(place, api, state, runs, metrics) {
-  fill(place);
-  void [api, state, runs, metrics, add, h, FIRST];
-  return null;
+export function showOverlays(place, api, state, runs, names) {
+  const cards = [];
+  let isClosed = false;
+  const drawn = start();
+
+  /** Metrics without steps are drawn by the time since each run began: by the clock, runs stand side by side. */
+  function settings(hasSteps = true) {
+    const [from, to] = [state.number("from"), state.number("to")];
+    return {
+      x: hasSteps ? state.get("x", "step") : "elapsed",
+      smooth: Math.min(1, Math.max(0, state.number("smooth", 0))),
+      isLog: state.get("log") === "1",
+      isFull: state.get("y") === "full",
+      span: hasSteps && from !== null && to !== null && to > from ? [from, to] : null,
+    };
+  }
+
+  async function start() {
+    if (names.length === 0) {
+      fill(place, h("section.card", null, empty("These runs have no metric in common that could be drawn.",
+        "metrics.record(\"loss\", loss, step=step)")));
+      return;
+    }
+    const [{ createChartCard }, metrics] = await Promise.all([import("../draw/chart_card.js"), metricsOf()]);
+    if (isClosed) return;
+    const first = new Promise((resolve) => {
+      place.addEventListener("drawn", resolve, { once: true });
+      setTimeout(resolve, 4000);
+    });
+    build(createChartCard, metrics, FIRST);
+    await first;
+  }
+
+  function build(createChartCard, metrics, most) {
+    for (const name of names.slice(cards.length, most)) {
+      const { unit = "", has_steps: hasSteps = true } = metrics.get(name) ?? {};
+      const metric = { name, unit, hosts: 1, points: 0 };
+      const card = createChartCard(api, metric, runs, settings(hasSteps), onSpan);
+      cards.push({ card, hasSteps });
+      place.append(card.element);
+    }
+    const left = names.length - cards.length;
+    if (left > 0) {
+      const more = h("div.controls.overlays-more", null, button(`Show ${formatCount(left, "more metric")}`, () => {
+        more.remove();
+        build(createChartCard, metrics, cards.length + FIRST);
+      }));
+      add(place, more);
+    }
+  }
+
+  /** The comparison names the metrics; what is known of them is in the runs. */
+  async function metricsOf() {
+    const answers = await Promise.allSettled(runs.map((run) => api.json(`/api/runs/${encodeURIComponent(run)}`)));
+    return new Map(answers.flatMap(({ value }) => value?.metrics_list ?? []).map((metric) => [metric.name, metric]));
+  }
+
+  function onSpan(span, axis) {
+    if (axis !== settings().x) return; // A chart by time among charts by step keeps its own span.
+    const digits = axis === "step" ? 0 : 3;
+    state.set({ from: span?.[0].toFixed(digits), to: span?.[1].toFixed(digits) });
+    redraw();
+  }
+
+  function redraw() {
+    for (const { card, hasSteps } of cards) card.show(settings(hasSteps));
+  }
+
+  return {
+    redraw,
+    drawn,
+    close() {
+      isClosed = true;
+      for (const { card } of cards) card.close();
+    },
+  };
 }
