@@ -3,15 +3,15 @@
 import { card, fill, h, setText } from "../dom.js";
 import { formatCount, formatDuration, formatInUnit, formatLarge } from "../format.js";
 import { createChart, commonRange } from "./chart.js";
-import { asBand } from "./curve.js";
+import { asBand, metricTitle, withOddInRange } from "./curve.js";
 import { appendPoints } from "./live_points.js";
 import { tableTwin } from "./table_twin.js";
 import { clockText } from "./time_axis.js";
 import { onTheme, tokens } from "./tokens.js";
-import { metricTitle } from "./track_kinds.js";
 
 const HEIGHT = 196;
 const SERIES = 8;
+const SHORT_UNITS = new Set(["s", "seconds", "%", "percent", "bytes", "bytes/s"]);
 
 /**
  * Build a card.
@@ -71,7 +71,8 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     const spread = isSpread ? "&hosts=spread" : "";
     const path = `/api/runs/${encodeURIComponent(run)}/points?metric=${encodeURIComponent(metric.name)}`;
     try {
-      return { run, points: await api.columns(`${path}&x=${current.x}${spread}${span}&width=${width}`), path };
+      const answer = await api.columns(`${path}&x=${current.x}${spread}${span}&width=${width}`);
+      return { run, points: withOddInRange(answer), path };
     } catch (error) {
       return { run, points: null, error: error.message };
     }
@@ -89,7 +90,7 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     const options = {
       runs: series(), x: axis, smooth: current.smooth, isLog: current.isLog, isFull: current.isFull,
       span: axis === current.x ? current.span : null, width: place.clientWidth, height: HEIGHT,
-      format: (value) => formatInUnit(value, unit === "%" || unit === "s" ? unit : ""),
+      format: (value) => formatInUnit(value, SHORT_UNITS.has(unit) ? unit : ""),
       formatX: (value) => formatStep(value), onSpan: (span) => onSpan(span, axis), onCursor,
     };
     if (chart) chart.update(options);

@@ -1,13 +1,19 @@
 /** A curve of many values: a band, the true mean of each bucket, dots for extremes, stripes for NaN and infinity. */
 
 import { withAlpha, writeOver } from "./canvas.js";
-import { gapWidth, nearestIndex, paddedRange } from "./ranges.js";
+import { gapWidth, nearestIndex, paddedRange, quantile, sortedFinite } from "./ranges.js";
 
 const BUCKET_PIXELS = 3; // the server's buckets are about this wide
 const EXTREME_BANDS = 3; // heights of the band beyond which a value is an extreme
+const ODD_SHARE = 0.01; // of the odd host's values may lie outside, at each end
 const MOST_DOTS = 400;
 const DOT_RADIUS = 1.4;
-const FEW = 2; // pixels between two values from which each is drawn as a dot
+const FEW = 8; // pixels between two values from which each is drawn as a dot
+
+/** Return the name of a metric as people read it: `tpu duty cycle`. */
+export function metricTitle(name) {
+  return name.replaceAll("_", " ");
+}
 
 /**
  * Return the range of y that is shown, and what lies outside of it.
@@ -84,6 +90,19 @@ export function asBand({ columns }) {
     };
   }
   return { x: columns.mean_x, middle: columns.mean_y, low: columns.p5, high: columns.p95, isSpread: false };
+}
+
+/**
+ * Widen the robust range of an answer so that the odd host's curve lies in it: it is what one looks for.
+ * @param {{header: Object, columns: Object}} points Its header is changed.
+ */
+export function withOddInRange(points) {
+  const odd = sortedFinite(points.columns.odd_y ?? []);
+  if (odd.length) {
+    points.header.lo = Math.min(points.header.lo ?? odd[0], quantile(odd, ODD_SHARE));
+    points.header.hi = Math.max(points.header.hi ?? odd[0], quantile(odd, 1 - ODD_SHARE));
+  }
+  return points;
 }
 
 /**

@@ -3,7 +3,7 @@
 import { bucketTitle } from "../buckets.js";
 import { h } from "../dom.js";
 import { formatCount, formatDuration, formatInUnit, formatPercent, formatWhole } from "../format.js";
-import { asBand, drawCurve, shownRange } from "./curve.js";
+import { asBand, drawCurve, metricTitle, shownRange, withOddInRange } from "./curve.js";
 import { appendPoints } from "./live_points.js";
 import { cellAt, drawHeat, heatHeight, hostMeans, paintHeat } from "./heat.js";
 import { drawAttempts, drawBand, drawEndMark } from "./ledger_band.js";
@@ -21,11 +21,6 @@ const REACH = 10; // pixels from the hairline within which a value counts as und
 export function spanQuery(view, isAll, digits = 3) {
   const width = Math.min(4000, Math.max(1, Math.round(view.width)));
   return isAll ? `width=${width}` : `from=${view.from.toFixed(digits)}&to=${view.to.toFixed(digits)}&width=${width}`;
-}
-
-/** Return the name of a metric as people read it: `tpu duty cycle`. */
-export function metricTitle(name) {
-  return name.replaceAll("_", " ");
 }
 
 /**
@@ -111,7 +106,7 @@ export function curveTrack({ api, base, metric, isAll }) {
     },
     height: CURVE_HEIGHT,
     async read(view) {
-      points = await api.columns(`${path}&${spanQuery(view, isAll())}`);
+      points = withOddInRange(await api.columns(`${path}&${spanQuery(view, isAll())}`));
     },
     /** Fetch what was appended only; return false if all has to be read again. */
     async append(view) {

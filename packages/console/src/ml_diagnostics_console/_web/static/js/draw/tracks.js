@@ -239,9 +239,10 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
     for (const tick of shown.ticks) {
       const x = ((tick.at - shown.from) / (shown.to - shown.from)) * shown.width;
       const half = context.measureText(tick.label).width / 2;
-      if (x - half < writtenTo + 8 || x + half > shown.width + 2) continue;
-      context.fillText(tick.label, Math.max(x, half), 10);
-      writtenTo = x + half;
+      const middle = Math.max(x, half);
+      if (middle - half < writtenTo + 8 || x + half > shown.width + 2) continue;
+      context.fillText(tick.label, middle, 10);
+      writtenTo = middle + half;
     }
   }
 

@@ -3,10 +3,9 @@
 import { add, empty, fill, h, setText } from "../dom.js";
 import { loadUplot } from "../draw/chart.js";
 import { createChartCard } from "../draw/chart_card.js";
-import { metricTitle } from "../draw/track_kinds.js";
 import { formatCount, formatInUnit } from "../format.js";
 import { metricControls } from "./metric_controls.js";
-import { chooseTracks } from "./track_choice.js";
+import { chooseTracks, sortedMetrics } from "./track_choice.js";
 
 const MOST_CHARTS = 24; // beyond it, only what is chosen in the list is drawn
 const MOST_LISTED = 300;
@@ -17,7 +16,7 @@ const MOST_RUNS = 12;
 export async function show(page, api, state) {
   loadUplot().catch(() => {}); // on its way while the list is fetched; a chart reports its failure
   const run = await api.json(`/api/runs/${encodeURIComponent(state.run)}`);
-  const metrics = run.metrics_list ?? [];
+  const metrics = sortedMetrics(run.metrics_list ?? []);
   if (!metrics.length) {
     add(page, h("section.card", null, empty("No metric was recorded in this run yet. Record them in the training loop:",
       "metrics.record(\"loss\", loss, step=step)")));
@@ -116,8 +115,9 @@ export async function show(page, api, state) {
       const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
       const found = metrics.filter(({ name }) => words.every((word) => name.toLowerCase().includes(word)));
       const listed = found.slice(0, MOST_LISTED);
-      const groups = [["Metrics", listed.filter(({ hosts }) => hosts <= 1)],
-        ["For each host", listed.filter(({ hosts }) => hosts > 1)]];
+      const groups = [["Training", listed.filter(({ has_steps: has }) => has)],
+        ["Machine", listed.filter(({ has_steps: has, hosts }) => !has && hosts <= 1)],
+        ["For each host", listed.filter(({ has_steps: has, hosts }) => !has && hosts > 1)]];
       fill(rows, groups.filter(([, part]) => part.length).map(([title, part]) =>
         h("section", null, h("h3.second", null, title), part.map(row))));
       const rest = found.length - listed.length;

@@ -1,6 +1,6 @@
 // The overview of a run: figures, the run on one clock, where the time went, who waits for whom, disruptions, profiles.
 
-import { button, card, empty, fill, h, setText } from "../dom.js";
+import { button, card, fill, h, setText } from "../dom.js";
 import { ledgerBars } from "../draw/bars.js";
 import { createHostMap } from "../draw/host_map.js";
 import { tableTwin } from "../draw/table_twin.js";
@@ -10,12 +10,14 @@ import { clockText } from "../draw/time_axis.js";
 import { formatBytes, formatCount, formatDay, formatDuration, formatWhole } from "../format.js";
 import { runPath } from "../router.js";
 import { groupList } from "./groups.js";
+import { emptyWithHelp } from "./help.js";
 import { tiles } from "./tiles.js";
 import { chooseTracks } from "./track_choice.js";
 
 const RELOAD_MS = 10_000;
 const LEDGER_MS = 30_000; // a ledger or rows of hosts that grow are read again so often
 const APPEND_MS = 1_000;
+const FEW_DISRUPTIONS = 4;
 
 /** Show the page. */
 export async function show(page, api, state) {
@@ -27,7 +29,9 @@ export async function show(page, api, state) {
   const time = h("div");
   const disruptions = h("div");
   const profiles = h("div");
-  const halves = [h("div.stack", null, time, profiles), h("div.stack", null, stacks, disruptions)];
+  const left = h("div.stack", null, time);
+  const right = h("div.stack", null, stacks, disruptions);
+  const halves = [left, right];
   fill(page, h("div.stack", null, figures, clock.element, h("div.overview-halves", null, halves)));
   clock.start();
   render();
@@ -44,6 +48,10 @@ export async function show(page, api, state) {
     fill(time, timeCard(run));
     fill(profiles, profilesCard(run));
     fill(disruptions, disruptionsCard(run, (span) => clock.tracks.setSpan(span)));
+    disruptions.hidden = !run.disruptions?.length;
+    const half = run.state !== "stuck" && (run.disruptions?.length ?? 0) < FEW_DISRUPTIONS ? right : left;
+    if (profiles.parentElement !== half) half.append(profiles);
+    profiles.hidden = !run.sessions?.length;
   }
 
   async function loadStacks() {
@@ -210,8 +218,8 @@ function createClock(api, base, state, getRun) {
 
 function timeCard(run) {
   if (!run.ledger?.some(({ seconds }) => seconds > 0)) {
-    return card("Where the time went", {}, empty("Goodput was not measured in this run.",
-      "with mldiag.goodput.GoodputRecorder(job_name, logger_name) as recorder: ..."));
+    const words = "Goodput was not measured in this run.";
+    return card("Where the time went", {}, emptyWithHelp(run.ledger_help, words));
   }
   const notes = (run.ledger_notes ?? []).map((note) => h("p.second", null, note));
   return card("Where the time went", {}, ledgerBars(run.ledger),

@@ -1,6 +1,6 @@
 // Stacks of a run at a moment: who waits for whom, as a sentence, a map of hosts, a tree of frames and groups.
 
-import { button, card, copyText, empty, fill, h, setText } from "../dom.js";
+import { button, card, copyText, fill, h, setText } from "../dom.js";
 import { createHostMap } from "../draw/host_map.js";
 import { createIcicle } from "../draw/icicle.js";
 import { clockText } from "../draw/time_axis.js";
@@ -9,6 +9,7 @@ import { showParts } from "../frame/diagnosis.js";
 import { bindKeys } from "../keys.js";
 import { urlOf } from "../router.js";
 import { framesOf, groupList } from "./groups.js";
+import { emptyWithHelp } from "./help.js";
 
 const RELOAD_MS = 10_000;
 const SLIDE_MS = 80;
@@ -42,7 +43,7 @@ export async function show(page, api, state) {
 
   function render() {
     if (!answer.groups.length && !answer.ended?.length) {
-      fill(page, card("Stacks", {}, empty(...helpOf(answer.help))));
+      fill(page, card("Stacks", {}, emptyWithHelp(answer.help, "No stacks were recorded in this run.")));
       return;
     }
     if (!sentence.isConnected) build();
@@ -158,13 +159,6 @@ export async function show(page, api, state) {
       icicle.close();
     },
   };
-}
-
-function helpOf(help) {
-  // What stands in backticks is a command or a line of code: the first one is offered to copy.
-  const text = help ?? "No stacks were recorded in this run.";
-  const code = text.match(/`([^`]+)`/);
-  return [text.replaceAll("`", ""), code ? code[1] : null];
 }
 
 function aside({ ended = [], silent = [], missing = [] }) {
