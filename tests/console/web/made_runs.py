@@ -12,7 +12,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -385,13 +385,14 @@ class _Companion:
     def snapshot(self, at_ns: int, frames: Sequence[str], step: int, unchanged_seconds: float) -> None:
         """Write a snapshot of a main thread and one other."""
         self._now_ns = at_ns
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"threads": 1, "main": True, "names": ["MainThread"], "frames": list(frames)},
             {"threads": 1, "main": False, "names": ["prefetch"], "frames": ["_fill (/job/data.py:71)"]},
         ]
         for group in groups:
             group |= {"unchanged_snapshots": 1, "unchanged_seconds": unchanged_seconds}
-        payload = {"verb": "stacktraceanalyzer", "kind": "snapshot", "message": f"main thread: is in {frames[0]}"}
+        payload: dict[str, Any] = {"verb": "stacktraceanalyzer", "kind": "snapshot"}
+        payload |= {"message": f"main thread: is in {frames[0]}"}
         payload |= {"groups": groups, "threads": 2, "time_ns": at_ns, "phase": "step", "step": step}
         self._journal.append({**payload, "interval_seconds": 600})
 
@@ -399,7 +400,8 @@ class _Companion:
         """Write that the job makes no progress."""
         self._now_ns = at_ns
         message = f"The job has made no progress for about {stuck_seconds:.0f} s; its main thread is in {frame}"
-        payload = {"verb": "stacktraceanalyzer", "kind": "hang_suspected", "message": message, "phase": "step"}
+        payload: dict[str, Any] = {"verb": "stacktraceanalyzer", "kind": "hang_suspected", "message": message}
+        payload["phase"] = "step"
         payload |= {"step": step, "stuck_seconds": stuck_seconds, "timeout_seconds": 60.0, "stuck_frame": frame}
         self._journal.append(payload, severity="ERROR")
 
@@ -416,7 +418,8 @@ def hang(root: Path, hosts: int = 64) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Write the runs of the command line."""
     kind, folder, *numbers = arguments
-    {"many": many, "wide": wide, "hang": hang}[kind](Path(folder), *map(int, numbers))
+    writers: dict[str, Callable[..., object]] = {"many": many, "wide": wide, "hang": hang}
+    writers[kind](Path(folder), *map(int, numbers))
 
 
 if __name__ == "__main__":

@@ -22,17 +22,17 @@ _DECLARED: Final = re.compile(r"^export\s+((?:async\s+)?function\s*\*?|class|con
 _LISTED: Final = re.compile(r"^export\s*\{([^}]*)\}(?:\s*from\s*\"([^\"]+)\")?;?", re.MULTILINE)
 _LEFT: Final = re.compile(r"^[ \t]*(?:import\b(?!\()|export\b).*|\bimport\.meta\b|\bimport\((?!\")", re.MULTILINE)
 _END: Final = re.compile(r"</(script)", re.IGNORECASE)
-_START: Final = '(() => {\n"use strict";\nconst loaded = new Map();\n'
-_LOAD: Final = """function load(name) {
-  let exported = loaded.get(name);
+_START: Final = '(() => {\n"use strict";\nconst __loaded = new Map();\n'
+_LOAD: Final = """function __load(name) {
+  let exported = __loaded.get(name);
   if (exported === undefined) {
     exported = {};
-    loaded.set(name, exported);
-    modules[name](exported);
+    __loaded.set(name, exported);
+    __modules[name](exported);
   }
   return exported;
 }
-const later = (name) => Promise.resolve().then(() => load(name));
+const __later = (name) => Promise.resolve().then(() => __load(name));
 """
 
 
@@ -72,8 +72,8 @@ def inlined_modules(start: str, read: Callable[[str], str]) -> str:
         ModuleError: A module has a form that cannot be inlined, or imports one that does not exist.
     """
     names = module_files(start, read)
-    functions = [f'"{name}": (exported) => {{\n{_body(name, _text_of(name, read))}\n}},' for name in sorted(names)]
-    text = "\n".join([_START, "const modules = {", *functions, "};", _LOAD, f'load("{start}");', "})();", ""])
+    functions = [f'"{name}": (__exported) => {{\n{_body(name, _text_of(name, read))}\n}},' for name in sorted(names)]
+    text = "\n".join([_START, "const __modules = {", *functions, "};", _LOAD, f'__load("{start}");', "})();", ""])
     return safe_script(text)
 
 
@@ -110,7 +110,7 @@ def _body(name: str, text: str) -> str:
     def listed(found: re.Match[str]) -> str:
         for local, public in _pairs(found[1]):
             if found[2]:
-                from_others.append(f'{public}: () => load("{_resolved(name, found[2])}").{local}')
+                from_others.append(f'{public}: () => __load("{_resolved(name, found[2])}").{local}')
             else:
                 exports[public] = local
         return ""
@@ -118,16 +118,16 @@ def _body(name: str, text: str) -> str:
     text = _DECLARED.sub(lambda found: f"{found[1]} {found[2]}", text)
     text = _LISTED.sub(listed, text)
     text = _NAMED.sub(lambda found: _destructured(found[1], _resolved(name, found[2])), text)
-    text = _WHOLE.sub(lambda found: f'const {found[1]} = load("{_resolved(name, found[2])}");', text)
-    text = _BARE.sub(lambda found: f'load("{_resolved(name, found[1])}");', text)
-    text = _DYNAMIC.sub(lambda found: f'later("{_resolved(name, found[1])}")', text)
+    text = _WHOLE.sub(lambda found: f'const {found[1]} = __load("{_resolved(name, found[2])}");', text)
+    text = _BARE.sub(lambda found: f'__load("{_resolved(name, found[1])}");', text)
+    text = _DYNAMIC.sub(lambda found: f'__later("{_resolved(name, found[1])}")', text)
     left = _LEFT.search(_without_comments(text))
     if left is not None:
         raise ModuleError(f"{name} cannot be inlined: {left[0].strip()[:80]}")
     getters = [f"{public}: () => {local}" for public, local in exports.items()] + from_others
     entries = ", ".join(getters)
     define = f"for (const [key, get] of Object.entries({{{entries}}})) " if entries else ""
-    define += "Object.defineProperty(exported, key, {get, enumerable: true});" if entries else ""
+    define += "Object.defineProperty(__exported, key, {get, enumerable: true});" if entries else ""
     return f"{define}\n{text.strip()}"
 
 
@@ -139,7 +139,7 @@ def _pairs(names: str) -> list[tuple[str, str]]:
 
 def _destructured(names: str, other: str) -> str:
     shown = ", ".join(name if name == alias else f"{name}: {alias}" for name, alias in _pairs(names))
-    return f'const {{{shown}}} = load("{other}");'
+    return f'const {{{shown}}} = __load("{other}");'
 
 
 def _without_comments(text: str) -> str:
