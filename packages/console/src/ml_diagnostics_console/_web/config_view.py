@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_RUNS", "NO_CONFIGS", "compare", "compared_words", "config_rows", "configs"]
 
 MOST_RUNS: Final = 12
-"""More overlays cannot be told from each other."""
+"""More overlays cannot be distinguished."""
 NO_CONFIGS: Final = "This run has recorded no configs. Give them as `ml_diagnostics.instrument(NAME, config={...})`."
 _SECTIONS: Final = ("user", "software", "hardware")
 _LONG: Final = 60
@@ -143,11 +143,11 @@ def compared_words(values: Sequence[str | None]) -> list[list[dict[str, Any]]]:
 
     The first value that is known is compared with all others, and each of them with it.
     """
-    words = [None if value is None else _words(value) for value in values]
-    base = next((number for number, each in enumerate(words) if each is not None), None)
-    marks = [[False] * len(each or ()) for each in words]
-    for number, each in enumerate(words):
-        first = words[base] if base is not None else None
+    tokens = [None if value is None else _words(value) for value in values]
+    base = next((number for number, each in enumerate(tokens) if each is not None), None)
+    marks = [[False] * len(each or ()) for each in tokens]
+    for number, each in enumerate(tokens):
+        first = tokens[base] if base is not None else None
         if each is None or first is None or number == base:
             continue
         matcher = SequenceMatcher(None, first, each, autojunk=False)
@@ -155,7 +155,7 @@ def compared_words(values: Sequence[str | None]) -> list[list[dict[str, Any]]]:
             if tag != "equal":
                 marks[number][own_start:own_stop] = [True] * (own_stop - own_start)
                 marks[base or 0][start:stop] = [True] * (stop - start)
-    return [_parts(each or (), marked) for each, marked in zip(words, marks, strict=True)]
+    return [_parts(each or (), marked) for each, marked in zip(tokens, marks, strict=True)]
 
 
 def _words(value: str) -> list[str]:

@@ -43,7 +43,7 @@ _LEVELS: Final = ("all", "warning", "error")
 _RANGE: Final = re.compile(r"(\d{1,15})-(\d{1,15})", re.ASCII)
 _AROUND: Final = re.compile(r"step:(\d{1,15})", re.ASCII)
 _ERROR: Final = re.compile(
-    r"\b(?:ERROR|CRITICAL|FATAL|Fatal Python error|Traceback \(most recent call last\))\b"
+    r"\b(?:ERROR|CRITICAL|FATAL|Fatal Python error)\b|\bTraceback \(most recent call last\)"
     r"|^[EF]\d{4} \d\d:|^\w*(?:\.\w+)*(?:Error|Exception)\b(?:: |$)"
     r"|\b[Ee]rror: |\bmade no progress for\b|\bwas ended by SIG"
 )

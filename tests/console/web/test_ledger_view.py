@@ -1,0 +1,111 @@
+"""Where the time went: exact pieces if there are few, else the exact shares of each pixel column."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_diagnostics_console._web.ledger_view import Pieces, column_shares
+from ml_diagnostics_console._web.run_goodput import goodput_of
+from ml_goodput_measurement.partition import Bucket, Piece
+from ml_goodput_measurement.reading import BUCKET_KEYS
+from ml_goodput_measurement.reading import column_shares as reference
+
+from .recorded import Page
+
+_BUCKETS = list(Bucket)
+
+
+def test_the_pieces_cover_the_run_without_a_gap(restarted: Page) -> None:
+    header, columns = restarted.columns("/ledger")
+    assert header["exact"]
+    assert header["buckets"] == list(BUCKET_KEYS.values())
+    assert len(columns["start"]) == header["rows"]
+    assert columns["start"][1:] == pytest.approx(columns["end"][:-1])
+    assert sorted(set(columns["attempt"])) == [1, 2, 3]
+    answer = restarted.json()
+    seconds = {header["buckets"][int(each)]: 0.0 for each in columns["bucket"]}
+    for start, end, bucket in zip(columns["start"], columns["end"], columns["bucket"], strict=True):
+        seconds[header["buckets"][int(bucket)]] += end - start
+    assert seconds == {row["bucket"]: pytest.approx(row["seconds"], abs=1e-5) for row in answer["ledger"]}
+
+
+def test_a_window_has_the_pieces_in_it(restarted: Page) -> None:
+    _, whole = restarted.columns("/ledger")
+    start, end = float(whole["start"][0]) + 50, float(whole["end"][-1]) - 50
+    header, part = restarted.columns("/ledger", {"from": str(start), "to": str(end)})
+    assert (header["from"], header["to"]) == (start, end)
+    assert part["start"][0] == pytest.approx(start)
+    assert part["end"][-1] == pytest.approx(end)
+
+
+def test_many_pieces_are_shares_of_columns(restarted: Page) -> None:
+    header, columns = restarted.columns("/ledger", width=1)
+    assert not header["exact"]
+    shares = columns["shares"].reshape(header["width"], len(header["buckets"]))
+    assert shares.sum(axis=1) == pytest.approx([1.0])
+    answer = restarted.json()
+    wall = answer["totals"]["wall_seconds"]
+    for row in answer["ledger"]:
+        assert shares[0][header["buckets"].index(row["bucket"])] == pytest.approx(row["seconds"] / wall, abs=1e-6)
+
+
+def test_a_window_outside_of_the_run_is_empty(restarted: Page) -> None:
+    header, columns = restarted.columns("/ledger", {"from": "1", "to": "2"})
+    assert header["rows"] == 0
+    assert len(columns["start"]) == 0
+
+
+@pytest.mark.parametrize("query", [{"from": "x"}, {"from": "2", "to": "1"}, {"width": "0"}, {"width": "4001"}])
+def test_a_bad_window_is_refused(restarted: Page, query: dict[str, str]) -> None:
+    assert restarted.error(400, "/ledger", query)
+
+
+def test_a_run_without_goodput_says_what_would_fill_it(empty: Page) -> None:
+    header, _ = empty.columns("/ledger")
+    assert header["rows"] == 0
+    assert "instrument" in header["help"]
+
+
+def test_the_time_of_a_failed_run_stands_still(failed: Page) -> None:
+    assert failed.run is not None
+    before = goodput_of(failed.run).report(failed.run)
+    failed.run.now_s += 86_400
+    assert goodput_of(failed.run).report(failed.run) == before
+    assert before is not None
+    assert before.end_ns / 1e9 == pytest.approx(failed.run.ended_s, abs=1)
+
+
+def test_runs_with_one_job_name_keep_their_own_time(failed_folder: object, failed: Page, restarted: Page) -> None:
+    """Each run has the writers that name it."""
+    first, second = restarted.store.runs()
+    reports = [goodput_of(run).report(run) for run in (first, second)]
+    assert [report.last_step for report in reports if report is not None] == [999, 99]
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 1000), st.sampled_from(range(len(_BUCKETS)))), min_size=1, max_size=40),
+    width=st.integers(1, 50),
+    window=st.tuples(st.floats(-0.2, 1.1), st.floats(0.01, 1.5)),
+)
+def test_shares_are_those_of_the_picture_of_the_command_line(
+    lengths: list[tuple[int, int]], width: int, window: tuple[float, float]
+) -> None:
+    pieces, at = [], 0
+    for length, bucket in lengths:
+        pieces.append(Piece(at, at + length, list(BUCKET_KEYS)[bucket], 1))
+        at += length
+    start = window[0] * at
+    end = start + window[1] * at
+    arrays = Pieces(
+        np.array([float(piece.start_ns) for piece in pieces]),
+        np.array([float(piece.end_ns) for piece in pieces]),
+        np.array([bucket for _, bucket in lengths]),
+        np.ones(len(pieces), np.int64),
+    )
+    found = column_shares(arrays.between(start, end), start, end, width)
+    wanted = reference(pieces, start, end, width)  # type: ignore[arg-type]  # It takes any numbers.
+    for column, shares in zip(found, wanted, strict=True):
+        known = {list(BUCKET_KEYS)[index]: share for index, share in enumerate(column) if share > 1e-9}
+        assert known == {bucket: pytest.approx(share, abs=1e-6) for bucket, share in shares.items() if share > 1e-9}

@@ -1,0 +1,102 @@
+"""The doctor's verdict is worked out beside the requests, kept, and marked as data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_diagnostics_console._web import verdicts
+from ml_diagnostics_console._web.sentences import marked, safe_line
+from ml_diagnostics_console.doctor import examine
+
+from ...waiting import LONG_SECONDS, wait_until
+from .recorded import Page
+
+
+def known(page: Page) -> dict[str, object]:
+    """Ask until the verdict is known."""
+    answers = []
+
+    def is_ready() -> bool:
+        answers.append(page.json("/verdict"))
+        return answers[-1]["state"] == "ready"
+
+    wait_until(is_ready, LONG_SECONDS)
+    return dict(answers[-1])
+
+
+def test_the_verdict_on_a_real_failed_job_is_that_of_the_command(failed: Page) -> None:
+    answer = known(failed)
+    assert failed.run is not None
+    report = examine(failed.run.id, kubernetes="off")
+    assert str(answer["sentence"]).startswith("Failed: ")
+    assert report.headline.sentence in str(answer["sentence"])
+    assert (answer["rule"], answer["confidence"]) == (report.headline.rule, report.headline.confidence.value)
+    assert answer["explain"] == f"mldiagnostics doctor explain {failed.run.id}/1"
+    assert answer["blame"] == "the program or its configuration"
+    assert "hunter2secret" not in json.dumps(answer)
+
+
+def test_the_parts_are_the_sentence_and_a_hang_names_its_host_as_code(hung: Page) -> None:
+    answer = known(hung)
+    parts = answer["parts"]
+    assert isinstance(parts, list)
+    assert "".join(part["text"] for part in parts) == answer["sentence"]
+    assert answer["class"] == "stuck"
+    hosts = answer["hosts"]
+    assert isinstance(hosts, list)
+    assert {"text": hosts[0], "kind": "code"} in parts
+    assert any(part["kind"] == "bold" for part in parts)
+
+
+def test_the_first_answer_does_not_wait(failed_folder: object, restarted: Page) -> None:
+    assert restarted.json("/verdict") == {"state": "working"}
+    assert known(restarted)["state"] == "ready"
+
+
+def test_a_new_version_is_judged_again_and_the_old_verdict_shown_until_then(failed: Page) -> None:
+    first = known(failed)
+    assert failed.run is not None
+    failed.run.version += 1
+    assert failed.json("/verdict") == first
+    assert verdicts.DOCTOR.wait(failed.run, LONG_SECONDS) == first
+
+
+def test_a_doctor_that_fails_leaves_the_page_with_a_reason(failed: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_it(facts: object) -> None:
+        raise RuntimeError("no facts\ntoken=hunter2secret")
+
+    monkeypatch.setattr("ml_diagnostics_console.doctor.judge", break_it)
+    answer = known(failed)
+    assert answer["sentence"] is None
+    assert str(answer["error"]).startswith("The doctor could not judge this run: RuntimeError: no facts")
+    assert "hunter2secret" not in json.dumps(answer)
+
+
+def test_durations_steps_frames_signals_and_hosts_are_marked() -> None:
+    text = (
+        "Stuck for 12 min 22 s at step 1,060,789: 63 of 64 wait for vm-1 (not vm-10), in __next__ (data.py:40), SIGKILL"
+    )
+    kinds = {(part["text"], part["kind"]) for part in marked(text, ["vm-1"]) if part["kind"] != "text"}
+    assert kinds == {
+        ("12 min 22 s", "bold"),
+        ("1,060,789", "bold"),
+        ("vm-1", "code"),
+        ("__next__ (data.py:40)", "code"),
+        ("SIGKILL", "code"),
+    }
+
+
+@given(text=st.text(), names=st.lists(st.text(max_size=5), max_size=3))
+def test_no_text_is_lost_by_marks(text: str, names: list[str]) -> None:
+    shown = "".join(part["text"] for part in marked(text, names))
+    assert shown == text or "`" in text
+
+
+@given(text=st.text())
+def test_a_safe_line_is_one_line_of_valid_text(text: str) -> None:
+    line = safe_line(text)
+    assert line.isprintable()
+    line.encode()
