@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ml_goodput_measurement.reading import COLORS
 from ml_goodput_measurement.partition import Bucket
+from ml_goodput_measurement.reading import COLORS
 
 from .node import NODE, STATIC, needs_node, run_script
 
