@@ -105,7 +105,7 @@ def _least_among(deviations: Floats) -> float:
     nearest = np.sort(np.abs(deviations - np.median(deviations)))[:-left_out]
     freedom = len(nearest) - 1
     spread = math.sqrt(float(np.square(nearest).sum()) / freedom) * (1.0 if left_out == 1 else _OF_TRIMMED)
-    return spread * (4.4 + 40 / freedom**1.25)
+    return spread * float(4.4 + 40 / freedom**1.25)
 
 
 def _text(deviation: float, middle: float, unit: str) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,13 +21,12 @@ from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunSour
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import DiagnosticsError
-from ml_diagnostics_common.log_source import LogSource
-from ml_diagnostics_common.reader import Take
 
 from ml_diagnostics_console._web.answers import NotThereError
 from ml_diagnostics_console._web.changes import Changes
 from ml_diagnostics_console._web.companions import Companions
 from ml_diagnostics_console._web.dispatch import Dispatch
+from ml_diagnostics_console._web.entry_sources import EntrySources
 from ml_diagnostics_console._web.ledger_view import bucket_percents
 from ml_diagnostics_console._web.run_data import RunData
 from ml_diagnostics_console._web.run_goodput import goodput_of
@@ -42,16 +41,13 @@ _LOOK_NS: Final = 5_000_000_000
 _QUIET_LOOK_NS: Final = 60_000_000_000
 _PICTURES_NS: Final = 10_000_000_000
 _CLOUD_NS: Final = 30_000_000_000
-_MOST_CLOUD_RUNS: Final = 50
+_CLOUD_SESSIONS_NS: Final = 60_000_000_000
 _CHEAP_POLL_SECONDS: Final = 0.005
 _REST_FACTOR: Final = 200
 _MOST_REST_SECONDS: Final = 3.0
 _SETTLED_AT: Final = 500_000
 _LOOKS_AT_ONCE: Final = 50
 _GOODPUT_SECONDS: Final = 0.25
-_COMPANION_KINDS: Final = (
-    'jsonPayload.verb="stacktraceanalyzer" AND jsonPayload.kind!="dump" AND jsonPayload.kind!="snapshot"'
-)
 _LONGEST_NAME: Final = 80
 
 
@@ -67,19 +63,19 @@ class _Kept:
         goodput: Those of them that show where its time went.
         is_goodput_due: True if that is to be read again.
         encoded: Its row as JSON.
-        has_sessions: True once its profiler sessions were read.
+        sessions_ns: When its profiler sessions were read; None before.
     """
 
     __slots__ = (
         "encoded",
         "goodput",
-        "has_sessions",
         "is_goodput_due",
         "looked_ns",
         "pictures",
         "pictures_ns",
         "pictures_version",
         "run",
+        "sessions_ns",
     )
 
     def __init__(self, run: RunData) -> None:
@@ -90,7 +86,7 @@ class _Kept:
         self.goodput: dict[str, Any] = {}
         self.is_goodput_due = False
         self.encoded = b""
-        self.has_sessions = False
+        self.sessions_ns: int | None = None
 
 
 class Store:
@@ -131,12 +127,9 @@ class Store:
         self._changes = Changes()
         self._run_list = RunList(source)
         self._unsettled = 0
-        self._entry_sources: list[LogSource] = []
-        self._requested: set[str] = set()
-        self._companion_source: LogSource | None = None
+        self._sources = EntrySources(source)
         self._by_process: dict[tuple[str, int], set[str]] = {}
         self._cloud_ns = 0
-        self._poll_seconds = 0.0
         self._rests_until = 0.0
         self._failures: dict[str, str] = {}
 
@@ -185,9 +178,11 @@ class Store:
             if self._is_due(now_ns):
                 started = time.thread_time()
                 self._read_runs()
-                self._poll_seconds = time.thread_time() - started
-                self._read_entries()
-                self._read_companions()
+                self._sources.poll_seconds = time.thread_time() - started
+                self._sources.read_runs([kept.run for kept in self._kept.values() if kept.run.resource], self._take)
+                for batch in self._sources.read_companions(self.runs()):
+                    with self.lock:
+                        self._companions.add(batch)
                 self._rests_until = time.monotonic() + self._rest_seconds()
             self._look_at_runs(now_ns)
             self._read_goodput(now_ns)
@@ -197,37 +192,18 @@ class Store:
 
     def _is_due(self, now_ns: int) -> bool:
         """Return True if it is time to read."""
-        if self._is_cloud:
-            if 0 <= now_ns - self._cloud_ns < _CLOUD_NS:
-                return False
-            self._cloud_ns = now_ns
-        return time.monotonic() >= self._rests_until
+        if not self._is_cloud:
+            return time.monotonic() >= self._rests_until
+        if 0 <= now_ns - self._cloud_ns < _CLOUD_NS:
+            return False
+        self._cloud_ns = now_ns
+        return True
 
     def _rest_seconds(self) -> float:
         """Return how long to read nothing: to list the files of thousands of runs each second costs too much."""
-        if self._poll_seconds < _CHEAP_POLL_SECONDS:
+        if self._sources.poll_seconds < _CHEAP_POLL_SECONDS:
             return 0.0
-        return min(_MOST_REST_SECONDS, self._poll_seconds * _REST_FACTOR)
-
-    def _batches(self, source: LogSource, take: Take | None = None) -> Iterator[list[LogEntry]]:
-        """Yield what is new in a source; note how long it took to find that there is something, or nothing."""
-        started = time.thread_time()
-        is_first = True
-
-        def take_first(entries: list[LogEntry]) -> list[LogEntry]:
-            note_poll()
-            return entries if take is None else take(entries)
-
-        def note_poll() -> None:
-            nonlocal is_first
-            if is_first:
-                self._poll_seconds += time.thread_time() - started
-            is_first = False
-
-        for batch in self.source.entries.read(source, take and take_first):
-            note_poll()
-            yield batch
-        note_poll()
+        return min(_MOST_REST_SECONDS, self._sources.poll_seconds * _REST_FACTOR)
 
     def _data_of(self, run_id: str) -> RunData:
         kept = self._kept.get(run_id)
@@ -245,22 +221,13 @@ class Store:
             for run_id, resource in changed.items():
                 run = self._data_of(run_id)
                 run.resource = resource
-                self._kept[run_id].has_sessions = False
+                self._kept[run_id].sessions_ns = None
                 self._dispatch.touched.add(run_id)
             for run_id in gone:
                 self._kept[run_id].run.resource = {}
                 self._changes.remove(run_id)
             if changed or gone:
                 self._listed = None
-
-    def _read_entries(self) -> None:
-        if self._is_cloud:
-            self._request_new_runs()
-        elif not self._entry_sources:
-            self._entry_sources.append(self.source.entries.source_of_runs([]))
-        for source in self._entry_sources:
-            for batch in self._batches(source, self._take):
-                self._take(batch)
 
     def _take(self, entries: list[LogEntry]) -> list[LogEntry]:
         """Add entries of runs to these, and return those that are left: none."""
@@ -276,23 +243,6 @@ class Store:
             for column in self._kept[run_id].run.columns:
                 column.settle()
         self._unsettled = 0
-
-    def _request_new_runs(self) -> None:
-        """Add a source of the entries of the newest runs of a cloud that have none yet."""
-        runs = [run for run in self.runs()[:_MOST_CLOUD_RUNS] if run.id not in self._requested]
-        if runs:
-            self._requested.update(run.id for run in runs)
-            self._entry_sources.append(self.source.entries.source_of_runs([run.resource for run in runs]))
-
-    def _read_companions(self) -> None:
-        if self._companion_source is None or self._is_cloud:  # Cloud Logging answers a query once.
-            since_ns = 0
-            if self._is_cloud:
-                since_ns = int(min((run.began_s for run in self.runs()[:_MOST_CLOUD_RUNS]), default=self.now_s) * 1e9)
-            self._companion_source = self.source.entries.source_of_companions(since_ns, _COMPANION_KINDS)
-        for batch in self._batches(self._companion_source):
-            with self.lock:
-                self._companions.add(batch)
 
     def _look_at_runs(self, now_ns: int) -> None:
         """Work out the state of runs that got entries, or that may have changed with time; then their rows."""
@@ -385,10 +335,11 @@ class Store:
 
     def _read_sessions(self, kept: _Kept, now_ns: int) -> None:
         """Read the profiler sessions of a run in the control plane, outside the lock: a cloud takes its time."""
-        if kept.has_sessions and (not kept.run.is_live or now_ns - kept.looked_ns < _LOOK_NS):
+        patience_ns = _CLOUD_SESSIONS_NS if self._is_cloud else _LOOK_NS
+        if kept.sessions_ns is not None and (not kept.run.is_live or now_ns - kept.sessions_ns < patience_ns):
             return
-        kept.has_sessions = True
-        if self._is_cloud and kept.run.id not in self._requested:
+        kept.sessions_ns = now_ns
+        if self._is_cloud and kept.run.id not in self._sources.requested:
             return
         with contextlib.suppress(ControlPlaneError, OSError):
             sessions = list(self.source.control_plane.list_sessions(kept.run.id))

@@ -1,0 +1,84 @@
+"""The store over Google Cloud: runs and entries that this machine has nothing of, and a cloud that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from google_cloud_mldiagnostics.reading import CloudSource
+from ml_diagnostics_console._web import wire
+from ml_diagnostics_console._web.routes import handle
+from ml_diagnostics_console._web.store import Store
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.faults import Status
+
+from ...loopback.control_plane import ControlPlaneServer
+
+SECOND_NS = 1_000_000_000
+PROGRAM = """
+from google_cloud_mldiagnostics import machinelearning_run, metrics
+with machinelearning_run(name="cloudy", run_group="g", configs={"lr": 0.1}):
+    for step in range(20):
+        metrics.record("loss", 5.0 - step / 10, step=step)
+"""
+
+
+@pytest.fixture
+def recorded(
+    control_plane_server: ControlPlaneServer,
+    cloud_logging_server: CloudLoggingServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> str:
+    for server in (control_plane_server, cloud_logging_server):
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+    environ = {**os.environ, "ML_DIAGNOSTICS_DIR": str(tmp_path / "there"), "ML_DIAGNOSTICS_BACKEND": "auto"}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    (run,) = control_plane_server.runs()
+    return str(run["name"]).rpartition("/")[2]
+
+
+def test_a_run_of_a_cloud_is_shown_and_no_request_comes_from_a_page(
+    recorded: str, cloud_logging_server: CloudLoggingServer, control_plane_server: ControlPlaneServer
+) -> None:
+    now_ns = [2_000_000_000 * SECOND_NS]
+    source = CloudSource("test-project", None, pytest.fail, lambda _: None)
+    store = Store(source, clock_ns=lambda: now_ns[0])
+    store.refresh()
+    (row,) = json.loads(handle(store, "/api/runs", {}).body)["rows"]
+    assert (row["id"], row["state"], row["step"], row["group"]) == (recorded, "completed", 19, "g")
+    assert row["config"] == {"lr": "0.1"}
+    assert store.place == "the project test-project (us-central1)"
+    assert store.notes == []
+    column = store.run(recorded).columns.of("loss")[0]
+    assert column.step.tolist() == list(range(20))
+
+    cloud_logging_server.faults.always(Status(403))
+    control_plane_server.faults.always(Status(500))
+    answer = handle(store, f"/api/runs/{recorded}/points", {"metric": "loss"})
+    assert wire.decode(answer.body)[1]["y"].tolist() == [5.0 - step / 10 for step in range(20)]
+    store.refresh()  # Too soon after the last one: nothing is requested.
+    assert store.notes == []
+
+    now_ns[0] += 40 * SECOND_NS
+    store.refresh()
+    assert any("The runs could not be read" in note for note in store.notes), store.notes
+    assert [run.id for run in store.runs()] == [recorded]
+    assert len(store.run(recorded).columns.of("loss")[0]) == 20
+
+
+def test_entries_of_a_cloud_are_counted_once(recorded: str, control_plane_server: ControlPlaneServer) -> None:
+    now_ns = [2_000_000_000 * SECOND_NS]
+    store = Store(CloudSource("test-project", None, pytest.fail, lambda _: None), clock_ns=lambda: now_ns[0])
+    for _ in range(3):
+        store.refresh()
+        now_ns[0] += 40 * SECOND_NS
+    assert store.run(recorded).columns.points("loss") == 20
