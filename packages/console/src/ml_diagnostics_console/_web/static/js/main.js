@@ -51,6 +51,7 @@ async function navigate(state) {
   } else {
     fill(main);
   }
+  if (state.page === "runs") api.json("/api/runs").catch(() => {}); // On its way while the page's module is loaded.
   try {
     if (state.page === "missing") throw new ApiError("There is no page at this address.", 404);
     const module = await PAGES[state.page]();

@@ -18,17 +18,18 @@ export function createVirtual(element, { scroller = null, rowHeight, make }) {
   let frame = 0;
   const target = scroller ?? window;
 
-  function range() {
+  function range(spare) {
     const above = scroller ? scroller.getBoundingClientRect().top + scroller.clientTop : 0;
     const top = above - element.getBoundingClientRect().top;
     const length = scroller ? scroller.clientHeight : window.innerHeight;
-    const first = Math.max(0, Math.floor(top / height) - SPARE);
-    return [first, Math.min(count, Math.ceil((top + length) / height) + SPARE)];
+    const first = Math.max(0, Math.floor(top / height) - spare);
+    return [first, Math.min(count, Math.ceil((top + length) / height) + spare)];
   }
 
-  function draw() {
+  function draw(isFirst = false) {
     frame = 0;
-    const [first, last] = range();
+    const [first, last] = range(isFirst ? 0 : SPARE);
+    if (isFirst) schedule(); // What is in view first; the spare rows follow in the next frame.
     for (const [index, row] of rows) {
       if (index < first || index >= last) {
         if (row.contains(document.activeElement)) continue; // Focus must not fall out of the document.
@@ -36,7 +37,7 @@ export function createVirtual(element, { scroller = null, rowHeight, make }) {
         rows.delete(index);
       }
     }
-    for (let index = first; index < last; index += 1) {
+    for (let index = last - 1; index >= first; index -= 1) { // From below, so that each row finds the one after it.
       if (rows.has(index)) continue;
       const row = make(index);
       row.style.setProperty("top", `${index * height}px`);
@@ -48,7 +49,7 @@ export function createVirtual(element, { scroller = null, rowHeight, make }) {
   }
 
   function schedule() {
-    frame ||= requestAnimationFrame(draw);
+    frame ||= requestAnimationFrame(() => draw());
   }
 
   function onResize() {
@@ -68,7 +69,7 @@ export function createVirtual(element, { scroller = null, rowHeight, make }) {
       for (const row of rows.values()) row.remove();
       rows = new Map();
       element.style.setProperty("height", `${count * height}px`);
-      draw();
+      draw(true);
     },
     /** Make one row anew, if it is in the document. */
     renew(index) {

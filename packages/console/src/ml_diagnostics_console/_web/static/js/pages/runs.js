@@ -78,9 +78,18 @@ function createTable(page, api, state, answer) {
   function start() {
     showNotes(notes, answer.notes);
     showHead();
-    apply();
+    showAll();
+    showSelection();
     showMore();
     timer = setInterval(() => !document.hidden && tick(), TICK_MS);
+  }
+
+  /** Show what follows from the runs alone, then the list. */
+  function showAll() {
+    const all = [...rows.values()];
+    showSegments(all, now());
+    showAttention(attention, sortRows(all, "start.desc", now()), now());
+    apply();
   }
 
   /** Filter, sort and draw; the rows that are visible are made anew. */
@@ -97,11 +106,8 @@ function createTable(page, api, state, answer) {
     const isFiltered = input.value.trim() !== "";
     setText(count, isFiltered ? `${formatWhole(shown.length)} of ${formatWhole(all.length)}` : "");
     grid.setAttribute("aria-rowcount", shown.length + 1);
-    showSegments(all, time);
-    showAttention(attention, sortRows(all, "start.desc", time), time);
     showNone(all.length);
     list.show(shown.length);
-    showSelection();
   }
 
   function showSegments(all, time) {
@@ -116,7 +122,7 @@ function createTable(page, api, state, answer) {
 
   function choose(name) {
     state.set({ state: name });
-    apply();
+    showAll();
   }
 
   function showHead() {
@@ -152,7 +158,7 @@ function createTable(page, api, state, answer) {
       fill(none, h("p", null, "No run passes the filter."), button("Show all runs", () => {
         input.value = "";
         state.set({ q: "", state: "" });
-        apply();
+        showAll();
       }));
     }
   }
@@ -169,7 +175,7 @@ function createTable(page, api, state, answer) {
       const older = await api.json(urlOf("/api/runs", { next: nextCursor }));
       for (const row of older.rows) if (!rows.has(row.id)) rows.set(row.id, { ...row });
       nextCursor = older.next;
-      apply();
+      showAll();
       showMore();
     } catch (error) {
       showNotes(notes, [error.message, ...(answer.notes ?? [])]);
@@ -272,7 +278,7 @@ function createTable(page, api, state, answer) {
   function update({ kind, data }) {
     if (kind === "gone") {
       for (const id of data.ids ?? []) rows.delete(id);
-      apply();
+      showAll();
     }
     if (kind !== "changed") return;
     if (data.now) offset = data.now - Date.now() / 1000;
@@ -287,7 +293,7 @@ function createTable(page, api, state, answer) {
     }
     // What is sorted or filtered by a number that changes is put in order again, but never under the pointer each
     // second.
-    if (isOrderOld) apply();
+    if (isOrderOld) showAll();
     else if (!waiting && (input.value || state.get("sort", "start.desc") !== "start.desc")) {
       waiting = setTimeout(() => {
         waiting = 0;
