@@ -19,6 +19,7 @@ from ml_diagnostics_console._web.run_data import AttemptSpan, RunData
 from ml_diagnostics_console._web.run_goodput import NO_GOODPUT, goodput_of
 from ml_diagnostics_console._web.run_rows import pictures_of, row_of
 from ml_diagnostics_console._web.sentences import marked, safe_line
+from ml_diagnostics_console._web.verdicts import known_verdict
 
 if TYPE_CHECKING:
     from google_cloud_mldiagnostics._reading.session_view import SessionView
@@ -37,7 +38,10 @@ _ENDS: Final = {"x": "failed", "p": "preempted", "h": "hung"}
 
 def overview(run: RunData, query: Query) -> Answer:
     """Answer all that the page of a run shows besides its curves."""
-    return json_answer(run.cached("overview", lambda: _overview(run)))
+    answer = run.cached("overview", lambda: _overview(run))
+    if (known := known_verdict(run)) is not None:
+        answer = {**answer, "verdict": known["sentence"], "verdict_parts": known["parts"]}
+    return json_answer(answer)
 
 
 def _overview(run: RunData) -> dict[str, Any]:

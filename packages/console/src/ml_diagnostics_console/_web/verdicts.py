@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
     from ml_diagnostics_console.report import Report
 
-__all__ = ["Doctor", "answer_of", "known_report", "verdict"]
+__all__ = ["DOCTOR", "Doctor", "answer_of", "known_report", "known_verdict", "verdict"]
 
 _logger = logging.getLogger(__name__)
 
@@ -34,18 +35,26 @@ _READERS: Final = 4
 _PROOFS: Final = 5
 _LONGEST_PROOF: Final = 400
 
-Judge = Callable[["JobReader"], "Report"]
+_CLOUD_NAME: Final = re.compile(r"projects/([^/]+)/locations/([^/]+)/.+")
+"""The names of runs that a project of Google Cloud keeps."""
 
 
 def verdict(run: RunData, query: Query) -> Answer:
     """Answer the verdict if it is known, also of some seconds ago; else that it is being worked out."""
-    return json_answer(DOCTOR.ask(run))
+    of_cloud = _CLOUD_NAME.fullmatch(str(run.resource.get("name", "")))
+    return json_answer(_ask_on_the_command_line(run.id, *of_cloud.groups()) if of_cloud else DOCTOR.ask(run))
 
 
 def known_report(run: RunData) -> Report | None:
     """Return the last report on a run; None while there is none."""
     known = DOCTOR.known(run)
     return known.report if known is not None else None
+
+
+def known_verdict(run: RunData) -> dict[str, Any] | None:
+    """Return the last answer on a run that has a sentence; None while there is none."""
+    known = DOCTOR.known(run)
+    return known.answer if known is not None and known.answer["sentence"] else None
 
 
 class _Known(NamedTuple):
@@ -209,17 +218,26 @@ def _not_checked(report: Report) -> list[str]:
     return [safe_line(why) for why in dict.fromkeys(each.why for each in found)]
 
 
+_NO_VERDICT: Final = {
+    "state": "ready",
+    "sentence": None,
+    "parts": [],
+    "proofs": [],
+    "next": [],
+    "also": [],
+    "not_checked": [],
+}
+
+
 def _failed(error: Exception) -> dict[str, Any]:
-    return {
-        "state": "ready",
-        "sentence": None,
-        "parts": [],
-        "error": safe_line(f"The doctor could not judge this run: {type(error).__name__}: {error}"),
-        "proofs": [],
-        "next": [],
-        "also": [],
-        "not_checked": [],
-    }
+    text = f"The doctor could not judge this run: {type(error).__name__}: {error}"
+    return {**_NO_VERDICT, "error": safe_line(text)}
+
+
+def _ask_on_the_command_line(run_id: str, project: str, region: str) -> dict[str, Any]:
+    """Return how to ask about a run of a cloud: a view of a page sends no request there."""
+    command = shlex.join(["mldiagnostics", "doctor", run_id, "--project", project, "--region", region])
+    return {**_NO_VERDICT, "next": [{"command": command, "why": "the page sends no requests to Cloud Logging"}]}
 
 
 def _ignore(note: str) -> None:
