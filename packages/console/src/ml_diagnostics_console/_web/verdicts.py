@@ -218,7 +218,7 @@ def _not_checked(report: Report) -> list[str]:
     return [safe_line(why) for why in dict.fromkeys(each.why for each in found)]
 
 
-_NO_VERDICT: Final = {
+_NO_VERDICT: Final[dict[str, Any]] = {
     "state": "ready",
     "sentence": None,
     "parts": [],
