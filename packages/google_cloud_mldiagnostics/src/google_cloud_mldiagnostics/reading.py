@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from google_cloud_mldiagnostics._entries import CONFIGS, LOG_ID, LOSSES_NAMESPACE, PROCESS, SESSION
 from google_cloud_mldiagnostics._reading.process_view import ProcessView, State
-from google_cloud_mldiagnostics._reading.run_history import RunHistory, mappings, natural_number, number, texts
+from google_cloud_mldiagnostics._reading.run_history import (
+    ProcessKey,
+    RunHistory,
+    mappings,
+    natural_number,
+    number,
+    texts,
+)
 from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource, RunSource
 from google_cloud_mldiagnostics._reading.run_view import SILENT_SECONDS, AttemptView, RunView, view_run
 from google_cloud_mldiagnostics._reading.session_view import HostProfile, SessionView
@@ -20,6 +27,7 @@ __all__ = [
     "CloudSource",
     "HostProfile",
     "LocalSource",
+    "ProcessKey",
     "ProcessView",
     "RunHistory",
     "RunSource",

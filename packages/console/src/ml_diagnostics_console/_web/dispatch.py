@@ -49,11 +49,13 @@ class Dispatch:
 
     Attributes:
         touched: The runs that got entries since this was cleared.
+        changed: Those of them that got others than values.
         count: The number of entries.
     """
 
     def __init__(self, run_of: Callable[[str], RunData]) -> None:
         self.touched: set[str] = set()
+        self.changed: set[str] = set()
         self.count = 0
         self._run_of = run_of
         self._writers: dict[tuple[str, str, str, str], _Writer] = {}
@@ -136,6 +138,7 @@ class Dispatch:
         namespace = entry.resource_label(_NAMESPACE)
         if namespace in (PROCESS, SESSION) or "values" not in payload:
             run.history.add((entry,))
+            self.changed.add(run.id)
             return
         if not namespace or namespace.startswith(_NOT_METRICS):
             return

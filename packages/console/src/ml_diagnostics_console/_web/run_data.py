@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from google_cloud_mldiagnostics.reading import (
     SILENT_SECONDS,
     AttemptView,
+    ProcessKey,
     ProcessView,
     RunHistory,
     RunView,
@@ -180,6 +181,25 @@ class RunData:
         self.began_s = began_ns / _SECOND
         self.ended_s = view.ended_ns / _SECOND if view.ended_ns is not None else None
         self.attempts = [self._span(attempt, is_last=attempt is last, now_ns=now_ns) for attempt in view.attempts]
+
+    def glance(self, now_ns: int) -> bool:
+        """Take only steps and signs of life, after nothing but values came; return False if that is not enough.
+
+        Args:
+            now_ns: The time, in ns since 1970.
+        """
+        if self.state != "running":
+            return False
+        beat_ns = 0
+        for process in self.view.processes:
+            key = ProcessKey(process.host, process.pid, process.attempt)
+            process.step = self.history.last_step(key)
+            process.last_event_ns = max(process.last_event_ns, self.history.last_event_ns(key))
+            beat_ns = max(beat_ns, process.last_event_ns)
+        self.view.last_event_ns = max(self.view.last_event_ns or 0, beat_ns) or None
+        self.beat_s = max(self.beat_s or 0.0, beat_ns / _SECOND) or None
+        self.now_s = now_ns / _SECOND
+        return True
 
     def _judge_hang(self, now_ns: int, beat_ns: int) -> None:
         first = min(self.hangs, key=lambda hang: hang.since_ns)

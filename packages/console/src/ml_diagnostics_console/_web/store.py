@@ -28,7 +28,7 @@ from ml_diagnostics_console._web.companions import Companions
 from ml_diagnostics_console._web.dispatch import Dispatch
 from ml_diagnostics_console._web.entry_sources import EntrySources
 from ml_diagnostics_console._web.ledger_view import bucket_percents
-from ml_diagnostics_console._web.run_data import RunData
+from ml_diagnostics_console._web.run_data import Resource, RunData
 from ml_diagnostics_console._web.run_goodput import goodput_of
 from ml_diagnostics_console._web.run_list import RunList
 from ml_diagnostics_console._web.run_rows import pictures_of, row_of
@@ -46,6 +46,7 @@ _CHEAP_POLL_SECONDS: Final = 0.005
 _REST_FACTOR: Final = 200
 _MOST_REST_SECONDS: Final = 3.0
 _SETTLED_AT: Final = 500_000
+_LONG_COLUMN: Final = 50_000
 _LOOKS_AT_ONCE: Final = 50
 _GOODPUT_SECONDS: Final = 0.25
 _LONGEST_NAME: Final = 80
@@ -131,6 +132,7 @@ class Store:
         self._by_process: dict[tuple[str, int], set[str]] = {}
         self._cloud_ns = 0
         self._rests_until = 0.0
+        self._was_read = False
         self._failures: dict[str, str] = {}
 
     @property
@@ -176,19 +178,26 @@ class Store:
         with self._refreshing:
             now_ns = self._clock_ns()
             if self._is_due(now_ns):
-                started = time.thread_time()
-                self._read_runs()
-                self._sources.poll_seconds = time.thread_time() - started
-                self._sources.read_runs([kept.run for kept in self._kept.values() if kept.run.resource], self._take)
-                for batch in self._sources.read_companions(self.runs()):
-                    with self.lock:
-                        self._companions.add(batch)
-                self._rests_until = time.monotonic() + self._rest_seconds()
+                self._read()
             self._look_at_runs(now_ns)
             self._read_goodput(now_ns)
             with self.lock:
                 self.now_s = now_ns / 1e9
-                self.notes = [*self._run_list.notes, *self._failures.values(), *self.source.entries.notes()]
+
+    def _read(self) -> None:
+        started, sources = time.thread_time(), self._sources
+        self._set_runs(*self._run_list.read())
+        sources.poll_seconds = time.thread_time() - started
+        sources.read_runs([kept.run for kept in self._kept.values() if kept.run.resource], self._take)
+        for batch in sources.read_companions(self.runs()):
+            with self.lock:
+                self._companions.add(batch)
+        # To list the files of thousands of runs each second costs too much. Of the first read, the entries are most.
+        is_costly = self._was_read and sources.poll_seconds >= _CHEAP_POLL_SECONDS
+        rest_seconds = min(_MOST_REST_SECONDS, sources.poll_seconds * _REST_FACTOR) if is_costly else 0.0
+        self._rests_until, self._was_read = time.monotonic() + rest_seconds, True
+        with self.lock:
+            self.notes = [*self._run_list.notes, *self._failures.values(), *self.source.entries.notes()]
 
     def _is_due(self, now_ns: int) -> bool:
         """Return True if it is time to read."""
@@ -199,30 +208,24 @@ class Store:
         self._cloud_ns = now_ns
         return True
 
-    def _rest_seconds(self) -> float:
-        """Return how long to read nothing: to list the files of thousands of runs each second costs too much."""
-        if self._sources.poll_seconds < _CHEAP_POLL_SECONDS:
-            return 0.0
-        return min(_MOST_REST_SECONDS, self._sources.poll_seconds * _REST_FACTOR)
-
     def _data_of(self, run_id: str) -> RunData:
         kept = self._kept.get(run_id)
         if kept is None:
             kept = self._kept[run_id] = _Kept(RunData(run_id, self._companions))
         return kept.run
 
-    def _read_runs(self) -> None:
-        """Read the runs of the control plane that are new or have changed, and hide those that are gone.
+    def _set_runs(self, changed: Mapping[str, Resource], gone: Sequence[str]) -> None:
+        """Take the runs of the control plane that are new or have changed, and hide those that are gone.
 
         The entries of these are kept, for the case that they return.
         """
-        changed, gone = self._run_list.read()
         with self.lock:
             for run_id, resource in changed.items():
                 run = self._data_of(run_id)
                 run.resource = resource
                 self._kept[run_id].sessions_ns = None
                 self._dispatch.touched.add(run_id)
+                self._dispatch.changed.add(run_id)
             for run_id in gone:
                 self._kept[run_id].run.resource = {}
                 self._changes.remove(run_id)
@@ -242,6 +245,8 @@ class Store:
         for run_id in self._dispatch.touched:
             for column in self._kept[run_id].run.columns:
                 column.settle()
+                if len(column) > _LONG_COLUMN:
+                    column.extend_tiles()  # Now, so that the first drawing need not wait for it.
         self._unsettled = 0
 
     def _look_at_runs(self, now_ns: int) -> None:
@@ -249,6 +254,7 @@ class Store:
         with self.lock:
             self._settle()
             touched, self._dispatch.touched = self._dispatch.touched, set()
+            changed, self._dispatch.changed = self._dispatch.changed, set()
             with_log: set[str] = set()
             for key in self._companions.touched:
                 with_log |= self._by_process.get(key, set())
@@ -268,7 +274,9 @@ class Store:
             with self.lock:
                 for kept in due[first : first + _LOOKS_AT_ONCE]:
                     run_id = kept.run.id
-                    self._look_at(kept, now_ns, is_touched=run_id in touched or run_id in with_log)
+                    is_touched = run_id in touched or run_id in with_log
+                    only_values = run_id in touched and run_id not in changed and run_id not in with_log
+                    self._look_at(kept, now_ns, is_touched=is_touched, only_values=only_values)
                     if run_id in with_log:
                         self._changes.update_log(run_id)
         with self.lock:
@@ -282,15 +290,16 @@ class Store:
             return _LOOK_NS
         return _QUIET_LOOK_NS if run.state in ("silent", "unknown") else float("inf")
 
-    def _look_at(self, kept: _Kept, now_ns: int, *, is_touched: bool) -> None:
+    def _look_at(self, kept: _Kept, now_ns: int, *, is_touched: bool, only_values: bool) -> None:
         run = kept.run
         before = (run.state, run.reason, run.hangs, len(run.attempts))
-        writers = goodput_writers(self._root).of(run.id, (), 0, 0)
-        run.job_names = tuple(dict.fromkeys(writer.job for writer in writers))
-        run.look(now_ns, self.source.is_gone)
-        kept.looked_ns = now_ns
-        for key in run.history.processes:
-            self._by_process.setdefault(key[:2], set()).add(run.id)
+        if not (only_values and now_ns - kept.looked_ns < _LOOK_NS and run.glance(now_ns)):
+            writers = goodput_writers(self._root).of(run.id, (), 0, 0)
+            run.job_names = tuple(dict.fromkeys(writer.job for writer in writers))
+            run.look(now_ns, self.source.is_gone)
+            kept.looked_ns = now_ns
+            for key in run.history.processes:
+                self._by_process.setdefault(key[:2], set()).add(run.id)
         has_changed = is_touched or before != (run.state, run.reason, run.hangs, len(run.attempts))
         if has_changed:
             run.version += 1
