@@ -33,17 +33,17 @@ export function pictureCanvas(className, label = "") {
 }
 
 /**
- * Write text with a halo in the colour of the ground, so that a curve behind it does not make it unreadable.
+ * Write text on its own ground, so that a curve behind it does not make it unreadable.
  * @returns {number} The width of the text in CSS pixels.
  */
 export function writeOver(context, text, x, y, colour, ground) {
-  context.lineJoin = "round";
-  context.lineWidth = 4;
-  context.strokeStyle = ground;
-  context.strokeText(text, x, y);
+  const { width, actualBoundingBoxAscent: above, actualBoundingBoxDescent: below } = context.measureText(text);
+  const left = context.textAlign === "right" ? x - width : x;
+  context.fillStyle = withAlpha(ground, 0.86);
+  context.fillRect(left - 3, y - above - 2, width + 6, above + below + 4);
   context.fillStyle = colour;
   context.fillText(text, x, y);
-  return context.measureText(text).width;
+  return width;
 }
 
 /** Return `colour` (#rrggbb or rgb()) with an opacity. */

@@ -1,7 +1,7 @@
 /** A card with the chart of one metric, of one run or of several; it is built when it comes into view. */
 
 import { card, fill, h, setText } from "../dom.js";
-import { formatCount, formatDuration, formatInUnit, formatLarge } from "../format.js";
+import { formatCount, formatDuration, formatInUnit, formatLarge, formatWhole } from "../format.js";
 import { createChart, commonRange } from "./chart.js";
 import { asBand, metricTitle, withOddInRange } from "./curve.js";
 import { appendPoints } from "./live_points.js";
@@ -42,11 +42,17 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
   let generation = 0;
   let isClosed = false;
 
+  let resolveLook = null;
+  const looked = new Promise((resolve) => (resolveLook = resolve));
   const seen = new IntersectionObserver((entries) => {
-    if (!entries.some((entry) => entry.isIntersecting)) return;
-    seen.disconnect();
-    isWanted = true;
-    load();
+    const isInView = entries.some((entry) => entry.isIntersecting);
+    if (isInView && !isWanted) {
+      seen.disconnect();
+      isWanted = true;
+      load().catch((error) => showNote(error.message)).then(resolveLook);
+    } else {
+      resolveLook();
+    }
   }, { rootMargin: "120px" });
   seen.observe(element);
   const sizes = new ResizeObserver(() => chart && place.clientWidth && chart.resize(place.clientWidth));
@@ -60,13 +66,18 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     if (own !== generation || isClosed) return;
     loaded = answers.filter(({ points }) => points !== null);
     const failed = answers.filter(({ points }) => points === null);
-    note.hidden = failed.length === 0;
-    setText(note, failed.length ? `Not shown: ${failed.map(({ run, error }) => `${run} (${error})`).join("; ")}` : "");
+    showNote(failed.length ? `Not shown: ${failed.map(({ run, error }) => `${run} (${error})`).join("; ")}` : "");
     if (!loaded.length) return;
     await draw();
   }
 
+  function showNote(text) {
+    note.hidden = !text;
+    setText(note, text);
+  }
+
   async function read(run, width) {
+    if (metric.missing?.includes(run)) return { run, points: null, error: "not recorded" };
     const span = current.span ? `&from=${current.span[0]}&to=${current.span[1]}` : "";
     const spread = isSpread ? "&hosts=spread" : "";
     const path = `/api/runs/${encodeURIComponent(run)}/points?metric=${encodeURIComponent(metric.name)}`;
@@ -98,6 +109,7 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     place.dataset.points = String(loaded.reduce((sum, { points }) => sum + (points.header.total ?? 0), 0));
     describe();
     onCursor(null, []);
+    performance.mark(`drawn:${metric.name}`);
     element.dispatchEvent(new CustomEvent("drawn", { bubbles: true }));
   }
 
@@ -117,8 +129,7 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     if (x === null) {
       const { above, below } = commonRange(headers, current);
       const odd = headers.length === 1 ? headers[0].odd : null;
-      const total = headers.reduce((sum, header) => sum + (header.total ?? 0), 0);
-      setText(facts, [odd ? `${odd.host}: ${odd.text ?? "differs"}` : formatCount(total, "value"),
+      setText(facts, [odd ? `${odd.host}: ${odd.text ?? "differs"}` : countText(headers),
         above !== null && `↑ ${formatInUnit(above, unit)}`, below !== null && `↓ ${formatInUnit(below, unit)}`]
         .filter(Boolean).join("  "));
       if (legend.childElementCount) fill(legend);
@@ -145,6 +156,8 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
   return {
     element,
     metric,
+    /** Resolves when the chart is drawn, or known to be out of view. */
+    looked,
     /** Show with other settings; what was not yet in view stays unbuilt. */
     show(next) {
       const isSame = next.x === current.x && String(next.span) === String(current.span);
@@ -177,6 +190,13 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
       chart?.close();
     },
   };
+}
+
+function countText(headers) {
+  const sum = (key) => headers.reduce((total, header) => total + (header[key] ?? 0), 0);
+  const [inside, total] = [sum("points"), sum("total")];
+  const all = formatCount(total, "value");
+  return inside && inside < total ? `${formatWhole(inside)} of ${all}` : all;
 }
 
 function shownUnit(unit) {

@@ -5,6 +5,8 @@ import { channels } from "./canvas.js";
 export const NOTHING = 255;
 const LEVELS = 255;
 const LEAST_SPREAD = 24; // levels: a flat fleet does not fill the scale with its noise
+const NOISE = 3; // median distances
+const CALM_SHARE = 0.12; // of the colour at the edge of the noise
 const MOST_HEIGHT = 320; // pixels, of all rows
 const ROW_HEIGHTS = [[4, 16], [16, 10], [32, 5], [64, 3], [160, 2]]; // at most so many hosts: pixels of a row
 
@@ -14,37 +16,47 @@ export function heatHeight(hosts) {
   return Math.max(12, Math.min(hosts * row, MOST_HEIGHT));
 }
 
-/** Return the median level of the cells that have a value; NaN if none has. */
-export function medianLevel(cells) {
+/**
+ * Return the median level of the cells that have a value, and the median distance to it.
+ * @returns {{median: number, noise: number}} NaN if no cell has a value.
+ */
+export function levelsOf(cells) {
   const counts = new Uint32Array(LEVELS);
-  let total = 0;
-  for (let index = 0; index < cells.length; index += 1) {
-    if (cells[index] === NOTHING) continue;
-    counts[cells[index]] += 1;
-    total += 1;
-  }
+  for (let index = 0; index < cells.length; index += 1) if (cells[index] !== NOTHING) counts[cells[index]] += 1;
+  const median = middleOf(counts);
+  const distances = new Uint32Array(LEVELS);
+  for (let level = 0; level < LEVELS; level += 1) distances[Math.abs(level - median) || 0] += counts[level];
+  return { median, noise: middleOf(distances) };
+}
+
+function middleOf(counts) {
+  const total = counts.reduce((sum, count) => sum + count, 0);
   let seen = 0;
-  for (let level = 0; level < LEVELS; level += 1) {
+  for (let level = 0; level < LEVELS && total; level += 1) {
     seen += counts[level];
-    if (seen * 2 >= total && total) return level;
+    if (seen * 2 >= total) return level;
   }
   return Number.NaN;
 }
 
 /**
  * Return the colour of each level as red, green, blue: `below` at the lowest, `middle` at the median, `above` on top.
- * @param {number} median A level.
+ * What is within the noise of most cells stays calm, so that what differs is seen.
+ * @param {{median: number, noise: number}} levels
  * @param {{heatBelow: string, heatMiddle: string, heatAbove: string}} colours
  * @returns {Uint8ClampedArray} 3 x 255 numbers.
  */
-export function ramp(median, { heatBelow, heatMiddle, heatAbove }) {
+export function ramp({ median, noise }, { heatBelow, heatMiddle, heatAbove }) {
   const below = channels(heatBelow);
   const middle = channels(heatMiddle);
   const above = channels(heatAbove);
-  const spread = Math.max(median, LEVELS - 1 - median, LEAST_SPREAD);
+  const calm = Math.min(NOISE * noise, LEVELS / 3);
+  const spread = Math.max(median, LEVELS - 1 - median, LEAST_SPREAD, 2 * calm) - calm;
   const found = new Uint8ClampedArray(3 * LEVELS);
   for (let level = 0; level < LEVELS; level += 1) {
-    const share = Math.min(1, Math.abs(level - median) / spread) ** 0.55; // small differences are seen, too
+    const distance = Math.abs(level - median);
+    const beyond = Math.min(1, Math.max(0, distance - calm) / spread);
+    const share = CALM_SHARE * Math.min(1, distance / (calm || 1)) + (1 - CALM_SHARE) * beyond ** 0.7;
     const end = level < median ? below : above;
     for (let part = 0; part < 3; part += 1) found[3 * level + part] = middle[part] + (end[part] - middle[part]) * share;
   }
@@ -65,7 +77,7 @@ export function paintHeat(heat, colours) {
   canvas.height = hosts.length;
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, hosts.length);
-  const shades = ramp(medianLevel(cells), colours);
+  const shades = ramp(levelsOf(cells), colours);
   for (let index = 0, at = 0; index < cells.length; index += 1, at += 4) {
     const level = cells[index];
     if (level === NOTHING) continue;

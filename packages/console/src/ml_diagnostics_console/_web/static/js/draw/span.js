@@ -47,7 +47,7 @@ export function attemptSpan(attempts, span, whole, direction) {
   const spans = attempts.map(({ started, ended }) => {
     const end = ended ?? whole[1];
     const margin = Math.max((end - started) * 0.03, LEAST_SECONDS);
-    return clamped([started - margin, end + margin], whole);
+    return clamped([Math.max(started - margin, whole[0]), Math.min(end + margin, whole[1])], whole);
   });
   if (isSame(span, whole)) return spans[direction > 0 ? 0 : spans.length - 1];
   const shown = spans.findIndex((each) => isSame(each, span));

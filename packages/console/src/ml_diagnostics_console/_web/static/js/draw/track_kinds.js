@@ -7,7 +7,7 @@ import { asBand, drawCurve, metricTitle, shownRange, withOddInRange } from "./cu
 import { appendPoints } from "./live_points.js";
 import { cellAt, drawHeat, heatHeight, hostMeans, paintHeat } from "./heat.js";
 import { drawAttempts, drawBand, drawEndMark } from "./ledger_band.js";
-import { nearestIndex } from "./ranges.js";
+import { nearestIndex, quantile, sortedFinite } from "./ranges.js";
 import { clockText } from "./time_axis.js";
 
 const LEDGER_HEIGHT = 82;
@@ -107,6 +107,12 @@ export function curveTrack({ api, base, metric, isAll }) {
     height: CURVE_HEIGHT,
     async read(view) {
       points = withOddInRange(await api.columns(`${path}&${spanQuery(view, isAll())}`));
+    },
+    /** Return the median of the curve; null while it is not known. */
+    typical() {
+      const band = points && asBand(points);
+      const found = points ? quantile(sortedFinite(band.x?.length ? band.middle : points.columns.y), 0.5) : Number.NaN;
+      return Number.isFinite(found) ? found : null;
     },
     /** Fetch what was appended only; return false if all has to be read again. */
     async append(view) {

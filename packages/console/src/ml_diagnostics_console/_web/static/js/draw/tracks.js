@@ -133,6 +133,7 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
     draw();
     board.dataset.settled = state.shown.map((time) => time.toFixed(3)).join(" ");
     board.dispatchEvent(new CustomEvent("settled"));
+    performance.mark("tracks-settled");
   }
 
   function setSpan(wanted, isQuiet = false) {

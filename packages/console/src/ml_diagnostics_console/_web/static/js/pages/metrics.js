@@ -11,6 +11,7 @@ const MOST_CHARTS = 24; // beyond it, only what is chosen in the list is drawn
 const MOST_LISTED = 300;
 const APPEND_MS = 2_000;
 const MOST_RUNS = 12;
+const LONGEST_MS = 4_000;
 
 /** Show the page. */
 export async function show(page, api, state) {
@@ -39,12 +40,11 @@ export async function show(page, api, state) {
   const controls = metricControls({ api, state, run, onSettings: showAll, onRuns: rebuild });
   const list = metricList();
   add(page, controls.element, h("div.metrics-body", null, list.element, charts));
-  const drawn = new Promise((resolve) => {
-    charts.addEventListener("drawn", resolve, { once: true });
-    setTimeout(resolve, 4000);
-  });
   build();
-  if (metrics.some(isShown)) await drawn;
+  await Promise.race([
+    Promise.all([...cards.values()].map((card) => card.looked)),
+    new Promise((resolve) => setTimeout(resolve, LONGEST_MS)),
+  ]);
   document.documentElement.dataset.ready = "metrics";
 
   function settings() {

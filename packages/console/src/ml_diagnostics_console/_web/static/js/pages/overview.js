@@ -40,11 +40,12 @@ export async function show(page, api, state) {
   let timer = 0;
   let isClosed = false;
   await clock.settled();
+  showTiles();
   document.documentElement.dataset.ready = "overview";
   loadStacks();
 
   function render() {
-    fill(figures, tiles(run));
+    showTiles();
     fill(time, timeCard(run));
     fill(profiles, profilesCard(run));
     fill(disruptions, disruptionsCard(run, (span) => clock.tracks.setSpan(span)));
@@ -52,6 +53,10 @@ export async function show(page, api, state) {
     const half = run.state !== "stuck" && (run.disruptions?.length ?? 0) < FEW_DISRUPTIONS ? right : left;
     if (profiles.parentElement !== half) half.append(profiles);
     profiles.hidden = !run.sessions?.length;
+  }
+
+  function showTiles() {
+    fill(figures, tiles(run, clock.typical("step_time")));
   }
 
   async function loadStacks() {
@@ -94,7 +99,7 @@ export async function show(page, api, state) {
         if (!fields) return;
         const isUrgent = fields.state !== undefined && fields.state !== run.state;
         Object.assign(run, fields);
-        fill(figures, tiles(run));
+        showTiles();
         timer ||= setTimeout(reload, isUrgent ? 0 : RELOAD_MS);
       } else if (kind === "metrics" && data[run.id]) {
         clock.append(Object.keys(data[run.id]));
@@ -186,6 +191,8 @@ function createClock(api, base, state, getRun) {
   return {
     element,
     start,
+    /** Return the median of a curve that is shown; null where there is none. */
+    typical: (name) => tracks.tracks().find(({ metric }) => metric === name)?.typical?.() ?? null,
     get tracks() {
       return tracks;
     },

@@ -4,12 +4,18 @@ import { bucketSlug } from "../buckets.js";
 import { h } from "../dom.js";
 import { formatCount, formatDuration, formatInUnit, formatPercent, formatShort, formatWhole } from "../format.js";
 
+const LOSS = /(^|[_/])loss$/i;
+const STEP_TIME = /^step_time$/i;
 const NOT_LOST = new Set(["productive", "excluded", "in-flight"]);
 
-/** Build the tiles of a run; what is not known is left out, or says so. */
-export function tiles(run) {
-  return [goodput(run), lastStep(run), metric(run, /(^|[_/])loss$/i, "Loss"), metric(run, /^step_time$/i, "Step time"),
-    disruptions(run), wallTime(run)].filter(Boolean);
+/**
+ * Build the tiles of a run; what is not known is left out, or says so.
+ * @param {Object} run
+ * @param {number|null} typicalStep The median of the curve of step times, in seconds; null while it is not known.
+ */
+export function tiles(run, typicalStep = null) {
+  return [goodput(run), lastStep(run), metric(run, LOSS, "Loss"), stepTime(run, typicalStep), disruptions(run),
+    wallTime(run)].filter(Boolean);
 }
 
 function tile(name, figure, second) {
@@ -47,6 +53,14 @@ function metric(run, pattern, name) {
   const value = run.metrics?.[found.name] ?? found.last;
   const text = found.unit ? formatInUnit(value, found.unit) : formatShort(value);
   return tile(name, text, found.points ? `last of ${formatCount(found.points, "value")}` : "");
+}
+
+function stepTime(run, typical) {
+  // The last step may be one that saved a checkpoint: the typical one says more.
+  const found = (run.metrics_list ?? []).find((row) => STEP_TIME.test(row.name));
+  if (!found || typical === null) return metric(run, STEP_TIME, "Step time");
+  const last = run.metrics?.[found.name] ?? found.last;
+  return tile("Step time", formatDuration(typical), `typical; last ${formatDuration(last)}`);
 }
 
 function disruptions(run) {
