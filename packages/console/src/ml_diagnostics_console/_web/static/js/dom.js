@@ -6,7 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]/g;
 const LONE_SURROGATE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
-/** Return a text with control and bidi characters as symbols: line feed as ␊, U+202E as ⟨202E⟩. */
+/** Return a text with control and bidi characters as `mldiagnostics logs` shows them: \n, \x1b, \u202e. */
 export function visible(text, keepsTabs = false) {
   const shown = String(text);
   return shown.replace(UNSEEN, (character) => (keepsTabs && character === "\t" ? character : symbol(character)))
@@ -14,10 +14,9 @@ export function visible(text, keepsTabs = false) {
 }
 
 function symbol(character) {
-  const code = character.codePointAt(0);
-  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-  if (code === 0x7f) return "\u2421";
-  return `\u27e8${code.toString(16).toUpperCase().padStart(4, "0")}\u27e9`;
+  const known = { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[character];
+  const code = character.codePointAt(0).toString(16);
+  return known ?? (code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`);
 }
 
 /**

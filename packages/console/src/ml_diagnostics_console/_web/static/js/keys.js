@@ -1,6 +1,6 @@
 // Keys of the page. Each part binds its own while it is shown; `?` lists all of them.
 
-import { add, button, fill, h } from "./dom.js";
+import { add, button, h } from "./dom.js";
 
 const bindings = new Set();
 
@@ -14,12 +14,12 @@ const LIST = [
     ["j k", "row below, above"], ["Enter", "open the run"], ["x", "select the run"], ["c", "compare the selected runs"],
   ]],
   ["A run", [
-    ["1 – 6", "overview, metrics, stacks, profiles, logs, configs"], ["+ −", "zoom in, out"], ["0", "show all"],
+    ["1 to 6", "overview, metrics, stacks, profiles, logs, configs"], ["+ −", "zoom in, out"], ["0", "show all"],
     ["← →", "move the window"], ["[ ]", "the attempt before, after"],
   ]],
   ["Mouse", [
-    ["drag", "select a span"], ["double click", "show all"], ["Ctrl + wheel", "zoom at the pointer"],
-    ["sideways scroll", "move the window"],
+    ["*drag", "select a span"], ["*double click", "show all"], ["*Ctrl and wheel", "zoom at the pointer"],
+    ["*sideways scroll", "move the window"],
   ]],
 ];
 
@@ -83,7 +83,6 @@ export function showList() {
 }
 
 function keyCaps(text) {
-  const place = h("span.caps");
-  return fill(place, text.split(" ").map((part) => (/^[–+]$/.test(part) && text.length > 3
-    ? part : h("kbd", null, part))));
+  if (text.startsWith("*")) return text.slice(1);
+  return h("span.caps", null, text.split(" ").map((part) => (part === "to" ? part : h("kbd", null, part))));
 }

@@ -65,8 +65,9 @@ export function createRunFrame(main, api, state) {
       row = { ...found };
       render();
       diagnosis.load(row);
-    } catch {
+    } catch (error) {
       // The page below asks for the same and says what is wrong.
+      actions.hidden = tabs.hidden = row === null && error.status === 404;
     }
   }
 

@@ -21,7 +21,8 @@ const STATES = [
   ["failed", "Failed", (row) => row.state === "failed"],
   ["completed", "Completed", (row) => row.state === "completed"],
 ];
-const NEW_RUN = "mldiagnostics run -- python train.py";
+const NEW_RUN = "run = machinelearning_run(name=\"my-run\", configs={\"learning_rate\": 1e-3})";
+const ELSEWHERE = "mldiagnostics ui --read-from PROJECT";
 
 /** Show the page. */
 export async function show(page, api, state) {
@@ -60,6 +61,9 @@ function createTable(page, api, state, answer) {
     on: { click: onClick } },
     h("div", { role: "rowgroup", class: "runs-head-group" }, head), body, none);
   const more = h("div.controls", { hidden: true });
+  const controls = h("div.controls.runs-controls", null, segments, h("div.field", null, input, h("kbd", null, "/")),
+    hint,
+    count);
   const list = createVirtual(body, { rowHeight, make: makeRow });
   const unbind = bindKeys({
     j: () => move(1), ArrowDown: () => current >= 0 && move(1), k: () => move(-1), ArrowUp: () => current >= 0
@@ -70,10 +74,7 @@ function createTable(page, api, state, answer) {
   });
 
   add(page, h("div.page-head", null, h("h1", null, "Runs"), answer.place && h("span.second.cut", null, answer.place)),
-    notes,
-    attention, h("div.controls.runs-controls", null, segments, h("div.field", null, input, h("kbd", null, "/")), hint,
-      count),
-    grid, more);
+    notes, attention, controls, grid, more);
 
   function start() {
     showNotes(notes, answer.notes);
@@ -150,10 +151,12 @@ function createTable(page, api, state, answer) {
   function showNone(total) {
     none.hidden = shown.length > 0;
     head.parentElement.hidden = total === 0;
+    controls.hidden = total === 0;
     if (shown.length > 0) return;
     if (total === 0) {
-      fill(none, h("p", null, "There is no run here yet. A run appears as soon as a program that calls ",
-        h("code", null, "machinelearning_run()"), ", or that is started so, is on its way:"), copyable(NEW_RUN));
+      fill(none, h("h2", null, "No run yet"),
+        h("p", null, "A run appears as soon as a program records one on this machine:"),
+        copyable(NEW_RUN), h("p", null, "Runs of a Google Cloud project:"), copyable(ELSEWHERE));
     } else {
       fill(none, h("p", null, "No run passes the filter."), button("Show all runs", () => {
         input.value = "";
