@@ -173,7 +173,9 @@ def test_faulthandler_does_not_read_a_job_that_is_only_late(tmp_path: Path) -> N
     """Sixty threads take turns with the GIL: each waits for it for some 0.3 s."""
     job = _Job(
         """
+is_ready = threading.Event()  # To start threads beside others that compute takes long.
 def spin():
+    is_ready.wait()
     while True: pass
 def report():
     for _ in sys.stdin:
@@ -181,6 +183,7 @@ def report():
 with diagnostic.diagnose(config(cloud=sys.argv[2] == "file")):
     for function in [report, *[spin] * 60]:
         threading.Thread(target=function, daemon=True).start()
+    is_ready.set()
     output("ready")
     spin()
 """,

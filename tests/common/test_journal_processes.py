@@ -109,7 +109,8 @@ def test_a_next_writer_is_not_disturbed_by_a_half_written_line(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_forking_under_load_repeats_loses_and_hangs_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forks", [50, pytest.param(200, marks=pytest.mark.slow)])
+def test_forking_under_load_repeats_loses_and_hangs_nothing(tmp_path: Path, forks: int) -> None:
     journal = new_journal(tmp_path, segment_bytes=200_000)
     stop = threading.Event()
     counts = [0, 0]
@@ -124,7 +125,7 @@ def test_forking_under_load_repeats_loses_and_hangs_nothing(tmp_path: Path) -> N
         thread.start()
     children = []
     try:
-        for _ in range(200):
+        for _ in range(forks):
             child = os.fork()
             if child == 0:
                 try:

@@ -273,8 +273,9 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.usefixtures("protocol")
+@pytest.mark.parametrize("count", [16, pytest.param(100, marks=pytest.mark.slow)])
 def test_workers_forked_while_entries_are_shipped_neither_hang_nor_print(
-    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer, count: int
 ) -> None:
     """Workers of data loaders are forked like this, while the shipper makes requests."""
     body = """
@@ -290,8 +291,8 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
     assert pool.map(abs, range(100)) == list(range(100))
 assert shipper.flush(20)
 """
-    finish(run(body, tmp_path, cloud_logging_server, count=40))
-    assert arrived(cloud_logging_server) == list(range(40))
+    finish(run(body, tmp_path, cloud_logging_server, count=count))
+    assert arrived(cloud_logging_server) == list(range(count))
 
 
 def test_the_job_keeps_its_settings_of_logging_and_forks(
