@@ -366,6 +366,7 @@ def test_a_handler_that_is_installed_before_a_late_helper_watches_is_left_in_cha
     assert programs.kept_run()["runPhase"] == "COMPLETED"
 
 
+@pytest.mark.timing
 def test_another_signal_does_not_shorten_the_second_that_python_has_to_handle_sigterm() -> None:
     process = programs.start("""
         import ctypes

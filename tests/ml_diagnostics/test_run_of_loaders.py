@@ -43,13 +43,18 @@ def test_batches_of_a_grain_dataset_are_data_loading(tmp_path: Path) -> None:
     text = """
 data = grain.MapDataset.range(12).map(Slow()).map(lambda n: n + 1).to_iter_dataset(
     grain.ReadOptions(num_threads=0)).batch(2)
+loaded, ended = 0.0, time.perf_counter()
 for example in data:
+    loaded += time.perf_counter() - ended
     train(1)
+    ended = time.perf_counter()
+print(loaded)
 """
-    run_program(tmp_path, GRAIN + text)
+    done = run_program(tmp_path, GRAIN + text)
     assert steps() == [*range(6)]
     assert activities()["data_loading"] == ("grain", "high")
-    assert [round(seconds, 2) for seconds in loads()[:6]] == [pytest.approx(0.04, abs=0.02)] * 6
+    assert min(loads()[:6]) >= 0.04  # Longer on a loaded machine.
+    assert sum(loads()[:6]) == pytest.approx(float(done.stdout), rel=0.3)
     found = report()
     waited = found["buckets"]["DATA_LOADING_SYNC"]["seconds"]
     assert waited >= 0.08  # The first one, and those after the step was found among the functions.
