@@ -210,9 +210,10 @@ class _Collector:
         """Yield the paths of curves without their windows, and their axis, those of the first pages first."""
         for axis in _AXES:
             for metric in metrics:
-                if axis != "step" or metric.get("has_steps"):
-                    spread = "&hosts=spread" if (metric.get("hosts") or 1) > 1 else ""
-                    yield f"points?metric={_name(metric)}&x={axis}{spread}", axis
+                spread = "&hosts=spread" if (metric.get("hosts") or 1) > 1 else ""
+                # Without steps, the axis of steps is answered with times.
+                answered = axis if axis != "step" or metric.get("has_steps") else "elapsed"
+                yield f"points?metric={_name(metric)}&x={axis}{spread}", answered
 
     def _steps(self, path: str) -> tuple[float, float] | None:
         """Return the span of the axis of steps of a metric."""
@@ -299,4 +300,6 @@ def _hosts(metrics: Sequence[Mapping[str, Any]], path: str) -> int:
 
 
 def _number(value: float) -> str:
-    return repr(round(float(value), 6))
+    """Return a number as the page writes it into a path."""
+    number = float(value)
+    return str(int(number)) if number.is_integer() else repr(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from cloud_tpu_diagnostics.reading import (
     short_path,
 )
 
-from ml_diagnostics_console._web.answers import Answer, BadQueryError, json_answer
+from ml_diagnostics_console._web.answers import Answer, BadQueryError, json_answer, text_answer
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_companions import companions_of
 from ml_diagnostics_console._web.sentences import marked, safe_line
@@ -38,6 +39,7 @@ _SLACK_NS: Final = 1_000_000
 _MOST_MOMENTS: Final = 200
 _MOST_THREADS: Final = 40
 _HEX: Final = "0x"
+_STEP: Final = re.compile(r"(\bsteps? |\bto )(\d{4,15})\b", re.ASCII)
 
 
 def stacks(run: RunData, query: Query) -> Answer:
@@ -46,7 +48,10 @@ def stacks(run: RunData, query: Query) -> Answer:
     if at is not None and not 0 <= at < 1e11:
         raise BadQueryError(f"at must be a time in seconds since 1970, got {at:g}")
     at_ns = None if at is None else round(at * _SECOND_NS) + _SLACK_NS
-    return json_answer(run.cached(("stacks", at_ns), lambda: _stacks(run, at_ns)))
+    answer = run.cached(("stacks", at_ns), lambda: _stacks(run, at_ns))
+    if query.text("format") == "folded":  # As speedscope and flamegraph.pl read it.
+        return text_answer(answer["folded"])
+    return json_answer(answer)
 
 
 def stack_picture(run: RunData, at_ns: int | None = None) -> StackPicture:
@@ -67,9 +72,9 @@ def _stacks(run: RunData, at_ns: int | None) -> dict[str, Any]:
     found = stack_picture(run, at_ns)
     picture = found.picture
     kinds = _kinds(found)
-    text = safe_line(describe(picture))
-    is_before_end = not run.is_live and not picture.ended
-    sentence = f"Before the end: {text}" if is_before_end else text
+    text = _STEP.sub(lambda match: f"{match[1]}{int(match[2]):,}", safe_line(describe(picture)))
+    start = "" if run.is_live or picture.ended else "When last seen: " if run.ended_s is None else "Before the end: "
+    sentence = f"{start}{text}"
     named = [*(dump for group in picture.groups for dump in group.processes), *picture.ended]
     names = [*(dump.process for dump in named), *(dump.host for dump in named)]
     return {

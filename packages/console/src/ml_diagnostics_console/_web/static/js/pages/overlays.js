@@ -50,8 +50,8 @@ export function showOverlays(place, api, state, runs, names) {
 
   function build(createChartCard, metrics, most) {
     for (const name of names.slice(cards.length, most)) {
-      const { unit = "", has_steps: hasSteps = true } = metrics.get(name) ?? {};
-      const metric = { name, unit, hosts: 1, points: 0 };
+      const { unit = "", has_steps: hasSteps = true, missing = [] } = metrics.get(name) ?? {};
+      const metric = { name, unit, hosts: 1, points: 0, missing };
       const card = createChartCard(api, metric, runs, settings(hasSteps), onSpan);
       cards.push({ card, hasSteps });
       place.append(card.element);
@@ -69,7 +69,9 @@ export function showOverlays(place, api, state, runs, names) {
   /** The comparison names the metrics; what is known of them is in the runs. */
   async function metricsOf() {
     const answers = await Promise.allSettled(runs.map((run) => api.json(`/api/runs/${encodeURIComponent(run)}`)));
-    return new Map(answers.flatMap(({ value }) => value?.metrics_list ?? []).map((metric) => [metric.name, metric]));
+    const lists = answers.map(({ value }) => value?.metrics_list ?? []);
+    const missing = (name) => runs.filter((_, index) => !lists[index].some((metric) => metric.name === name));
+    return new Map(lists.flat().map((metric) => [metric.name, { ...metric, missing: missing(metric.name) }]));
   }
 
   function onSpan(span, axis) {
