@@ -34,7 +34,7 @@ def test_two_runs_differ_by_value_and_not_by_their_own_names(restarted: Page) ->
     words = rows["flags"]["words"]
     assert isinstance(words, list)
     marked = [[part["text"] for part in parts if part["differs"]] for parts in words]
-    assert marked == [["1", "32"], ["2", "64"]] or marked == [["llama-1", "32"], ["llama-2", "64"]]
+    assert marked == [["32"], ["64"]]
 
 
 def test_runs_are_compared_by_how_they_did(restarted: Page) -> None:

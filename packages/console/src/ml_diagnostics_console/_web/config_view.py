@@ -117,7 +117,7 @@ def _row(section: str, key: str, values: Sequence[str | None], own_names: Sequen
         "values": list(values),
         "differs": differs,
         "is_long": is_long,
-        "words": compared_words(values) if differs and is_long else None,
+        "words": compared_words(values, own_names) if differs and is_long else None,
     }
 
 
@@ -138,16 +138,25 @@ def _comparable(value: str) -> object:
     return number if math.isfinite(number) else value
 
 
-def compared_words(values: Sequence[str | None]) -> list[list[dict[str, Any]]]:
+def compared_words(values: Sequence[str | None], own_names: Sequence[Sequence[str]] = ()) -> list[list[dict[str, Any]]]:
     """Return each value in parts: words that another value of the row lacks are marked. Pure.
 
     The first value that is known is compared with all others, and each of them with it.
+
+    Args:
+        values: The value of each run.
+        own_names: The names of each run, which are not differences.
     """
     tokens = [None if value is None else _words(value) for value in values]
-    base = next((number for number, each in enumerate(tokens) if each is not None), None)
+    names = own_names or [()] * len(values)
+    neutral = [
+        None if each is None else [_without(word, own) for word in each]
+        for each, own in zip(tokens, names, strict=True)
+    ]
+    base = next((number for number, each in enumerate(neutral) if each is not None), None)
     marks = [[False] * len(each or ()) for each in tokens]
-    for number, each in enumerate(tokens):
-        first = tokens[base] if base is not None else None
+    for number, each in enumerate(neutral):
+        first = neutral[base] if base is not None else None
         if each is None or first is None or number == base:
             continue
         matcher = SequenceMatcher(None, first, each, autojunk=False)

@@ -83,7 +83,7 @@ class LogProcess:
 
 
 def log_processes(run: RunData, root: Path) -> list[LogProcess]:
-    """Return the processes of a run, those of the last attempt first; several of one host by their indices.
+    """Return the processes of a run: of the last attempt the one that failed first, then the others by index.
 
     Args:
         run: The run.
@@ -92,7 +92,7 @@ def log_processes(run: RunData, root: Path) -> list[LogProcess]:
     companions = companions_of(run)
     found: dict[tuple[str, int], ProcessView] = {}
     for attempt in reversed(run.view.attempts):
-        for process in attempt.processes:
+        for process in sorted(attempt.processes, key=lambda process: not process.is_first_cause):
             found.setdefault((process.host, process.pid), process)
     of_host: dict[str, set[int | None]] = {}
     for process in found.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,8 @@ _TOGETHER_SECONDS: Final = 30.0
 _LEAST_ESTIMATED_NS: Final = 10_000_000
 _MOST_PROCESSES: Final = 5_000
 _SYSTEM_SIGNALS: Final = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"})
+_EXCEPTION: Final = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b")
+"""The start of the reason of a process that an exception of the program ended."""
 _ENDS: Final = {"x": "failed", "p": "preempted", "h": "hung"}
 
 
@@ -160,11 +163,9 @@ def blame_of(attempt: AttemptView, end: str) -> str:
 def _side(end: ProcessEnd) -> str:
     if end.was_asked or end.signal == "SIGTERM":
         return "preemption"
-    if end.exception or end.how in ("exception", "exit", "out_of_memory", "clean"):
+    if _EXCEPTION.match(end.exception) or end.how in ("exit", "out_of_memory", "clean"):
         return "user"
-    if end.signal in _SYSTEM_SIGNALS or end.is_silent:
-        return "system"
-    return "unknown"
+    return "system" if end.signal in _SYSTEM_SIGNALS else "unknown"
 
 
 def _totals(run: RunData, report: JobReport | None, disruptions: list[dict[str, Any]]) -> dict[str, Any]:
