@@ -105,6 +105,12 @@ class Browser:
             self.process.kill()
             self.process.wait(10)
 
+    def forget(self) -> None:
+        """Leave the page, and forget all that was recorded of it."""
+        self.call("Page.navigate", {"url": "about:blank"})
+        self.wait_for("document.readyState === 'complete' && location.href === 'about:blank'")
+        self.events.clear()
+
     def call(self, method: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
         """Call a method of the tab, and return its result."""
         return self._call(method, parameters, session=self._session)
@@ -120,7 +126,9 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", {"features": features})
 
     def open(self, url: str) -> None:
-        """Open a page, and wait until it is loaded and, where it has that mark, ready."""
+        """Open a page from scratch, and wait until it is loaded."""
+        self.call("Page.navigate", {"url": "about:blank"})
+        self.wait_for("document.readyState === 'complete' && location.href === 'about:blank'")
         self.call("Page.navigate", {"url": url})
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
 

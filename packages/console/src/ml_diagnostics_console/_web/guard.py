@@ -48,7 +48,7 @@ SECURITY_HEADERS: Final = {
 """Headers of every answer."""
 
 SPEEDSCOPE_POLICY: Final = _policy_text(script_src="'self' 'wasm-unsafe-eval'", style_src="'self' 'unsafe-inline'")
-"""The policy of speedscope's own page: it has `<style>` elements and WebAssembly. It tries `eval`, and works without."""
+"""The policy of speedscope's own page: it has `<style>` elements and WebAssembly. It tries `eval`, in vain."""
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([0-9]{1,5}))?")
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
