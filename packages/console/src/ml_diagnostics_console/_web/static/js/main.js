@@ -38,6 +38,7 @@ async function navigate(state) {
   const own = ++generation;
   delete document.documentElement.dataset.ready;
   closePage();
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
   if (frame && frame.run !== state.run) {
     frame.close();
     frame = null;
@@ -67,6 +68,13 @@ async function navigate(state) {
   if (own === generation) events?.start(api.cursor);
 }
 
+/** The server was started again, or too much was missed: show the same page from its answers, at the same place. */
+async function showAgain() {
+  const { scrollY } = window;
+  await navigate(router.state());
+  window.scrollTo(0, scrollY);
+}
+
 function closePage() {
   page?.close?.();
   page = null;
@@ -93,7 +101,7 @@ const live = createLive(document.getElementById("live"), api);
 api.onChange((change) => {
   live.update(change);
   frame?.update(change);
-  if (change.kind === "reset") navigate(router.state());
+  if (change.kind === "reset") showAgain();
   else page?.update?.(change);
 });
 

@@ -5,6 +5,7 @@ import { showList } from "../keys.js";
 import { runPath } from "../router.js";
 import { brandMark } from "../shapes.js";
 import { chosenTheme, nextTheme } from "../theme.js";
+import { showAbout } from "./about_file.js";
 
 const LIVE = { live: "live", paused: "paused", lost: "connection lost", file: "case file", waiting: "connecting" };
 
@@ -16,14 +17,19 @@ const LIVE = { live: "live", paused: "paused", lost: "connection lost", file: "c
 export function createHeader(element, api) {
   const crumbs = h("nav.crumbs", { "aria-label": "Where you are" });
   const word = h("span.live-word");
-  const live = h("span.live", { role: "status" }, h("span.live-dot"), word);
+  const live = api.isFile
+    ? h("button.live.case-button", { type: "button", title: "What this file holds",
+      on: { click: () => showAbout(api.about) } },
+      h("span.live-dot"), word)
+    : h("span.live", { role: "status" }, h("span.live-dot"), word);
   const said = h("span.visually-hidden", { role: "status" });
   const theme = h("button.icon-button", { type: "button", on: { click: change } }, halfMoon());
   const help = h("button.icon-button.help-button", {
     type: "button", "aria-label": "Keys", title: "Keys (?)", on: { click: showList },
   }, h("kbd", null, "?"));
   fill(element, h("div.top-inner", null,
-    h("a.brand", { href: "/" }, brandMark(), h("span", null, "ML Diagnostics")), crumbs,
+    h(api.isFile ? "span.brand" : "a.brand", { href: api.isFile ? null : "/" }, brandMark(),
+      h("span", null, "ML Diagnostics")), crumbs,
     h("div.top-right", null, said, live, help, theme)));
   nameTheme(chosenTheme());
   setLive(api.isFile ? "file" : "waiting");
@@ -51,14 +57,15 @@ export function createHeader(element, api) {
     nextTheme: change,
     copyLink: () => copyText(location.href, said),
     show(state) {
+      const runs = () => !api.isFile && [separator(), h("a", { href: "/" }, "Runs")];
       const separator = () => h("span.separator", { "aria-hidden": "true" }, "›");
       if (state.page === "runs") {
         fill(crumbs);
       } else if (state.run !== null) {
-        fill(crumbs, separator(), h("a", { href: "/" }, "Runs"), separator(),
+        fill(crumbs, runs(), separator(),
           h("a.name", { href: runPath(state.run), "aria-current": "page" }, state.run));
       } else {
-        fill(crumbs, separator(), h("a", { href: "/" }, "Runs"), separator(),
+        fill(crumbs, runs(), separator(),
           h("span", { "aria-current": "page" }, state.page === "compare" ? "Compare" : "Not found"));
       }
     },

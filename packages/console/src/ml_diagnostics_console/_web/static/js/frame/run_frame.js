@@ -51,7 +51,8 @@ export function createRunFrame(main, api, state) {
 
   const unbind = bindKeys(Object.fromEntries(TABS.map(([tab], at) => [String(at + 1),
     () => shown.go(runPath(run, tab))])));
-  const clock = setInterval(() => !document.hidden && tick(), CLOCK_MS);
+  // The clock of a case file stands still.
+  const clock = api.isFile ? 0 : setInterval(() => !document.hidden && tick(), CLOCK_MS);
   load();
 
   async function load() {
@@ -93,6 +94,7 @@ export function createRunFrame(main, api, state) {
       hosts && h("li", null, hosts),
       row.attempts && h("li", null, row.attempts.length === 1 ? "1 attempt " : `${row.attempts.length} attempts `,
         attemptEnds(row.attempts)),
+      api.isFile && h("li", { title: formatClock(row.now) }, "As of ", h("b", null, formatDay(row.now))),
       sign ? h("li", { title: formatClock(row.beat) }, "Last sign ", sign, " ago")
         : row.ended && h("li", { title: formatClock(row.ended) }, "Ended ", h("b", null, formatDay(row.ended))));
     tick();

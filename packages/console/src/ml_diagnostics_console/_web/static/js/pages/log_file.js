@@ -25,6 +25,7 @@ export function createLogFile(api, base, source, { isFull, onError }) {
   const lines = createLines(view, isFull ? { onTop: () => extend(-1), onBottom: () => extend(1) } : {});
   let chunks = [];
   let size = source.size;
+  let wanted = "";
   let isBusy = false;
   let isClosed = false;
 
@@ -53,7 +54,7 @@ export function createLogFile(api, base, source, { isFull, onError }) {
 
   function draw(options) {
     const text = chunks.map((chunk) => chunk.text).join("");
-    const found = linesOf(text);
+    const found = linesOf(text).filter((line) => !wanted || line.text.toLowerCase().includes(wanted));
     lines.show(found, options);
     const first = chunks[0]?.from ?? 0;
     const last = chunks.at(-1)?.next ?? 0;
@@ -106,6 +107,11 @@ export function createLogFile(api, base, source, { isFull, onError }) {
       }
       draw({ keep: "place" });
     }),
+    /** Show only lines that contain a part, of what is loaded. */
+    filter(part) {
+      wanted = part.toLowerCase();
+      draw({ keep: "bottom" });
+    },
     /** Go to the first line. */
     toStart: () => guarded(async () => {
       chunks = [await read({ range: `0-${Math.min(size, RANGE)}` })];

@@ -58,7 +58,9 @@ function createLogs(page, api, state, base, sources, { help }) {
   add(page, h("div.controls.logs-controls", null, segments, h("div.field", null, input, h("kbd", null, "/")),
     h("div.field.step-field", null, step), hosts.length > 1 && host, count, right), note,
   help && h("div.logs-help", null, empty(null, help)), place);
-  timer = setInterval(() => !document.hidden && performance.now() - lastRefresh >= REFRESH_MS && refresh(), 1000);
+  segments.hidden = step.parentElement.hidden = right.hidden = api.isFile; // A case file has the ends of logs alone.
+  timer = setInterval(() => !api.isFile && !document.hidden && performance.now() - lastRefresh >= REFRESH_MS
+    && refresh(), 1000);
 
   function change(changes) {
     state.set(changes);
@@ -66,12 +68,16 @@ function createLogs(page, api, state, base, sources, { help }) {
   }
 
   function onType() {
+    if (api.isFile) {
+      for (const part of parts) part.filter(input.value.trim());
+      return;
+    }
     clearTimeout(typing);
     typing = setTimeout(() => change({ q: input.value.trim(), around: "" }), TYPING_MS);
   }
 
   function onEnter(event) {
-    if (event.key === "Enter") {
+    if (event.key === "Enter" && !api.isFile) {
       clearTimeout(typing);
       change({ q: input.value.trim(), around: "" });
     }
@@ -110,7 +116,7 @@ function createLogs(page, api, state, base, sources, { help }) {
 
   async function draw() {
     const own = ++generation;
-    isSearch = Boolean(state.get("q") || state.get("level") || state.get("around"));
+    isSearch = !api.isFile && Boolean(state.get("q") || state.get("level") || state.get("around"));
     for (const part of parts) part.close();
     parts = [];
     fill(place);

@@ -57,9 +57,9 @@ function createTable(page, api, state, answer) {
   const head = h("div.runs-head", { role: "row" });
   const body = h("div.runs-body", { role: "rowgroup" });
   const none = h("div.runs-none.empty", { hidden: true });
-  const grid = h("div.runs-grid", { role: "grid", "aria-label": "Runs", "aria-multiselectable": "true",
-    on: { click: onClick } },
-    h("div", { role: "rowgroup", class: "runs-head-group" }, head), body, none);
+  const grid = h("div", { role: "grid", "aria-label": "Runs", "aria-multiselectable": "true",
+    on: { click: onClick, focusin: onFocus } }, h("div.runs-head-group", { role: "rowgroup" }, head), body);
+  const sheet = h("div.runs-grid", null, grid, none);
   const more = h("div.controls", { hidden: true });
   const controls = h("div.controls.runs-controls", null, segments, h("div.field", null, input, h("kbd", null, "/")),
     hint,
@@ -74,7 +74,7 @@ function createTable(page, api, state, answer) {
   });
 
   add(page, h("div.page-head", null, h("h1", null, "Runs"), answer.place && h("span.second.cut", null, answer.place)),
-    notes, attention, controls, grid, more);
+    notes, attention, controls, sheet, more);
 
   function start() {
     showNotes(notes, answer.notes);
@@ -150,7 +150,7 @@ function createTable(page, api, state, answer) {
 
   function showNone(total) {
     none.hidden = shown.length > 0;
-    head.parentElement.hidden = total === 0;
+    grid.hidden = shown.length === 0;
     controls.hidden = total === 0;
     if (shown.length > 0) return;
     if (total === 0) {
@@ -204,6 +204,15 @@ function createTable(page, api, state, answer) {
     else state.go(path);
   }
 
+  /** The row that has the focus is the current one, however it came there. */
+  function onFocus(event) {
+    const id = event.target.closest(".run-row")?.dataset.id;
+    if (id === undefined || shown[current]?.id === id) return;
+    list.shown().get(current)?.classList.remove("is-current");
+    current = shown.findIndex((row) => row.id === id);
+    list.shown().get(current)?.classList.add("is-current");
+  }
+
   function onType() {
     apply();
     clearTimeout(typing);
@@ -220,12 +229,11 @@ function createTable(page, api, state, answer) {
 
   function move(by) {
     if (shown.length === 0) return false;
-    const before = current;
+    list.shown().get(current)?.classList.remove("is-current");
     current = Math.min(shown.length - 1, Math.max(0, current + by));
-    if (before >= 0) list.renew(before);
-    list.reveal(current);
-    list.renew(current);
-    list.shown().get(current)?.querySelector("a")?.focus({ preventScroll: true });
+    const element = list.reveal(current);
+    element?.classList.add("is-current");
+    element?.querySelector("a")?.focus({ preventScroll: true });
     return true;
   }
 

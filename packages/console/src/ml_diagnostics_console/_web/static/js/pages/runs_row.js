@@ -34,7 +34,7 @@ export function runRow(row, { index, now, isSelected, isCurrent, onSelect }) {
     role: "row", "aria-rowindex": index + 2, "aria-selected": String(isSelected), data: { id: row.id },
     classes: [isSelected && "is-selected", isCurrent && "is-current"],
   },
-  h("label.col-box", { role: "gridcell" }, box),
+  h("div.col-box", { role: "gridcell" }, h("label", null, box)),
   h("div.col-run", { role: "gridcell" }, h("a.run-name.cut", { href: runPath(row.id), title: name },
     h("bdi", null, name)),
     h("div.run-about.cut", null, about(row))),
