@@ -98,14 +98,17 @@ def test_a_view_stays_as_it_is_while_the_column_grows() -> None:
     assert before.tolist() == list(range(100))
 
 
-def test_a_column_takes_24_bytes_a_point_and_its_tiles_less_than_two_more() -> None:
+def test_a_column_takes_20_bytes_a_point_and_its_tiles_less_than_two_more() -> None:
     column = Column("loss", "0")
     count = 300_000
     for data in (column.steps, column.times, column.values):
         data.extend(array("d", range(count)))
     tiles = column.tiles
-    stored = column._data.nbytes + sum(level._least.nbytes + level._greatest.nbytes for level in tiles._levels)
-    assert stored <= 26 * count
+    columns = (column._step, column._time, column._value)
+    stored = sum(one.nbytes for one in columns) + sum(
+        level._least.nbytes + level._greatest.nbytes for level in tiles._levels
+    )
+    assert stored <= 22 * count
 
 
 def test_columns_are_in_the_order_of_processes() -> None:
@@ -130,3 +133,15 @@ def test_a_step_that_is_not_a_number_is_no_last_step(step: float) -> None:
     assert column.last_step is None
     column.settle()
     assert (column.last_step, column.last) == (None, 1.0)
+
+
+@pytest.mark.parametrize("steps", [[0, 2**31 - 1], [0, 2**31], [-(2**31) + 1, 5], [0, 2**53], [0.5, 1.0], [0, 2**62]])
+def test_steps_of_any_size_are_kept(steps: list[float]) -> None:
+    column = Column("loss", "0")
+    for part in (steps, [math.nan], [7]):
+        for step in part:
+            column.append(step, len(column), 1.0)
+        column.settle()
+    assert column.step.tolist()[:2] == steps
+    assert math.isnan(column.step[2])
+    assert (column.step[3], column.last_step, column.has_steps) == (7.0, 7, False)

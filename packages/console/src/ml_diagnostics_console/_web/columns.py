@@ -1,4 +1,4 @@
-"""The values of metrics in columns: step, time and value of each metric and process, 24 bytes a point.
+"""The values of metrics in columns: step, time and value of each metric and process, 20 bytes a point.
 
 Values are appended to arrays one by one, and moved to numpy's from time to time: a view of those stays as it is while
 more is appended.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ __all__ = ["Column", "Floats", "RunColumns"]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 _LEAST_ROWS: Final = 16
-_GROWTH: Final = 1.125
-_STEP, _TIME, _VALUE = range(3)
+_GROWTH: Final = 1.0625
+_LARGEST_SHORT_STEP: Final = 2**31 - 1
 
 
 class Column:
@@ -37,13 +37,15 @@ class Column:
 
     __slots__ = (
         "_by_step",
-        "_data",
         "_has_steps",
         "_order",
         "_pending",
         "_rows",
+        "_step",
         "_step_tiles",
         "_tiles",
+        "_time",
+        "_value",
         "host",
         "metric",
         "process",
@@ -59,7 +61,8 @@ class Column:
         self.version = 0
         # Appended to by the store without a call: with a million values each call counts.
         self.steps, self.times, self.values = array("d"), array("d"), array("d")
-        self._data = np.empty((3, 0))
+        self._step: npt.NDArray[np.int32] | Floats = np.empty(0, np.int32)
+        self._time, self._value = np.empty(0), np.empty(0)
         self._rows = 0
         self._has_steps = True
         self._order: _StepOrder | None = None
@@ -88,22 +91,37 @@ class Column:
         if not count:
             return
         rows = self._rows
-        if rows + count > self._data.shape[1]:
-            grown = np.empty((3, max(_LEAST_ROWS, rows + count, int((rows + count) * _GROWTH) if rows else 0)))
-            grown[:, :rows] = self._data[:, :rows]
-            self._data = grown
-        for number, pending in ((_STEP, self.steps), (_TIME, self.times), (_VALUE, self.values)):
-            self._data[number, rows : rows + count] = pending
+        end = rows + count
+        if end > len(self._value):
+            capacity = max(_LEAST_ROWS, end, int(end * _GROWTH) if rows else 0)
+            self._step = _grown(self._step, rows, capacity)
+            self._time, self._value = _grown(self._time, rows, capacity), _grown(self._value, rows, capacity)
+        self._move_steps(rows, end)
+        self._time[rows:end] = self.times
+        self._value[rows:end] = self.values
         for pending in (self.steps, self.times, self.values):
             del pending[:]  # The same array, whose `append` the store has.
-        self._rows = rows + count
+        self._rows = end
         self._by_step = None
-        self._has_steps = self._has_steps and not np.isnan(self._data[_STEP, rows : self._rows]).any()
-        times = self._data[_TIME, max(0, rows - 1) : self._rows]
+        times = self._time[max(0, rows - 1) : end]
         if (times[1:] < times[:-1]).any():
-            self._data = np.ascontiguousarray(self._view()[:, np.argsort(self._view()[_TIME], kind="stable")])
+            order = np.argsort(self._time[:end], kind="stable")
+            self._step = self._step[:end][order]
+            self._time, self._value = self._time[:end][order], self._value[:end][order]
             self.version += 1
             self._order = self._tiles = self._step_tiles = None
+
+    def _move_steps(self, first: int, last: int) -> None:
+        """Move steps, as integers of 4 bytes while all of them are such."""
+        steps = np.frombuffer(self.steps)
+        if self._step.dtype == np.int32:
+            with np.errstate(invalid="ignore"):
+                is_short = (np.abs(steps) <= _LARGEST_SHORT_STEP).all() and (steps == np.floor(steps)).all()
+            if not is_short:  # NaN, or very large.
+                self._step = self._step.astype(np.float64)
+        self._step[first:last] = steps
+        if self._step.dtype != np.int32:
+            self._has_steps = self._has_steps and not np.isnan(steps).any()
 
     @property
     def has_steps(self) -> bool:
@@ -113,21 +131,21 @@ class Column:
 
     @property
     def step(self) -> Floats:
-        """The step of each point, by time; NaN where there is none."""
+        """The step of each point, by time; NaN where there is none. A copy, most often."""
         self.settle()
-        return self._data[_STEP, : self._rows]
+        return self._step[: self._rows].astype(np.float64, copy=False)
 
     @property
     def time(self) -> Floats:
         """The time of each point, in seconds since 1970."""
         self.settle()
-        return self._data[_TIME, : self._rows]
+        return self._time[: self._rows]
 
     @property
     def value(self) -> Floats:
         """The value of each point."""
         self.settle()
-        return self._data[_VALUE, : self._rows]
+        return self._value[: self._rows]
 
     @property
     def tiles(self) -> Tiles:
@@ -150,12 +168,13 @@ class Column:
         self.settle()
         if self._order is None:
             self._order = _StepOrder()
-        if not self._order.extend(self.step):
+        steps = self.step
+        if not self._order.extend(steps):
             self._step_tiles = None
         if self._order.rows is None:
-            return self.step, self.value, self.tiles
+            return steps, self.value, self.tiles
         if self._by_step is None:
-            self._by_step = self.step[self._order.rows], self.value[self._order.rows]
+            self._by_step = steps[self._order.rows], self.value[self._order.rows]
         step, value = self._by_step
         if self._step_tiles is None:
             self._step_tiles = Tiles()
@@ -167,16 +186,19 @@ class Column:
         """The last value; None if there is none."""
         if self.values:
             return self.values[-1]
-        return float(self._data[_VALUE, self._rows - 1]) if self._rows else None
+        return float(self._value[self._rows - 1]) if self._rows else None
 
     @property
     def last_step(self) -> int | None:
         """The step of the last value; None if it has none."""
-        step = self.steps[-1] if self.steps else self._data[_STEP, self._rows - 1] if self._rows else np.nan
+        step = self.steps[-1] if self.steps else float(self._step[self._rows - 1]) if self._rows else np.nan
         return int(step) if np.isfinite(step) else None
 
-    def _view(self) -> Floats:
-        return self._data[:, : self._rows]
+
+def _grown(column: npt.NDArray[Any], rows: int, capacity: int) -> npt.NDArray[Any]:
+    grown = np.empty(capacity, column.dtype)
+    grown[:rows] = column[:rows]
+    return grown
 
 
 class _StepOrder:

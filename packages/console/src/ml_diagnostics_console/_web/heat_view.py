@@ -9,6 +9,7 @@ import numpy as np
 from ml_diagnostics_console._web.answers import Answer, BadQueryError, binary_answer
 from ml_diagnostics_console._web.host_matrix import host_matrix
 from ml_diagnostics_console._web.points_view import columns_of
+from ml_diagnostics_console._web.quantiles import quantile
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_data import RunData
 from ml_diagnostics_console._web.wire import encode
@@ -40,10 +41,10 @@ def heat(run: RunData, query: Query) -> Answer:
         matrix = host_matrix(run, columns, "time", span, width)
         means, odd = matrix.means, matrix.odd
         finite = means[np.isfinite(means)]
-        low, high = (float(limit) for limit in np.quantile(finite, _QUANTILES)) if len(finite) else (0.0, 0.0)
+        low, high = (quantile(finite, share) for share in _QUANTILES) if len(finite) else (0.0, 0.0)
         if odd is not None:  # What is odd is in the range of colours, though it is rare.
             own = means[odd.row][np.isfinite(means[odd.row])]
-            low, high = min(low, float(np.quantile(own, 0.01))), max(high, float(np.quantile(own, 0.99)))
+            low, high = min(low, quantile(own, 0.01)), max(high, quantile(own, 0.99))
         with np.errstate(invalid="ignore", over="ignore"):
             levels = np.clip((means - low) / (high - low if high > low else 1.0), 0.0, 1.0) * _LEVELS
         cells = np.where(np.isfinite(means), np.nan_to_num(levels).round(), _NOTHING).astype(np.uint8)

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from ml_diagnostics_common.texts import format_three_digits
 
+from ml_diagnostics_console._web.quantiles import column_medians, median
+
 __all__ = ["OddHost", "find_odd_host"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -68,7 +70,7 @@ def find_odd_host(means: Floats, hosts: Sequence[str], unit: str = "1") -> OddHo
     if len(recorded) < 2:
         return None
     part = values[:, recorded]
-    middles = np.nanmedian(part, axis=0)
+    middles = column_medians(part)
     distances = part - middles
     numbers = (~np.isnan(distances)).sum(axis=1)
     known = np.flatnonzero(numbers >= max(2, len(recorded) // 3))
@@ -77,7 +79,7 @@ def find_odd_host(means: Floats, hosts: Sequence[str], unit: str = "1") -> OddHo
     distances, numbers = distances[known], numbers[known]
     deviations = np.nanmean(distances, axis=1)
     spreads = np.nanstd(distances, axis=1, ddof=1)
-    errors = np.maximum(spreads, np.median(spreads)) / np.sqrt(numbers)
+    errors = np.maximum(spreads, median(spreads)) / np.sqrt(numbers)
     number = int(np.argmax(np.abs(deviations)))
     deviation = float(deviations[number])
     span = float(np.nanmax(values) - np.nanmin(values))
@@ -89,7 +91,7 @@ def find_odd_host(means: Floats, hosts: Sequence[str], unit: str = "1") -> OddHo
     if not math.isfinite(deviation) or abs(deviation) <= least:
         return None
     row = int(known[number])
-    return OddHost(row, hosts[row], deviation, _text(deviation, float(np.median(middles)), unit))
+    return OddHost(row, hosts[row], deviation, _text(deviation, median(middles), unit))
 
 
 def _least_among(deviations: Floats) -> float:
@@ -102,7 +104,7 @@ def _least_among(deviations: Floats) -> float:
     if count < _LEAST_FLEET:
         return 0.0
     left_out = max(1, count // _ODD_AT_MOST)
-    nearest = np.sort(np.abs(deviations - np.median(deviations)))[:-left_out]
+    nearest = np.sort(np.abs(deviations - median(deviations)))[:-left_out]
     freedom = len(nearest) - 1
     spread = math.sqrt(float(np.square(nearest).sum()) / freedom) * (1.0 if left_out == 1 else _OF_TRIMMED)
     return spread * float(4.4 + 40 / freedom**1.25)

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from ml_diagnostics_console._web.answers import Answer, NotThereError, binary_answer
 from ml_diagnostics_console._web.columns import Column
 from ml_diagnostics_console._web.host_matrix import host_matrix
+from ml_diagnostics_console._web.quantiles import quantile
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_data import RunData
-from ml_diagnostics_console._web.tiles import Tiles
+from ml_diagnostics_console._web.tiles import Tiles, distinct
 from ml_diagnostics_console._web.wire import encode
 
 __all__ = ["columns_of", "points"]
@@ -128,7 +129,8 @@ def _points(
     else:
         rows = axis.tiles.extremes(_edges(axis.places, first, last, width))
         finite = axis.values[rows]
-        rows = np.unique(np.concatenate((rows, (max(0, first - 1), first, last - 1, min(total, last + 1) - 1))))
+        ends = np.array((max(0, first - 1), first, last - 1, min(total, last + 1) - 1), np.int64)
+        rows = distinct(np.concatenate((rows, ends)))
     band = _band(axis, first, last, max(1, width // _PIXELS_A_BUCKET)) if after is None else [np.empty(0)] * 4
     header |= _limits(finite, band)
     header["nonfinite"] = _nonfinite(axis, first, last, width)
@@ -148,7 +150,7 @@ def _band(axis: _Axis, first: int, last: int, buckets: int) -> list[Floats]:
     """Return place, mean, 5th and 95th percentile of all finite values in each bucket; empty if few."""
     if last - first <= buckets:
         return [np.empty(0)] * 4
-    edges = np.unique(_edges(axis.places, first, last, buckets))
+    edges = distinct(_edges(axis.places, first, last, buckets))
     values = axis.values[first:last]
     finite = np.isfinite(values)
     is_all_finite = bool(finite.all())
@@ -177,8 +179,8 @@ def _limits(values: Floats, band: Sequence[Floats]) -> dict[str, float | None]:
         return {"lo": None, "hi": None, "least": None, "greatest": None}
     lows, highs = (band[2], band[3]) if len(band[2]) else (values, values)
     return {
-        "lo": float(np.quantile(lows, _ROBUST[0])),
-        "hi": float(np.quantile(highs, _ROBUST[1])),
+        "lo": quantile(lows, _ROBUST[0]),
+        "hi": quantile(highs, _ROBUST[1]),
         "least": float(values.min()),
         "greatest": float(values.max()),
     }

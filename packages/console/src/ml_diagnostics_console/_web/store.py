@@ -45,7 +45,7 @@ _CLOUD_SESSIONS_NS: Final = 60_000_000_000
 _CHEAP_POLL_SECONDS: Final = 0.005
 _REST_FACTOR: Final = 200
 _MOST_REST_SECONDS: Final = 3.0
-_SETTLED_AT: Final = 500_000
+_SETTLED_AT: Final = 200_000
 _LONG_COLUMN: Final = 50_000
 _LOOKS_AT_ONCE: Final = 50
 _GOODPUT_SECONDS: Final = 0.25
@@ -58,6 +58,7 @@ class _Kept:
     Attributes:
         run: The data.
         looked_ns: When its state was worked out last.
+        changed_ns: When its version grew last.
         pictures_ns: When the pictures of its row were made last.
         pictures_version: The version of the run that they are of.
         pictures: The pictures of its row.
@@ -68,6 +69,7 @@ class _Kept:
     """
 
     __slots__ = (
+        "changed_ns",
         "encoded",
         "goodput",
         "is_goodput_due",
@@ -81,7 +83,7 @@ class _Kept:
 
     def __init__(self, run: RunData) -> None:
         self.run = run
-        self.looked_ns = self.pictures_ns = 0
+        self.looked_ns = self.changed_ns = self.pictures_ns = 0
         self.pictures_version = -1
         self.pictures: dict[str, Any] = {}
         self.goodput: dict[str, Any] = {}
@@ -301,8 +303,9 @@ class Store:
             for key in run.history.processes:
                 self._by_process.setdefault(key[:2], set()).add(run.id)
         has_changed = is_touched or before != (run.state, run.reason, run.hangs, len(run.attempts))
-        if has_changed:
+        if has_changed or (run.is_live and now_ns - kept.changed_ns >= _PICTURES_NS):  # Of a live one, durations grow.
             run.version += 1
+            kept.changed_ns = now_ns
         is_old = kept.pictures_version != run.version
         if not kept.pictures or (is_old and (now_ns - kept.pictures_ns >= _PICTURES_NS or before[0] != run.state)):
             kept.pictures = pictures_of(run) | kept.goodput

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Tiles"]
+__all__ = ["Tiles", "distinct"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -103,11 +103,11 @@ class Tiles:
             edges: Rows, ascending; equal ones enclose nothing.
         """
         first, last = int(edges[0]), int(edges[-1])
-        buckets = np.unique(edges)
+        buckets = distinct(edges)
         if last <= first:
             return np.empty(0, np.int64)
         least, greatest = self._candidates(buckets)
-        return np.unique(np.concatenate((self._pick(least, buckets, 1.0), self._pick(greatest, buckets, -1.0))))
+        return distinct(np.concatenate((self._pick(least, buckets, 1.0), self._pick(greatest, buckets, -1.0))))
 
     def _candidates(self, buckets: Rows) -> tuple[Rows, Rows]:
         """Return the rows among which the extremes of all buckets are, in order."""
@@ -119,13 +119,15 @@ class Tiles:
             return everything, everything
         level = fitting[-1]
         # The tiles with an edge in them, and the rows that no whole tile holds, are read row by row.
-        cut = np.unique(buckets // level.size)
+        cut = distinct(buckets // level.size)
         cut = cut[cut < level.count]
         tail = np.arange(max(first, level.count * level.size), last)
         single = (cut[:, None] * level.size + np.arange(level.size)).ravel()
         single = np.concatenate((single[(single >= first) & (single < last)], tail))
         tiles = np.arange(first // level.size, min(level.count, -(-last // level.size)))
-        whole = tiles[~np.isin(tiles, cut, assume_unique=True)]
+        is_whole = np.ones(len(tiles), bool)
+        is_whole[cut[cut < first // level.size + len(tiles)] - first // level.size] = False
+        whole = tiles[is_whole]
         candidates = []
         for found in (level.least(0, level.count), level.greatest(0, level.count)):
             rows_of_tiles = found[whole]
@@ -144,6 +146,13 @@ class Tiles:
         is_first = np.append(True, bucket[1:] != bucket[:-1])[: len(found)]
         rows: Rows = candidates[found[is_first]]
         return rows
+
+
+def distinct(rows: Rows) -> Rows:
+    """Return rows in order, each once; `numpy.unique` imports `numpy.ma` for that, which takes 15 ms."""
+    ordered = np.sort(rows, kind="stable")
+    found: Rows = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return found
 
 
 def _extremes_of(block: Floats) -> tuple[Rows, Rows]:
