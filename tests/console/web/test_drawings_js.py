@@ -271,6 +271,26 @@ answer({ total: points.header.total, greatest: points.header.greatest, x: Array.
     }
 
 
+def test_few_points_stay_without_a_band() -> None:
+    script = """
+const { appendPoints } = await load("draw/live_points.js");
+const none = new Float64Array(0);
+const before = { header: { total: 1, points: 1 },
+  columns: { x: Float64Array.of(0), y: Float64Array.of(1), mean_x: none, mean_y: none, p5: none, p95: none } };
+const added = { header: { total: 2 }, columns: { x: Float64Array.of(5), y: Float64Array.of(2) } };
+const { header, columns } = appendPoints(before, added, 1);
+answer([header.points, Array.from(columns.x), columns.mean_x.length]);
+"""
+    assert run_script(script) == [2, [0, 5], 0]
+
+
+def test_a_live_run_is_not_asked_more_often_than_its_pixels_change() -> None:
+    script = (
+        "const { appendDelay } = await load('draw/live_points.js'); answer(given.map((each) => appendDelay(each)));"
+    )
+    assert run_script(script, [0.01, 4, 400, None]) == [4000, 8000, 30_000, 4000]
+
+
 def test_points_are_read_again_after_many_were_appended() -> None:
     script = """
 const { appendPoints } = await load("draw/live_points.js");

@@ -1,6 +1,6 @@
 /** A chart of one metric: uPlot, with a band, a mean, the odd host, attempts, and stripes for NaN and infinity. */
 
-import { withAlpha } from "./canvas.js";
+import { withAlpha, writeOver } from "./canvas.js";
 import { asBand, extremes, shownRange } from "./curve.js";
 import { centredMean, gapWidth, smoothingWindow } from "./ranges.js";
 import { clockTicks, elapsedTicks } from "./time_axis.js";
@@ -9,6 +9,7 @@ import { tokens } from "./tokens.js";
 const SCRIPT = "/static/vendor/uplot/uPlot.iife.min.js";
 const STYLE = "/static/vendor/uplot/uPlot.min.css";
 const TICK_PIXELS = 95;
+const EDGE_PIXELS = 7;
 
 let loading = null;
 
@@ -300,22 +301,28 @@ function drawDots(plot, points, { colours, ratio }) {
   if (band.isSpread || !band.x?.length) return;
   const { ctx: context, bbox } = plot;
   context.fillStyle = withAlpha(colours.curve, 0.8);
+  const [top, bottom] = [bbox.top + 2 * ratio, bbox.top + bbox.height - 2 * ratio];
+  const last = new Map(); // at an edge, dots stay apart: else many of them are a line
   for (const index of extremes(points.columns.x, points.columns.y, band)) {
-    const y = plot.valToPos(points.columns.y[index], "y", true);
+    const x = plot.valToPos(points.columns.x[index], "x", true);
+    const y = Math.min(Math.max(plot.valToPos(points.columns.y[index], "y", true), top), bottom);
+    const isEdge = y === top || y === bottom;
+    if (isEdge && x - (last.get(y) ?? Number.NEGATIVE_INFINITY) < EDGE_PIXELS * ratio) continue;
+    if (isEdge) last.set(y, x);
     context.beginPath();
-    const inside = Math.min(Math.max(y, bbox.top + 2 * ratio), bbox.top + bbox.height - 2 * ratio);
-    context.arc(plot.valToPos(points.columns.x[index], "x", true), inside, 1.4 * ratio, 0, 2 * Math.PI);
+    context.arc(x, y, 1.4 * ratio, 0, 2 * Math.PI);
     context.fill();
   }
 }
 
 function drawNotFinite(plot, places, colours, ratio) {
   const { ctx: context, bbox } = plot;
-  context.fillStyle = colours.bad;
   for (const [start, end, , kind] of places) {
     const left = plot.valToPos(start, "x", true);
     const right = Math.max(plot.valToPos(end, "x", true), left + 1.5 * ratio);
+    context.fillStyle = colours.bad;
     context.fillRect(left, bbox.top, right - left, bbox.height);
-    context.fillText(kind ?? "NaN", right + 3 * ratio, bbox.top + bbox.height - 16 * ratio);
+    const y = bbox.top + bbox.height - 16 * ratio;
+    writeOver(context, kind ?? "NaN", right + 5 * ratio, y, colours.bad, colours.sheet);
   }
 }

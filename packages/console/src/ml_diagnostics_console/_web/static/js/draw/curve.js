@@ -8,6 +8,7 @@ const EXTREME_BANDS = 3; // heights of the band beyond which a value is an extre
 const ODD_SHARE = 0.01; // of the odd host's values may lie outside, at each end
 const MOST_DOTS = 400;
 const DOT_RADIUS = 1.4;
+const EDGE_PIXELS = 7;
 const FEW = 8; // pixels between two values from which each is drawn as a dot
 
 /** Return the name of a metric as people read it: `tpu duty cycle`. */
@@ -214,10 +215,15 @@ function drawExtremes(context, columns, band, scale, colours) {
   context.strokeStyle = withAlpha(colours.curve, 0.4);
   context.fillStyle = colours.curve;
   context.lineWidth = 1;
+  const [top, bottom] = [DOT_RADIUS + 0.5, scale.height - DOT_RADIUS - 0.5];
+  const last = new Map(); // at an edge, dots stay apart: else many of them are a line
   for (const index of found) {
     const x = scale.x(columns.x[index]);
     // What lies outside is a dot at the edge: it is never cut off silently.
-    const y = Math.min(Math.max(scale.y(columns.y[index]), DOT_RADIUS + 0.5), scale.height - DOT_RADIUS - 0.5);
+    const y = Math.min(Math.max(scale.y(columns.y[index]), top), bottom);
+    const isEdge = y === top || y === bottom;
+    if (isEdge && x - (last.get(y) ?? Number.NEGATIVE_INFINITY) < EDGE_PIXELS) continue;
+    if (isEdge) last.set(y, x);
     const bucket = nearestIndex(band.x, columns.x[index]);
     context.beginPath();
     context.moveTo(x, y);

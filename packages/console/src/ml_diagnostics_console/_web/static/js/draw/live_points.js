@@ -3,6 +3,7 @@
 import { quantile, sortedFinite } from "./ranges.js";
 
 const BUCKET_PIXELS = 3;
+const MOST_WITHOUT_BAND = 700; // values that are drawn as they are
 const MOST_APPENDED = 4000; // values, until all is read again at the screen's resolution
 
 /**
@@ -17,8 +18,10 @@ export function appendPoints(before, added, pixel) {
   const appended = (before.appended ?? 0) + x.length;
   if (appended > MOST_APPENDED || added.header.reset) return null;
   if (!x.length) return before;
+  const hasBand = before.columns.mean_x?.length > 0;
+  if (!hasBand && before.columns.x.length + x.length > MOST_WITHOUT_BAND) return null;
   const columns = { ...before.columns, x: joined(before.columns.x, x), y: joined(before.columns.y, y) };
-  const tail = tailBucket(before, added, pixel * BUCKET_PIXELS);
+  const tail = hasBand ? tailBucket(before, added, pixel * BUCKET_PIXELS) : { columns: {}, kept: {}, points: [] };
   for (const [name, values] of Object.entries(tail.columns)) columns[name] = joined(tail.kept[name], values);
   const finite = sortedFinite(y);
   const header = { ...before.header, total: added.header.total ?? before.header.total + x.length };
@@ -28,8 +31,19 @@ export function appendPoints(before, added, pixel) {
     header.lo = Math.min(header.lo ?? finite[0], quantile(finite, 0.05));
     header.hi = Math.max(header.hi ?? finite[0], quantile(finite, 0.95));
   }
+  if (header.points !== undefined) header.points += x.length;
   header.nonfinite = [...(header.nonfinite ?? []), ...(added.header.nonfinite ?? [])];
   return { header, columns, appended, tail: tail.points };
+}
+
+/**
+ * Return how long to wait until what was appended is fetched: until it is about two pixels of the drawing.
+ * @param {number} seconds The time that a pixel stands for.
+ * @param {number} least Seconds.
+ * @returns {number} Milliseconds, at most 30 s.
+ */
+export function appendDelay(seconds, least = 4) {
+  return 1000 * Math.min(30, Math.max(least, 2 * (Number.isFinite(seconds) ? seconds : 0)));
 }
 
 function joined(before, added) {

@@ -115,8 +115,8 @@ export function curveTrack({ api, base, metric, isAll }) {
       return Number.isFinite(found) ? found : null;
     },
     /** Fetch what was appended only; return false if all has to be read again. */
-    async append(view) {
-      if (!points || isSpread || !isAll()) return false;
+    append: isSpread ? null : async (view) => {
+      if (!points || !isAll()) return true;
       const added = await api.columns(`${path}&after=${points.header.total}&width=${Math.round(view.width)}`);
       points = appendPoints(points, added, (view.to - view.from) / view.width);
       return points !== null;
@@ -133,7 +133,9 @@ export function curveTrack({ api, base, metric, isAll }) {
     },
     rest() {
       const odd = points?.header.odd;
-      const last = isSpread && points ? lastFinite(points.columns.mean) : metric.last;
+      const isWhole = points && isAll();
+      const last = isSpread && points ? lastFinite(points.columns.mean)
+        : isWhole ? lastFinite(points.columns.y) ?? metric.last : metric.last;
       if (last === null || last === undefined) return null;
       const second = odd ? odd.host : isSpread ? "mean, all alike" : "last";
       return { value: formatInUnit(last, unit), second, secondKind: odd ? "is-bad" : "" };

@@ -13,6 +13,7 @@ const AXIS_HEIGHT = 26;
 const TICK_PIXELS = 105;
 const LEAST_WIDTH = 60;
 const STEP_IN = 0.5;
+const EXTEND_MS = 2_000;
 const LEAST_SELECTION = 1e-6;
 
 /**
@@ -35,6 +36,7 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
   const board = h("div.tracks", { tabindex: "0", role: "group", "aria-label": "The run on one clock" }, over);
   let frame = 0;
   let pointed = null;
+  let extendedMs = Number.NEGATIVE_INFINITY;
   place.append(board);
 
   const view = () => ({ from: state.shown[0], to: state.shown[1], width: state.width, now: state.whole[1] });
@@ -152,7 +154,8 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
   /** Let the end of the whole move on, pixel by pixel; what is shown moves with it unless a span was chosen. */
   function extend(to) {
     const pixel = (state.whole[1] - state.whole[0]) / (state.width || 1);
-    if (!(to >= state.whole[1] + pixel)) return;
+    if (!(to >= state.whole[1] + pixel) || performance.now() - extendedMs < EXTEND_MS) return;
+    extendedMs = performance.now();
     state.whole = [state.whole[0], to];
     if (!state.isAll) return;
     state.shown = [...state.whole];

@@ -2,6 +2,7 @@
 
 import { add, empty, fill, h, setText } from "../dom.js";
 import { loadUplot } from "../draw/chart.js";
+import { appendDelay } from "../draw/live_points.js";
 import { createChartCard } from "../draw/chart_card.js";
 import { formatCount, formatInUnit } from "../format.js";
 import { metricControls } from "./metric_controls.js";
@@ -9,7 +10,7 @@ import { chooseTracks, sortedMetrics } from "./track_choice.js";
 
 const MOST_CHARTS = 24; // beyond it, only what is chosen in the list is drawn
 const MOST_LISTED = 300;
-const APPEND_MS = 2_000;
+const PIXELS = 450; // of a chart, about
 const MOST_RUNS = 12;
 const LONGEST_MS = 4_000;
 
@@ -156,7 +157,7 @@ export async function show(page, api, state) {
     update({ kind, data }) {
       if (kind !== "metrics" || !data[run.id]) return;
       for (const name of Object.keys(data[run.id])) pending.add(name);
-      timer ||= setTimeout(appendAll, APPEND_MS);
+      timer ||= setTimeout(appendAll, appendDelay(((run.now - (run.started ?? run.now)) || 0) / PIXELS));
     },
     close() {
       clearTimeout(timer);

@@ -3,6 +3,7 @@
 import { button, card, fill, h, setText } from "../dom.js";
 import { ledgerBars } from "../draw/bars.js";
 import { createHostMap } from "../draw/host_map.js";
+import { appendDelay } from "../draw/live_points.js";
 import { tableTwin } from "../draw/table_twin.js";
 import { curveTrack, eventsTrack, heatTrack, ledgerTrack } from "../draw/track_kinds.js";
 import { createTracks } from "../draw/tracks.js";
@@ -14,10 +15,11 @@ import { emptyWithHelp } from "./help.js";
 import { tiles } from "./tiles.js";
 import { chooseTracks } from "./track_choice.js";
 
-const RELOAD_MS = 10_000;
-const LEDGER_MS = 30_000; // a ledger or rows of hosts that grow are read again so often
-const APPEND_MS = 1_000;
+const RELOAD_MS = 30_000;
+const GROWN_PIXELS = 4; // a ledger or rows of hosts are read again when they have grown by so much
 const FEW_DISRUPTIONS = 4;
+const LIVE = new Set(["running", "stuck", "silent"]);
+const STUCK = new Set(["stuck", "silent"]);
 
 /** Show the page. */
 export async function show(page, api, state) {
@@ -88,7 +90,7 @@ export async function show(page, api, state) {
     if (isClosed) return;
     render();
     clock.update();
-    loadStacks();
+    if (STUCK.has(run.state) || !stacks.hidden) loadStacks();
   }
 
   return {
@@ -176,16 +178,23 @@ function createClock(api, base, state, getRun) {
       if (!track.append || !names.includes(track.metric)) continue;
       const isAppended = await track.append(tracks.view()).catch(() => true);
       if (isAppended) tracks.requestDraw();
-      else if (tracks.isAll()) laterLedger();
+      else tracks.refresh(track.key);
     }
+    laterLedger();
+  }
+
+  function pixelSeconds() {
+    const { from, to, width } = tracks.view();
+    return (to - from) / (width || 1);
   }
 
   function laterLedger() {
+    const seconds = Math.min(300, Math.max(30, GROWN_PIXELS * pixelSeconds()));
     ledgerTimer ||= setTimeout(() => {
       ledgerTimer = 0;
       if (!tracks.isAll() || document.hidden) return;
-      for (const track of tracks.tracks()) tracks.refresh(track.key);
-    }, LEDGER_MS);
+      for (const track of tracks.tracks()) if (track.read && !track.append) tracks.refresh(track.key);
+    }, 1000 * seconds);
   }
 
   return {
@@ -209,11 +218,13 @@ function createClock(api, base, state, getRun) {
       tracks.requestDraw();
     },
     extend(now) {
-      if (getRun().ended === null && ["running", "stuck", "silent"].includes(getRun().state)) tracks?.extend(now);
+      if (!tracks || getRun().ended !== null || !LIVE.has(getRun().state)) return;
+      tracks.extend(now);
+      showSpan();
     },
     append(names) {
       for (const name of names) pending.add(name);
-      appendTimer ||= setTimeout(appendAll, APPEND_MS);
+      appendTimer ||= setTimeout(appendAll, appendDelay(pixelSeconds()));
     },
     close() {
       clearTimeout(ledgerTimer);
