@@ -50,7 +50,6 @@ _OFFSET_SECONDS = 60.0
 _TOGETHER_SECONDS = 30.0
 """Longer than any part of that job took."""
 _NOT_ALONE = {
-    "index_twice": "here, both processes are on one host",
     "wrong_coordinator": "a process does not record the coordinator that it was given",
 }
 """Kinds in which the records do not show which of the processes that wait is to blame."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.story import Confidence
-from ml_diagnostics_console._facts.facts import Fact, Facts, Unknown
+from ml_diagnostics_console._facts.facts import ConsoleText, Fact, Facts, Unknown
 from ml_diagnostics_console._facts.kubernetes_facts import KubernetesFacts
 from ml_diagnostics_console._facts.monitored_events import AnalyzerReport, MonitoredEvent
 from ml_diagnostics_console._rules import (
@@ -49,7 +49,7 @@ from .made_clusters import (
     unscheduled,
     waiting,
 )
-from .made_facts import after, facts, process
+from .made_facts import after, facts, process, ref
 
 RULES = [
     module.RULE
@@ -531,6 +531,46 @@ def test_an_index_before_jax_has_started_is_not_known() -> None:
     early = [process(0, host=f"host-{index}", process_count=1) for index in range(3)]
     assert B4.judge(facts(early)) is None
     assert B4.judge(facts()) is None
+
+
+def initialising(index: int, host: str, **fields: Any) -> Any:
+    """Return a process that waits in jax.distributed.initialize: JAX has not started, and knows of no other."""
+    known = {"coordinator": "10.0.0.1:8476", "expected_processes": 3, "pid": 100, **fields}
+    return process(index, host=host, process_count=0, **known)
+
+
+def test_an_index_that_was_given_to_two_processes_is_found_while_they_wait_for_the_one_that_is_missing() -> None:
+    apart = B4.judge(facts([initialising(1, "host-1"), initialising(2, "host-2"), initialising(2, "host-0")]))
+    assert isinstance(apart, Verdict)
+    assert (apart.hosts, apart.process_indices) == (("host-2", "host-0"), (2,))
+    together = B4.judge(
+        facts([initialising(1, "vm", pid=101), initialising(2, "vm", pid=102), initialising(2, "vm", pid=103)])
+    )
+    assert isinstance(together, Verdict)
+    assert together.sentence == "Index 2 is claimed by two processes of vm since 04:40:00 UTC: pid 102 and pid 103."
+    assert len(commands(together)) == 1
+
+
+def test_programs_of_one_machine_without_a_coordinator_claim_no_index() -> None:
+    alone = [initialising(0, "vm", pid=pid, coordinator="", step=5) for pid in (101, 102)]
+    assert B4.judge(facts(alone)) is None
+
+
+def displaced(**fields: Any) -> Any:
+    text = "absl::Status: ALREADY_EXISTS: Aborted connect attempt as there is a request from a newer incarnation.\n"
+    console = (ConsoleText(after(20), "err", "end", text, ref("console")),)
+    return initialising(2, "host-2", end="signal: SIGABRT", ended=20, console=console, **fields)
+
+
+def test_a_process_that_jax_ended_since_another_one_has_its_index_is_named() -> None:
+    found = B4.judge(facts([initialising(0, "host-0"), initialising(1, "host-1"), displaced()]))
+    assert isinstance(found, Verdict)
+    assert (found.hosts, found.process_indices, found.confidence) == (("host-2",), (2,), Confidence.LIKELY)
+    assert found.sentence.startswith("JAX ended host-2 at 04:40:20 UTC: another process had connected")
+
+
+def test_a_process_that_takes_the_place_of_one_that_was_killed_is_healthy() -> None:
+    assert B4.judge(facts([initialising(0, "host-0", step=3), initialising(1, "host-1", step=3), displaced()])) is None
 
 
 def test_hosts_that_train_alone_are_found_by_the_processes_that_should_be() -> None:

@@ -47,6 +47,8 @@ _FROM_START: Final = frozenset(
     {kinds.COMPILES, kinds.SIGTERM_HANDLER, kinds.STEP_SUMMARY, kinds.SNAPSHOT, kinds.HANG_SUSPECTED}
 )
 """Kinds that only the companion of a process writes, and not `run` at its end."""
+_LONGEST_SILENT_START_NS: Final = 86_400 * 1_000_000_000
+"""An earlier time than this before the first entry is an error of the record."""
 _MOST_STACKS: Final = 12
 _MOST_HANGS: Final = 64
 _MOST_COMPILES: Final = 4_096
@@ -71,7 +73,7 @@ class Life:
     Attributes:
         host: The host.
         pid: The process id, as text.
-        first_ns: The time of its first entry.
+        first_ns: The first time at which it is known to run: that of its first entry, or before, of its first output.
         last_ns: The time of its last entry.
         ended_ns: The time of the entry on the end of the process; None while there is none.
         index: The last process index that it named; None if it named none.
@@ -129,12 +131,18 @@ class Life:
         if reader is not None:
             reader(self, entry, payload)
 
+    def _was_alive(self, time_ns: int) -> None:
+        """Take a time at which it ran already, though its first entry is later: most processes record no start."""
+        if self.first_ns - _LONGEST_SILENT_START_NS < time_ns < self.first_ns:
+            self.first_ns = time_ns
+
     def _add_end(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
         self.ends.append(entry)
         if payload.get("kind") == kinds.JOB_ENDED and not payload.get("goes_on"):
             self.ended_ns = entry.timestamp_ns
 
     def _add_hang(self, entry: LogEntry, payload: Mapping[str, Any]) -> None:
+        self._was_alive(entry.timestamp_ns - round((number(payload.get("stuck_seconds")) or 0.0) * 1e9))
         if len(self.hangs) < _MOST_HANGS:
             self.hangs.append(
                 HangVerdict(
@@ -196,13 +204,16 @@ class Life:
         stream, occasion = str(payload.get("stream", "")), str(payload.get("occasion", ""))
         shows = f"the last lines of std{stream}" if stream in ("out", "err") else "the last lines"
         text = str(payload.get("message", ""))
+        times = _pairs(payload.get("times"))
+        if times:
+            self._was_alive(times[0][1])
         self.console[stream, occasion] = ConsoleText(
             entry.timestamp_ns,
             stream,
             occasion,
             text,
             ref_of(entry, shows),
-            times=_pairs(payload.get("times")),
+            times=times,
             path=str(payload.get("path") or ""),
             is_of_python=payload.get("is_of_python") is True,
         )

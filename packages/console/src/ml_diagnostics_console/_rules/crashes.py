@@ -148,7 +148,9 @@ def _together(lead: Lead) -> str:
 
 
 def _consequences(attempt: AttemptFacts, lead: Lead) -> str:
-    """Return what became of the others."""
+    """Return what became of the others; empty where there are none."""
+    if lead.is_common and len(lead.processes) >= len(attempt.processes):
+        return ""
     has_fallout = any(is_fallout(process) for process in attempt.processes)
     of_story = "" if has_fallout else consequences(attempt)
     if of_story or lead.is_whole_job:

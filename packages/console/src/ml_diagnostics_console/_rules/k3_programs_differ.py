@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from typing import Final, NamedTuple
 
 from ml_diagnostics_console._facts.facts import Facts, ProcessFacts
+from ml_diagnostics_console._rules.compiled import LEAST_PROCESSES, Compiled, compiled_differently
 from ml_diagnostics_console._rules.rule import Judgement, Rule, Threshold
 from ml_diagnostics_console._rules.stack_groups import frame_text
 from ml_diagnostics_console._rules.stuck import Kind, StuckJob, stuck_job
@@ -20,27 +19,16 @@ from ml_diagnostics_console._rules.stuck_texts import (
     stacks_command,
 )
 from ml_diagnostics_console._rules.wording import at, command_line, hosts_of, indices_of, named
-from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, Ref, Verdict, VerdictClass
+from ml_diagnostics_console.verdict import Blame, Confidence, NextCommand, Verdict, VerdictClass
 
 __all__ = ["RULE"]
-
-_LEAST_PROCESSES: Final = 3
-"""With two processes, nothing shows which of them is different."""
-
-
-class _Compiled(NamedTuple):
-    """Processes that compiled other programs than most."""
-
-    processes: tuple[ProcessFacts, ...]
-    text: str
-    refs: tuple[Ref, ...]
 
 
 def _judge(facts: Facts) -> Judgement:
     job = stuck_job(facts)
     if job is None:
         return not_checked("K3", facts)
-    compiled = _compiled_differently(facts.processes)
+    compiled = compiled_differently(facts.processes)
     if job.kind is not Kind.DIVERGED and not (job.kind is Kind.EQUAL and compiled is not None):
         return None
     processes = [suspect.process for suspect in job.suspects] or list(compiled.processes if compiled else ())
@@ -61,7 +49,7 @@ def _judge(facts: Facts) -> Judgement:
     )
 
 
-def _sentence(job: StuckJob, processes: Sequence[ProcessFacts], compiled: _Compiled | None) -> str:
+def _sentence(job: StuckJob, processes: Sequence[ProcessFacts], compiled: Compiled | None) -> str:
     names = named(processes)
     verb = "waits" if len(processes) == 1 else "wait"
     if job.kind is Kind.EQUAL and compiled is not None:
@@ -88,31 +76,6 @@ def _step(process: ProcessFacts, step: int | None) -> int | None:
     return process.step if step is None else step
 
 
-def _compiled_differently(processes: Sequence[ProcessFacts]) -> _Compiled | None:
-    """Return the processes that compiled another number of programs than most: they run another program, or shapes.
-
-    Only if most processes compiled the same: otherwise nothing shows which of them is different.
-    """
-    counts = [
-        (process, sum((Counter(batch.functions) for batch in process.compiles), Counter[str]()))
-        for process in processes
-        if process.compiles
-    ]
-    if len(counts) < len(processes) or len(processes) < _LEAST_PROCESSES:
-        return None
-    forms = Counter(tuple(sorted(count.items())) for _, count in counts)
-    form, many = forms.most_common(1)[0]
-    usual = Counter(dict(form))
-    odd = [(process, count) for process, count in counts if count != usual]
-    if not odd or many * 2 <= len(processes):
-        return None
-    first, own = odd[0]
-    difference = (own - usual) or (usual - own)
-    function = max(difference, key=lambda name: difference[name])
-    text = f"it compiled {function} {own[function]} times, the others {usual[function]}"
-    return _Compiled(tuple(process for process, _ in odd), text, (first.compiles[-1].ref,))
-
-
 def _next(facts: Facts, job: StuckJob, processes: Sequence[ProcessFacts]) -> tuple[NextCommand, ...]:
     first = NextCommand(
         command_line("mldiagnostics", "logs", facts.name, "--around", f"step {job.step or 0}"),
@@ -128,7 +91,7 @@ RULE = Rule(
     judge=_judge,
     thresholds=(
         *THRESHOLDS,
-        Threshold("processes", _LEAST_PROCESSES, "of two, nothing shows which is different"),
+        Threshold("processes", LEAST_PROCESSES, "of two, nothing shows which is different"),
     ),
     example="host-3 waits in evaluate (train.py:120) at step 4,210, the others in train_step (train.py:88) at step "
     "4,210 (16:02:11 UTC): the hosts run different programs or shapes; no progress for 12 min 0 s",
