@@ -114,3 +114,19 @@ def test_the_overview_has_the_sentence_once_it_is_known(hung: Page) -> None:
     verdict = known(hung)
     overview = hung.json()
     assert (overview["verdict"], overview["verdict_parts"]) == (verdict["sentence"], verdict["parts"])
+
+
+def test_the_verdict_on_a_live_run_is_kept_until_its_state_changes(failed: Page) -> None:
+    first = known(failed)
+    run = failed.run
+    assert run is not None
+    state, run.state = run.state, "running"
+    run.version += 1
+    verdicts.DOCTOR.wait(run, LONG_SECONDS)
+    before = verdicts.DOCTOR.known(run)
+    run.version += 1
+    assert failed.json("/verdict") == first
+    assert verdicts.DOCTOR.known(run) == before
+    run.state = state
+    verdicts.DOCTOR.ask(run)
+    wait_until(lambda: verdicts.DOCTOR.known(run) != before, LONG_SECONDS)

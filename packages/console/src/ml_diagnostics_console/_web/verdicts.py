@@ -27,9 +27,10 @@ __all__ = ["DOCTOR", "Doctor", "answer_of", "known_report", "known_verdict", "ve
 
 _logger = logging.getLogger(__name__)
 
-_LEAST_SECONDS: Final = 10.0
-"""A live run changes each second; its verdict is worked out again after this time, or ten times what it took."""
-_FACTOR: Final = 10.0
+_LEAST_SECONDS: Final = 30.0
+"""A live run changes each second. Its verdict is worked out again after this time, or a hundred times what it took, so
+that an open page costs little; at once if its state changes."""
+_FACTOR: Final = 100.0
 _READERS: Final = 4
 """The readers that are kept, so that a run that is asked about again costs only what is new."""
 _PROOFS: Final = 5
@@ -62,6 +63,7 @@ class _Known(NamedTuple):
 
     Attributes:
         version: The version of the run.
+        state: Its state.
         at: When, by the monotonic clock.
         seconds: How long it took.
         report: The report; None if it failed.
@@ -69,6 +71,7 @@ class _Known(NamedTuple):
     """
 
     version: int
+    state: str
     at: float
     seconds: float
     report: Report | None
@@ -113,8 +116,10 @@ class Doctor:
                     return known.answer if known is not None else {"state": "working"}
 
     def _is_old(self, known: _Known, run: RunData) -> bool:
+        if known.version == run.version:
+            return False
         pause = max(_LEAST_SECONDS, _FACTOR * known.seconds)
-        return known.version != run.version and (not run.is_live or time.monotonic() - known.at > pause)
+        return not run.is_live or known.state != run.state or time.monotonic() - known.at > pause
 
     def _request(self, run: RunData) -> None:
         key = f"{diagnostics_directory()}/{run.id}"
@@ -134,11 +139,11 @@ class Doctor:
                     self._lock.wait()
                 key, run = self._waiting.popitem()
                 self._working = key
-            version, started = run.version, time.monotonic()
+            version, state, started = run.version, run.state, time.monotonic()
             report, answer = self._judged(key, run.id)
             with self._lock:
                 ended = time.monotonic()
-                self._known[run] = _Known(version, ended, ended - started, report, answer)
+                self._known[run] = _Known(version, state, ended, ended - started, report, answer)
                 self._working = ""
                 self._lock.notify_all()
             del run
