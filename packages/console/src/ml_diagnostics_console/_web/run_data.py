@@ -247,8 +247,8 @@ class RunData:
             was_asked = any(process.end.was_asked for process in attempt.processes)
             if was_asked or any(word in attempt.reason for word in _PREEMPTED):
                 end = "p"
-            elif self._hangs_of(attempt, attempt.ended_ns or now_ns):
-                end = "h"
+            elif not any(process.end.exception for process in attempt.processes):  # Else others hung since it failed.
+                end = "h" if self._hangs_of(attempt, attempt.ended_ns or now_ns) else "x"
         elif end == "u" and is_last and self.hangs:
             end = "h"
         began_s = (attempt.started_ns or 0) / _SECOND or self.began_s

@@ -25,7 +25,8 @@ __all__ = ["LETTERS", "PICTURES", "primary_metric", "row_of", "runs", "spark"]
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 """Of 6 bits each, as in base64."""
 PICTURES: Final = ("spark", "metrics", "goodput", "buckets")
-"""The fields that cost more than others, or change with each value: they are made each 10 s."""
+"""The fields that cost more than others, or change with each value: they are made each 10 s; so is the verdict of a run
+that is well."""
 
 _SPARK_POINTS: Final = 28
 _MOST_ROWS: Final = 2_000
@@ -70,7 +71,7 @@ def row_of(run: RunData, pictures: Mapping[str, Any]) -> dict[str, Any]:
         "group": _shown(run.view.group),
         "state": run.state,
         "reason": _shown(redact_text(run.reason)),
-        "verdict": _shown(redact_text(_verdict(run))),
+        "verdict": "" if run.state == "running" else _shown(redact_text(_verdict(run))),
         "started": run.began_s or None,
         "ended": run.ended_s,
         "beat": None if run.beat_s is None else round(run.beat_s, 1),
@@ -85,15 +86,23 @@ def row_of(run: RunData, pictures: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def pictures_of(run: RunData) -> dict[str, Any]:
-    """Return the fields of a row that are made less often: see `PICTURES`. Goodput is added where it is read."""
+def pictures_of(run: RunData, goodput: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fields of a row that are made less often: see `PICTURES`.
+
+    Args:
+        run: The run.
+        goodput: Its `goodput` and `buckets`, if they are known.
+    """
     column = primary_column(run)
-    return {
-        "goodput": None,
-        "buckets": [],
+    known = {"goodput": None, "buckets": [], **(goodput or {})}
+    pictures = {
+        **known,
         "spark": spark(column.value) if column is not None else "",
         "metrics": _last_values(run),
     }
+    if run.state == "running":  # It has the step, which changes each second.
+        pictures["verdict"] = _verdict(run, known["goodput"])
+    return pictures
 
 
 def primary_metric(names: Sequence[str]) -> str | None:
@@ -164,18 +173,19 @@ def _configs(configs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     return {_shown(str(key)): _shown(str(value)) for key, value in user.items()}
 
 
-def _verdict(run: RunData) -> str:
+def _verdict(run: RunData, goodput: float | None = None) -> str:
     """Return what is to be said of a run in one sentence."""
     step, planned = run.step, run.planned_steps
     at = "" if step is None else f"step {step:,}" + (f" of {planned:,}" if planned else "")
     if run.state == "running":
-        return at
+        return ", ".join(filter(None, (at, "" if goodput is None else f"{goodput:.1f} % goodput")))
     if run.state == "stuck":
         since_s = min(hang.since_ns for hang in run.hangs) / 1e9
         return f"Stuck for {format_duration(max(0.0, run.now_s - since_s))}: {run.reason}"
-    if run.state in ("failed", "silent"):
-        return run.reason
-    return at
+    if run.state == "completed":
+        after = f" after {format_duration(run.ended_s - run.began_s)}" if run.ended_s is not None else ""
+        return f"Completed{after}" + (f", at {at}" if at else "")
+    return run.reason or at
 
 
 def _finite(value: float | None) -> float | None:

@@ -308,7 +308,7 @@ class Store:
             kept.changed_ns = now_ns
         is_old = kept.pictures_version != run.version
         if not kept.pictures or (is_old and (now_ns - kept.pictures_ns >= _PICTURES_NS or before[0] != run.state)):
-            kept.pictures = pictures_of(run) | kept.goodput
+            kept.pictures = pictures_of(run, kept.goodput)
             kept.pictures_ns, kept.pictures_version = now_ns, run.version
             kept.is_goodput_due = True
         self._update_row(kept)
@@ -342,7 +342,7 @@ class Store:
                 goodput = {"goodput": _rounded(report.goodput_percent), "buckets": buckets}
                 if goodput != kept.goodput:
                     kept.goodput = goodput
-                    kept.pictures = kept.pictures | goodput
+                    kept.pictures = pictures_of(run, goodput)
                     self._update_row(kept)
 
     def _read_sessions(self, kept: _Kept, now_ns: int) -> None:
