@@ -1,7 +1,7 @@
 /** A chart of one metric: uPlot, with a band, a mean, the odd host, attempts, and stripes for NaN and infinity. */
 
 import { withAlpha, writeOver } from "./canvas.js";
-import { asBand, extremes, shownRange } from "./curve.js";
+import { asBand, extremes, shownRange, stripe } from "./curve.js";
 import { centredMean, gapWidth, smoothingWindow } from "./ranges.js";
 import { clockTicks, elapsedTicks } from "./time_axis.js";
 import { tokens } from "./tokens.js";
@@ -320,9 +320,8 @@ function drawNotFinite(plot, places, colours, ratio) {
   for (const [start, end, , kind] of places) {
     const left = plot.valToPos(start, "x", true);
     const right = Math.max(plot.valToPos(end, "x", true), left + 1.5 * ratio);
-    context.fillStyle = colours.bad;
-    context.fillRect(left, bbox.top, right - left, bbox.height);
+    stripe(context, left, right, bbox.top, bbox.height, colours.bad, 1.5 * ratio);
     const y = bbox.top + bbox.height - 16 * ratio;
-    writeOver(context, kind ?? "NaN", right + 5 * ratio, y, colours.bad, colours.sheet);
+    writeOver(context, kind ?? "NaN", left + 6 * ratio, y, colours.bad, colours.sheet);
   }
 }

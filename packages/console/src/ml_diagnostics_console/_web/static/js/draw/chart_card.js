@@ -16,8 +16,8 @@ const SHORT_UNITS = new Set(["s", "seconds", "%", "percent", "bytes", "bytes/s"]
 /**
  * Build a card.
  * @param {Object} api
- * @param {{name: string, unit: string, hosts: number, points: number}} metric `hosts` above 1 shows their spread, where
- *   there is one run alone.
+ * @param {{name: string, unit: string, hosts: number, has_steps?: boolean, missing?: string[]}} metric `hosts` above 1
+ *   shows their spread, where there is one run alone; `missing` names runs that have not recorded it.
  * @param {string[]} runs Ids; the place is the colour.
  * @param {Object} settings `{x: "step"|"time"|"elapsed", smooth: 0..1, isLog, isFull, span: [from, to]|null}`.
  * @param {(span: [number, number]|null, axis: string) => void} onSpan Called when a span was dragged; null for all.
@@ -76,13 +76,18 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     setText(note, text);
   }
 
+  /** Without steps, several runs lie over each other by the time since each began: by the clock, they stand apart. */
+  function wantedAxis() {
+    return runs.length > 1 && metric.has_steps === false ? "elapsed" : current.x;
+  }
+
   async function read(run, width) {
     if (metric.missing?.includes(run)) return { run, points: null, error: "not recorded" };
-    const span = current.span ? `&from=${current.span[0]}&to=${current.span[1]}` : "";
+    const span = current.span && wantedAxis() === current.x ? `&from=${current.span[0]}&to=${current.span[1]}` : "";
     const spread = isSpread ? "&hosts=spread" : "";
     const path = `/api/runs/${encodeURIComponent(run)}/points?metric=${encodeURIComponent(metric.name)}`;
     try {
-      const answer = await api.columns(`${path}&x=${current.x}${spread}${span}&width=${width}`);
+      const answer = await api.columns(`${path}&x=${wantedAxis()}${spread}${span}&width=${width}`);
       return { run, points: withOddInRange(answer), path };
     } catch (error) {
       return { run, points: null, error: error.message };

@@ -194,7 +194,7 @@ function strokeLine(context, x, y, scale, { gap, colour, width }) {
   context.beginPath();
   for (const [first, last] of stretches(x, y, gap)) {
     context.moveTo(scale.x(x[first]), scale.y(y[first]));
-    if (last - first === 1) context.lineTo(scale.x(x[first]) + 1, scale.y(y[first]));
+    if (last - first === 1) context.arc(scale.x(x[first]), scale.y(y[first]), 1, 0, 2 * Math.PI);
     for (let index = first + 1; index < last; index += 1) context.lineTo(scale.x(x[index]), scale.y(y[index]));
   }
   context.stroke();
@@ -241,8 +241,7 @@ function drawNotFinite(context, places, scale, colours) {
     const left = scale.x(start);
     const right = Math.max(scale.x(end), left + 1.5);
     if (right < 0 || left > scale.width) continue;
-    context.fillStyle = colours.bad;
-    context.fillRect(left, 0, right - left, scale.height);
+    stripe(context, left, right, 0, scale.height, colours.bad);
     const text = kind ?? "NaN";
     const width = context.measureText(text).width;
     if (left < writtenTo) continue;
@@ -252,6 +251,15 @@ function drawNotFinite(context, places, scale, colours) {
     writeOver(context, text, isLeft ? left - 4 : right + 4, 3, colours.bad, colours.sheet);
     writtenTo = right + width + 10;
   }
+}
+
+/** Fill a stripe: solid if it is thin; a long one is a veil with an edge where it starts, so that curves stay seen. */
+export function stripe(context, left, right, top, height, colour, thick = 1.5) {
+  context.fillStyle = colour;
+  context.fillRect(left, top, Math.min(right - left, thick), height);
+  if (right - left <= 2 * thick) return;
+  context.fillStyle = withAlpha(colour, 0.14);
+  context.fillRect(left, top, right - left, height);
 }
 
 function drawEdges(context, { low, high, above, below }, view, colours, format) {

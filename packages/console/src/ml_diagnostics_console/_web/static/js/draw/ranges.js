@@ -46,7 +46,9 @@ export function paddedRange(low, high, unit = "") {
   const least = isPercent(unit) ? LEAST_PERCENT_POINTS : greatest * LEAST_SHARE || 1;
   const span = Math.max(high - low, least);
   const middle = (low + high) / 2;
-  return [middle - span * (0.5 + PADDING), middle + span * (0.5 + PADDING)];
+  const bottom = middle - span * (0.5 + PADDING);
+  // What is never below zero has no axis below zero.
+  return [low > 0 ? Math.max(bottom, 0) : bottom, middle + span * (0.5 + PADDING)];
 }
 
 /** Return true for units of percent. */

@@ -136,6 +136,7 @@ export function curveTrack({ api, base, metric, isAll }) {
       const isWhole = points && isAll();
       const last = isSpread && points ? lastFinite(points.columns.mean)
         : isWhole ? lastFinite(points.columns.y) ?? metric.last : metric.last;
+      if (points && !isSpread && endsWithoutNumber(points)) return { value: "NaN", kind: "is-bad", second: "last" };
       if (last === null || last === undefined) return null;
       const second = odd ? odd.host : isSpread ? "mean, all alike" : "last";
       return { value: formatInUnit(last, unit), second, secondKind: odd ? "is-bad" : "" };
@@ -161,6 +162,11 @@ export function curveTrack({ api, base, metric, isAll }) {
         [clockText(at, true), ...[band.middle, band.low, band.high].map((column) => format(column[index]))]) };
     },
   };
+}
+
+function endsWithoutNumber({ header, columns }) {
+  const last = header.nonfinite?.at(-1);
+  return Boolean(last) && columns.x.length > 0 && last[1] >= columns.x[columns.x.length - 1];
 }
 
 function lastFinite(values) {

@@ -35,12 +35,14 @@ export async function show(page, api, state) {
   const charts = h("div.charts");
   const others = () => state.get("with").split(",").filter((id) => id && id !== run.id).slice(0, MOST_RUNS - 1);
   let runs = [run.id, ...others()];
+  const known = new Map(); // of the other runs: the names of their metrics
   let timer = 0;
   const pending = new Set();
 
   const controls = metricControls({ api, state, run, onSettings: showAll, onRuns: rebuild });
   const list = metricList();
   add(page, controls.element, h("div.metrics-body", null, list.element, charts));
+  await learnMetrics();
   build();
   await Promise.race([
     Promise.all([...cards.values()].map((card) => card.looked)),
@@ -73,7 +75,7 @@ export async function show(page, api, state) {
       cards.delete(name);
     }
     wanted.forEach((metric, index) => {
-      if (!cards.has(metric.name)) cards.set(metric.name, createChartCard(api, metric, runs, settings(), onSpan));
+      if (!cards.has(metric.name)) cards.set(metric.name, newCard(metric));
       const { element } = cards.get(metric.name);
       if (charts.children[index] !== element) charts.insertBefore(element, charts.children[index] ?? null);
     });
@@ -86,7 +88,20 @@ export async function show(page, api, state) {
     for (const card of cards.values()) card.show(settings());
   }
 
-  function rebuild() {
+  async function learnMetrics() {
+    await Promise.all(others().filter((id) => !known.has(id)).map(async (id) => {
+      const other = await api.json(`/api/runs/${encodeURIComponent(id)}`).catch(() => null);
+      if (other) known.set(id, new Set((other.metrics_list ?? []).map(({ name }) => name)));
+    }));
+  }
+
+  function newCard(metric) {
+    const missing = runs.filter((id) => known.has(id) && !known.get(id).has(metric.name));
+    return createChartCard(api, { ...metric, missing }, runs, settings(), onSpan);
+  }
+
+  async function rebuild() {
+    await learnMetrics();
     runs = [run.id, ...others()];
     for (const card of cards.values()) card.close();
     cards.clear();

@@ -25,7 +25,7 @@ function tile(name, figure, second) {
 
 /** Return a text with its units in small letters: 5 d 21 h. */
 export function withSmallUnits(text) {
-  return text.split(/([^\d.,+\-\s]\S*)/).map((part, index) => {
+  return (text === "NaN" ? [text] : text.split(/([^\d.,+\-\s]\S*)/)).map((part, index) => {
     if (index % 2 === 0) return part;
     return h("span.tile-unit", null, part);
   });
@@ -51,7 +51,9 @@ function metric(run, pattern, name) {
   const found = (run.metrics_list ?? []).find((row) => pattern.test(row.name));
   if (!found) return null;
   const value = run.metrics?.[found.name] ?? found.last;
-  const text = found.unit ? formatInUnit(value, found.unit) : formatShort(value);
+  // JSON has no NaN: a metric that has values and no last one ended without a number.
+  const isNumber = value !== null && value !== undefined;
+  const text = !isNumber && found.points ? "NaN" : found.unit ? formatInUnit(value, found.unit) : formatShort(value);
   return tile(name, text, found.points ? `last of ${formatCount(found.points, "value")}` : "");
 }
 
