@@ -9,10 +9,12 @@ import { showNotes } from "../frame/notes.js";
 import { bindKeys } from "../keys.js";
 import { runPath, urlOf } from "../router.js";
 import { createVirtual } from "../virtual.js";
-import { COLUMNS, durationText, runRow, signText } from "./runs_row.js";
+import { COLUMNS, runRow, showNumbers } from "./runs_row.js";
 
 const MOST_COMPARED = 12;
 const TICK_MS = 1000;
+const BEAT_MS = 10_000; // A sign each second would be an endless animation.
+const NUMBERS = new Set(["id", "version", "step", "loss", "beat", "metrics"]);
 const TYPING_MS = 300; // The URL follows when the typing pauses: browsers bound how often it may change.
 const STATES = [
   ["", "All", () => true],
@@ -40,6 +42,7 @@ function createTable(page, api, state, answer) {
   let shown = [];
   let current = -1;
   let selected = new Set(state.get("sel").split(",").filter((id) => id !== ""));
+  const beats = new Map();
   let typing = 0;
   let timer = 0;
   let waiting = 0;
@@ -280,8 +283,7 @@ function createTable(page, api, state, answer) {
     for (const [index, element] of list.shown()) {
       const row = shown[index];
       if (!row) continue;
-      if (!row.ended) setText(element.querySelector(".col-duration"), durationText(row, time));
-      setText(element.querySelector(".col-sign"), signText(row, time));
+      showNumbers(element, row, time);
     }
     showAttention(attention, sortRows([...rows.values()], "start.desc", time), time);
   }
@@ -313,16 +315,24 @@ function createTable(page, api, state, answer) {
     }
   }
 
+  /** Show what changed of a run: numbers alone as text, all else by a row that is made anew. */
   function renew(row, fields) {
     const index = shown.indexOf(row);
-    const old = index < 0 ? null : list.shown().get(index);
-    if (!old) return;
-    const isFocused = old.contains(document.activeElement);
-    list.renew(index);
-    const element = list.shown().get(index);
-    if (isFocused) element.querySelector("a").focus({ preventScroll: true });
-    if (fields.beat !== undefined
-      && row.state === "running") element.querySelector(".col-status").classList.add("beat");
+    let element = index < 0 ? null : list.shown().get(index);
+    if (!element) return;
+    if (Object.keys(fields).every((name) => NUMBERS.has(name))) {
+      showNumbers(element, row, now());
+    } else {
+      const isFocused = element.contains(document.activeElement);
+      list.renew(index);
+      element = list.shown().get(index);
+      if (isFocused) element.querySelector("a").focus({ preventScroll: true });
+    }
+    const time = performance.now();
+    const isEarly = time - (beats.get(row.id) ?? -BEAT_MS) < BEAT_MS;
+    if (fields.beat === undefined || row.state !== "running" || isEarly) return;
+    beats.set(row.id, time);
+    element.querySelector(".col-status").classList.add("beat");
   }
 
   return {

@@ -1,7 +1,7 @@
 // One row of the runs page.
 
 import { bucketColour, bucketSlug, bucketTitle, BUCKET_ORDER } from "../buckets.js";
-import { h, s } from "../dom.js";
+import { h, s, setText } from "../dom.js";
 import { durationOf } from "../filter.js";
 import { formatAge, formatClock, formatCount, formatDay, formatDuration, formatPercent, formatShort, formatWhole }
   from "../format.js";
@@ -41,22 +41,35 @@ export function runRow(row, { index, now, isSelected, isCurrent, onSelect }) {
   h("div.col-status", { role: "gridcell" }, status(row.state)),
   h("div.col-goodput", { role: "gridcell" }, goodput(row)),
   h("div.col-attempts", { role: "gridcell" }, row.attempts ? attemptEnds(row.attempts, 5) : null),
-  h("div.col-step", { role: "gridcell" }, row.step === null ? "–" : formatWhole(row.step)),
-  h("div.col-loss", { role: "gridcell" }, sparkline(row.spark), h("span.loss-value", null,
-    row.loss === null || row.loss === undefined ? "" : formatShort(row.loss))),
+  h("div.col-step", { role: "gridcell" }, stepText(row)),
+  h("div.col-loss", { role: "gridcell" }, sparkline(row.spark), h("span.loss-value", null, lossText(row))),
   h("div.col-duration", { role: "gridcell" }, durationText(row, now)),
   h("div.col-start", { role: "gridcell", title: formatClock(row.started) }, formatDay(row.started, now)),
   h("div.col-sign", { role: "gridcell", title: formatClock(row.beat) }, signText(row, now)));
 }
 
-/** Return a row's duration. */
-export function durationText(row, now) {
+/** Show the numbers of a run in its row, which is in the document. */
+export function showNumbers(element, row, now) {
+  setText(element.querySelector(".col-step"), stepText(row));
+  setText(element.querySelector(".loss-value"), lossText(row));
+  setText(element.querySelector(".col-duration"), durationText(row, now));
+  setText(element.querySelector(".col-sign"), signText(row, now));
+}
+
+function stepText({ step }) {
+  return step === null || step === undefined ? "–" : formatWhole(step);
+}
+
+function lossText({ loss }) {
+  return loss === null || loss === undefined ? "" : formatShort(loss);
+}
+
+function durationText(row, now) {
   const seconds = durationOf(row, now);
   return formatDuration(row.state === "running" && seconds !== null ? Math.floor(seconds) : seconds);
 }
 
-/** Return the age of a row's last sign. */
-export function signText(row, now) {
+function signText(row, now) {
   return row.beat === null || row.beat === undefined ? "–" : formatAge(now - row.beat);
 }
 
