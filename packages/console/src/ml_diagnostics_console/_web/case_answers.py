@@ -6,7 +6,9 @@ holds what is asked for. So each drawing is there as a whole, and as halves, qua
 
 from __future__ import annotations
 
+import html
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,8 +61,14 @@ class CaseBlock:
 
     @property
     def size(self) -> int:
-        """Its size in the file, about, in bytes."""
-        return len(self.text) + len(self.path) + 80
+        """Its size in the file, in bytes."""
+        return len(self.markup.encode()) + 1
+
+    @property
+    def markup(self) -> str:
+        """Its element: data that no browser runs."""
+        headers = f' data-headers="{html.escape(json.dumps(dict(self.headers)))}"' if self.headers else ""
+        return f'<script type="text/plain" data-answer="{html.escape(self.path)}"{headers}>{self.text}</script>'
 
 
 @dataclass
@@ -256,7 +264,7 @@ def _without_secrets(value: Any) -> Any:
         return redact_text(value)
     if isinstance(value, dict):
         return {redact_text(key): _without_secrets(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_without_secrets(item) for item in value]
     return value
 

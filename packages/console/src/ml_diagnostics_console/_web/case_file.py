@@ -6,7 +6,6 @@ and what was left out. Secrets are removed; nothing in the file asks a server fo
 
 from __future__ import annotations
 
-import html
 import json
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from ml_diagnostics_console._web.verdicts import DOCTOR
 __all__ = ["CaseFile", "case_answer", "make_case"]
 
 _MOST_BYTES: Final = 3_000_000
+_ABOUT_BYTES: Final = 8192
 _VERDICT_SECONDS: Final = 120.0
 
 
@@ -94,7 +94,7 @@ def make_case(
     DOCTOR.wait(run, _VERDICT_SECONDS)
     reports = zipped(encoded_reports(JobReader(question, report)))
     page_bytes = len(case_page(assets, run_id, "").encode())
-    answers = collect(store, run_id, _MOST_BYTES - page_bytes - len(reports))
+    answers = collect(store, run_id, _MOST_BYTES - page_bytes - len(reports) - _ABOUT_BYTES)
     inside = [*answers.inside, "the doctor's report, which `mldiagnostics doctor FILE` prints"]
     left_out = [*answers.left_out, "what looked like a secret", "values that are finer than a drawing shows"]
     about = {
@@ -115,11 +115,7 @@ def _blocks(about: dict[str, Any], reports: str, answers: CaseAnswers) -> str:
     """Return the elements with the data: what is inside first."""
     lines = [f'<script type="application/json" data-about>{_in_script(about)}</script>']
     lines.append(f'<script type="text/plain" data-report>{reports}</script>')
-    for block in answers.blocks:
-        headers = f' data-headers="{html.escape(json.dumps(dict(block.headers)))}"' if block.headers else ""
-        path = html.escape(block.path)
-        lines.append(f'<script type="text/plain" data-answer="{path}"{headers}>{block.text}</script>')
-    return "\n".join(lines)
+    return "\n".join([*lines, *(block.markup for block in answers.blocks)])
 
 
 def _in_script(value: Any) -> str:

@@ -11,7 +11,7 @@ import binascii
 import gzip
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,21 +72,23 @@ def encoded_reports(reader: JobReader) -> bytes:
         DiagnosticsError: The job cannot be read.
     """
     facts = reader.read()
-    last = judge(facts)
+    last = _without_secrets(judge(facts))
     first = max(0, len(facts.attempts) - _MOST_ATTEMPTS)
-    attempts = [judge(facts.of_attempt(index)) for index in range(first, len(facts.attempts))]
+    attempts = [_without_secrets(judge(facts.of_attempt(index))) for index in range(first, len(facts.attempts))]
     verdicts = [last.headline, *(each for each in last.verdicts if each is not last.headline)][:_MOST_EXPLAINED]
     ids = {ref.id for verdict in verdicts for ref in verdict.evidence}
     entries = reader.entries(ids) if ids else {}
+    for entry in entries.values():  # Before they are wrapped into lines, where a secret is no longer recognized.
+        entry.payload = _redacted(entry.payload)
     texts = [explain_verdict(last, verdict, entries=entries)[:_MOST_TEXT] for verdict in verdicts]
     value = {
         "schema": _SCHEMA,
         "last": _as_value(last),
         "attempts": [_as_value(each) for each in attempts],
         "explanations": texts,
-        "notes": list(facts.notes),
+        "notes": [redact_text(note) for note in facts.notes],
     }
-    return msgspec.json.encode(_redacted(msgspec.to_builtins(value)))
+    return msgspec.json.encode(value)
 
 
 def read_case(path: Path) -> CaseReports:
@@ -164,6 +166,20 @@ def _report_of(value: dict[str, Any]) -> Report:
     return Report(facts, verdicts, shown, not_checked, msgspec.convert(value["observations"], tuple[str, ...]))
 
 
+def _without_secrets(report: Report) -> Report:
+    """Return a report without the secrets in its texts."""
+    verdicts = msgspec.convert(_redacted(msgspec.to_builtins(report.verdicts)), tuple[Verdict, ...])
+    shown = tuple(verdicts[report.verdicts.index(each)] for each in report.shown)
+    not_checked = tuple(each._replace(why=redact_text(each.why)) for each in report.not_checked)
+    return replace(
+        report,
+        verdicts=verdicts,
+        shown=shown,
+        not_checked=not_checked,
+        observations=tuple(map(redact_text, report.observations)),
+    )
+
+
 def _attempt(number: int) -> AttemptFacts:
     """Return an attempt of which the number alone is kept."""
     nothing = Story((), (), Confidence.POSSIBLE)
@@ -176,7 +192,7 @@ def _redacted(value: Any) -> Any:
         return redact_text(value)
     if isinstance(value, dict):
         return {key: _redacted(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_redacted(item) for item in value]
     return value
 
