@@ -1,4 +1,4 @@
-"""Where the time went: exact pieces if there are few, else the exact shares of each pixel column."""
+"""Wall time by bucket: exact pieces if there are few, else the exact shares of each pixel column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job printed: the tail, pages, a search, around a step; without secrets and control characters."""
+"""Logs of a job: the tail, pages, a search, around a step; without secrets and control characters."""
 
 from __future__ import annotations
 

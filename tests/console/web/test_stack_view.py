@@ -1,4 +1,4 @@
-"""Who waits for whom: groups, a map of hosts, one tree, and each moment that was kept."""
+"""Stacks of hosts that wait for one: groups, a map of hosts, one tree, and each moment that was kept."""
 
 from __future__ import annotations
 

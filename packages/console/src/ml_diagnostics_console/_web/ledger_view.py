@@ -1,4 +1,4 @@
-"""Where the time of a run went: the pieces of its ledger in a window, or the shares of each pixel column."""
+"""The wall time of a run by bucket: the pieces of its ledger in a window, or the shares of each pixel column."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class LogProcess:
         process: The process.
         name: Its name on the page: its host, and its index if the host has several.
         console: The last lines that its companion recorded.
-        events: What its companion reported.
+        events: The reports of its companion.
         root: The diagnostics folder.
     """
 

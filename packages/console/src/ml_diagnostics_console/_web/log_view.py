@@ -1,4 +1,4 @@
-"""What the processes of a run printed: the last bytes, pages of the whole, a search, and the lines around a step."""
+"""The output of the processes of a run: the last bytes, pages of the whole, a search, and lines around a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the companions of a run's processes recorded: stacks, last lines, events; read when first asked for."""
+"""The records of the companions of a run: stacks, last lines, events; read when first asked for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CompanionEvent(NamedTuple):
         pid: The process id.
         text: The sentence, safe to show.
         insert_id: The entry.
-        how: Of an end: clean, exception, exit, signal and so on.
+        how: The kind of an end: clean, exception, exit, signal and so on.
     """
 
     time_ns: int
@@ -90,7 +90,7 @@ class RunCompanions:
 
     Attributes:
         stacks: The stacks of its processes.
-        events: What happened, by time.
+        events: The events of its processes, by time.
         lines: The newest last lines by host, pid and stream.
     """
 
@@ -186,7 +186,7 @@ def _is_of(
 
 
 _RUNS: WeakKeyDictionary[RunData, RunCompanions] = WeakKeyDictionary()
-"""What was read of each run that the store has."""
+"""The records of each run that the store has, as far as they were read."""
 
 
 def companions_of(run: RunData) -> RunCompanions:

@@ -23,7 +23,7 @@ NO_GOODPUT: Final = (
     "This run has recorded no goodput. Wrap the training in `with ml_diagnostics.instrument(NAME) as job:` and iterate "
     "over `job.steps(...)`, or start it with `ml-diagnostics run -- python train.py`."
 )
-"""What would fill the ledger."""
+"""The text for a ledger without entries."""
 _SECOND_NS: Final = 1_000_000_000
 _MARGIN_NS: Final = 600 * _SECOND_NS
 """A recorder may start before its run does, and before the clock of another host shows that."""
@@ -113,7 +113,7 @@ def as_of_ns(run: RunData) -> int:
 
 
 _RUNS: WeakKeyDictionary[RunData, RunGoodput] = WeakKeyDictionary()
-"""What was read of each run that the store has."""
+"""The goodput of each run that the store has, as far as it was read."""
 
 
 def goodput_of(run: RunData) -> RunGoodput:

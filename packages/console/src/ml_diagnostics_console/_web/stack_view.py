@@ -1,4 +1,4 @@
-"""Who waits for whom: the stacks of a run at a moment, as groups, a map of hosts, and one tree of frames."""
+"""The stacks of a run at a moment: groups of hosts that wait or are waited for, a map, and one tree of frames."""
 
 from __future__ import annotations
 
