@@ -44,6 +44,7 @@ function createTable(page, api, state, answer) {
   let selected = new Set(state.get("sel").split(",").filter((id) => id !== ""));
   const beats = new Map();
   let typing = 0;
+  let noting = 0;
   let timer = 0;
   let waiting = 0;
   const now = () => Date.now() / 1000 + offset;
@@ -80,12 +81,28 @@ function createTable(page, api, state, answer) {
     notes, attention, controls, sheet, more);
 
   function start() {
-    showNotes(notes, answer.notes);
+    watchNotes(answer, 0);
     showHead();
     showAll();
     showSelection();
     showMore();
     timer = setInterval(() => !document.hidden && tick(), TICK_MS);
+  }
+
+  /** Show the notes; while there are some, as that the journal is still read, ask again, less and less often. */
+  function watchNotes({ notes: found }, tries) {
+    showNotes(notes, found);
+    if (!found?.length || api.isFile) return;
+    noting = setTimeout(async () => {
+      try {
+        const next = await api.json("/api/runs");
+        for (const row of next.rows) rows.set(row.id, Object.assign(rows.get(row.id) ?? {}, row));
+        showAll();
+        watchNotes(next, tries + 1);
+      } catch {
+        watchNotes({ notes: found }, tries + 1);
+      }
+    }, Math.min(60_000, 2000 * 1.5 ** tries));
   }
 
   /** Show what follows from the runs alone, then the list. */
@@ -340,6 +357,7 @@ function createTable(page, api, state, answer) {
     update,
     close() {
       clearInterval(timer);
+      clearTimeout(noting);
       clearTimeout(typing);
       clearTimeout(waiting);
       list.close();
