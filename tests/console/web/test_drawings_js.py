@@ -72,6 +72,21 @@ def test_elapsed_time_reads_as_durations() -> None:
     assert [tick["label"] for tick in seconds] == ["0", "10 s", "20 s", "30 s", "40 s", "50 s"]
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "numbers"),
+    [
+        (0.9, 120, [1, 10, 100]),
+        (0.002, 0.3, [0.01, 0.1]),
+        (1.7, 11, [2, 4, 6, 8, 10]),
+        (1e-9, 1e9, [1e-9, 1e-5, 0.1, 1000, 1e7]),
+        (0, 1, []),
+    ],
+)
+def test_a_logarithmic_axis_has_round_numbers(start: float, end: float, numbers: list[float]) -> None:
+    script = "const { logNumbers } = await load('draw/time_axis.js'); answer(logNumbers(...given));"
+    assert run_script(script, [start, end, 5]) == pytest.approx(numbers)
+
+
 # --- The ledger on pixels --------------------------------------------------------------------------------
 
 

@@ -3,13 +3,16 @@
 import { withAlpha, writeOver } from "./canvas.js";
 import { asBand, extremes, shownRange, stripe } from "./curve.js";
 import { centredMean, gapWidth, smoothingWindow } from "./ranges.js";
-import { clockTicks, elapsedTicks } from "./time_axis.js";
+import { clockTicks, elapsedTicks, logNumbers } from "./time_axis.js";
 import { tokens } from "./tokens.js";
 
 const SCRIPT = "/static/vendor/uplot/uPlot.iife.min.js";
 const STYLE = "/static/vendor/uplot/uPlot.min.css";
 const TICK_PIXELS = 95;
 const EDGE_PIXELS = 7;
+const TICKS_UP = 5;
+const LOG_PADDING = 0.06;
+const LEAST_RATIO = 1.02;
 
 let loading = null;
 
@@ -45,7 +48,7 @@ export function chartTable(runs, { smooth, colours, uPlot }) {
     const hasBand = band.x?.length > 0;
     const { x, y } = hasBand ? { x: band.x, y: band.middle } : points.columns;
     const edges = hasBand ? [band.low, band.high, ...(band.isSpread ? [band.least, band.most] : [])] : [];
-    const [xs, middle, low, high, least, most] = withGaps(x, [y, ...edges], points.header);
+    const [xs, middle, low, high, least, most] = withGaps(x, [y, ...edges]);
     const smoothed = centredMean(middle, smoothingWindow(smooth, middle.length));
     const table = [xs];
     const first = series.length;
@@ -61,7 +64,7 @@ export function chartTable(runs, { smooth, colours, uPlot }) {
     series.push({ label: name, stroke: colour, width: 1.6, points: pointsOf(xs), isMain: true });
     tables.push(table);
     if (isAlone && band.oddX?.length) {
-      tables.push([band.oddX, band.oddY]);
+      tables.push(withGaps(band.oddX, [band.oddY]));
       const label = points.header.odd?.host ?? "odd";
       series.push({ label, stroke: colours.bad, width: 1.4, points: { show: false } });
     }
@@ -83,13 +86,12 @@ function pointsOf(x) {
 }
 
 /** Return columns with a null between two values where nothing was recorded; NaN becomes null. */
-function withGaps(x, columns, header) {
+function withGaps(x, columns) {
   const span = x.length > 1 ? x[x.length - 1] - x[0] : 0;
   const gap = gapWidth(x, span / Math.max(1, x.length));
-  const marks = (header.attempt_marks ?? []).map(([at]) => at);
   const result = [[], ...columns.map(() => [])];
   for (let index = 0; index < x.length; index += 1) {
-    if (index > 0 && x[index] - x[index - 1] > gap && marks.some((at) => at > x[index - 1] && at <= x[index])) {
+    if (index > 0 && x[index] - x[index - 1] > gap) {
       result[0].push((x[index] + x[index - 1]) / 2);
       for (let at = 0; at < columns.length; at += 1) result[at + 1].push(null);
     }
@@ -109,12 +111,15 @@ function withGaps(x, columns, header) {
 export function commonRange(headers, { isFull, isLog }) {
   const ranges = headers.map((header) => shownRange(header, isFull));
   let low = Math.min(...ranges.map((range) => range.low));
-  const high = Math.max(...ranges.map((range) => range.high));
+  let high = Math.max(...ranges.map((range) => range.high));
   const least = Math.min(...headers.map((header) => header.least ?? Number.POSITIVE_INFINITY));
   const greatest = Math.max(...headers.map((header) => header.greatest ?? Number.NEGATIVE_INFINITY));
   if (isLog) {
-    const positive = headers.map(({ lo }) => lo).filter((value) => value > 0);
-    low = positive.length ? Math.min(...positive) * 0.9 : high / 1e4;
+    const positive = headers.map((header) => (isFull ? header.least : header.lo)).filter((value) => value > 0);
+    const highest = Math.max(...headers.map((header) => (isFull ? header.greatest : header.hi) ?? 0));
+    low = positive.length ? Math.min(...positive) : Math.max(highest, 1) / 1e4;
+    const margin = Math.max(highest / low, LEAST_RATIO) ** LOG_PADDING;
+    [low, high] = [low / margin, Math.max(highest, low * LEAST_RATIO) * margin];
   }
   return { low, high, above: greatest > high ? greatest : null, below: least < low ? least : null };
 }
@@ -178,7 +183,7 @@ export async function createChart(place, options) {
       },
       axes: [
         { ...axis, size: 30, gap: 6, ...xTicks() },
-        { ...axis, size: 62, gap: 6, values: (_, splits) => splits.map(labelY) },
+        { ...axis, size: 62, gap: 6, values: (_, splits) => splits.map(labelY), ...logTicks() },
       ],
       series: series.map((each) => ({ ...each, spanGaps: false })),
       bands,
@@ -202,6 +207,11 @@ export async function createChart(place, options) {
   }
 
   const labelY = (value) => (value === null ? "" : current.format(value));
+
+  function logTicks() {
+    if (!current.isLog) return {};
+    return { splits: (_, axis, min, max) => logNumbers(min, max, TICKS_UP), filter: (_, splits) => splits };
+  }
 
   function xTicks() {
     const ticksOf = current.x === "time" ? clockTicks : current.x === "elapsed" ? elapsedTicks : null;

@@ -131,3 +131,23 @@ export function roundNumbers(from, to, most) {
   }
   return { step, values };
 }
+
+/**
+ * Return round numbers of a logarithmic axis: powers of ten with 2 and 5 between them; over less than a decade, round
+ * numbers as of a linear axis.
+ */
+export function logNumbers(from, to, most) {
+  if (!(from > 0) || !(to > from) || !Number.isFinite(to)) return [];
+  if (to / from < 10) return roundNumbers(from, to, most).values;
+  const decades = Math.log10(to / from);
+  const factors = decades * 3 <= most ? [1, 2, 5] : [1];
+  const every = Math.max(1, Math.ceil(decades / most));
+  const found = [];
+  for (let power = Math.floor(Math.log10(from)); power <= Math.ceil(Math.log10(to)); power += every) {
+    for (const factor of factors) {
+      const value = Number(`${factor}e${power}`);
+      if (value >= from && value <= to) found.push(value);
+    }
+  }
+  return found;
+}

@@ -15,7 +15,8 @@ const BAND = { top: 32, height: 44 };
 const CURVE_HEIGHT = 72;
 const CELL_PIXELS = 2.5;
 const EVENTS_HEIGHT = 24;
-const REACH = 10; // pixels from the hairline within which a value counts as under it
+const REACH = 10; // pixels from the hairline within which an event counts as under it
+const NEAR_BUCKETS = 3; // the same for values: between attempts there is none
 
 /** Return the parameters of a span: none while the whole is shown, so that answers can be kept. */
 export function spanQuery(view, isAll, digits = 3) {
@@ -176,7 +177,7 @@ function lastFinite(values) {
 
 function isNear(x, index, time) {
   const span = x.length > 1 ? (x[x.length - 1] - x[0]) / x.length : 0;
-  return Math.abs(x[index] - time) <= Math.max(span * REACH, 1e-3);
+  return Math.abs(x[index] - time) <= Math.max(span * NEAR_BUCKETS, 1e-3);
 }
 
 /**

@@ -6,11 +6,11 @@ import { copyable, h } from "../dom.js";
  * Build it from a sentence of the server, in which code stands in backticks; the first code can be copied.
  * @param {string|null} help
  * @param {string} otherwise The sentence where there is none.
- * @param {string|null} code The code where the sentence has none.
+ * @param {string|null} code The code that can be copied instead.
  */
 export function emptyWithHelp(help, otherwise, code = null) {
   const parts = (help ?? otherwise).split("`");
-  const toCopy = parts.length > 1 ? parts[1] : code;
+  const toCopy = code ?? parts[1];
   return h("div.empty", null, h("p", null, parts.map((part, index) => (index % 2 ? h("span.code", null, part) : part))),
     toCopy && copyable(toCopy));
 }

@@ -35,7 +35,7 @@ export function metricControls({ api, state, run, onSettings, onRuns }) {
   });
   const overlay = h("div.overlay-choice", null, button("Overlay other runs…", openChoice, { class: "link" }));
   const element = h("div.controls.metric-controls", null, segments,
-    h("label.check", null, "Smooth", smooth), whole, legend, overlay);
+    h("label.check", null, "Smooth", smooth), whole, legend, !api.isFile && overlay);
 
   function choice(name, key, options, byDefault) {
     const shown = () => state.get(key) || byDefault;

@@ -8,7 +8,7 @@ import { showSummary } from "./profile_summary.js";
 
 const RETRY_MS = [300, 500, 800, 1200, 2000];
 const NO_PROFILE = "No profile was captured in this run yet. Capture one of all hosts while it runs, or wrap code in "
-  + "with xprof():";
+  + "`with xprof():`.";
 
 /** Show the page. */
 export async function show(page, api, state) {

@@ -58,23 +58,25 @@ export async function show(page, api, state) {
   }
 
   function build() {
-    const folded = button("Folded stacks", () => copyFolded(), { title: "Show the stacks as text, for flame graphs" });
     const said = h("span.copied", { role: "status" });
     const text = h("pre.folded", { hidden: true, tabindex: "0", "aria-label": "Folded stacks" });
+    const copy = button("Copy", () => copyText(answer.folded, said), { hidden: true });
+    const folded = button("Folded stacks", toggle, {
+      title: "Show the stacks as text, for flame graphs", "aria-expanded": "false",
+    });
     const scope = !api.isFile && h("a.button", { target: "_blank", rel: "noopener", on: { click: aim, auxclick: aim } },
       "Open in speedscope");
     function aim() {
       const url = `${location.origin}${urlOf(`${base}/stacks`, { at: answer.at, format: "folded" })}`;
       scope.href = `${SPEEDSCOPE}#profileURL=${encodeURIComponent(url)}&title=${encodeURIComponent(state.run)}`;
     }
-    function copyFolded() {
-      text.hidden = !text.hidden;
+    function toggle() {
+      text.hidden = copy.hidden = !text.hidden;
       folded.setAttribute("aria-expanded", String(!text.hidden));
       fill(text, answer.folded.split("\n").flatMap((line) => [line, h("br")]));
-      if (!text.hidden) copyText(answer.folded, said);
     }
     if (scope) aim();
-    const head = card("Groups", { right: [said, folded, scope] }, text, groups);
+    const head = card("Groups", { right: [said, copy, folded, scope] }, text, groups);
     head.querySelector("h2").append(taken);
     fill(page, h("div.stack", null,
       h("section.card", { "aria-label": "Who waits for whom" }, sentence, mapPlace, pointed, moments),
