@@ -25,7 +25,7 @@ SPECIAL = (math.nan, math.inf, -math.inf)
 
 def made_run(values: Sequence[float], *, steps: Sequence[float] | None = None, every_s: float = 0.5) -> RunData:
     run = RunData("run-1", Companions())
-    run.began_s = START_S
+    run.started_s = START_S
     column = run.columns.column("loss", "0", "vm-0", "1")
     for number, value in enumerate(values):
         column.append(float(number) if steps is None else steps[number], START_S + number * every_s, value)

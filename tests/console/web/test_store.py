@@ -139,8 +139,8 @@ def test_an_attempt_for_each_letter(store: Store, root: Path, clock: Clock) -> N
     run = store.run("run-1")
     assert [attempt.end for attempt in run.attempts] == ["x", "p", "c"]
     assert run.attempts[0].reason == "RuntimeError: out of memory"
-    assert run.attempts[1].began_s > (run.attempts[0].ended_s or 0) > run.attempts[0].began_s
-    assert run.attempt_at(run.attempts[1].began_s + 1) == run.attempts[1]
+    assert run.attempts[1].started_s > (run.attempts[0].ended_s or 0) > run.attempts[0].started_s
+    assert run.attempt_at(run.attempts[1].started_s + 1) == run.attempts[1]
     assert run.attempt_at(0) is None
 
 

@@ -1,4 +1,4 @@
-"""What a route answers, without a socket: a body, its media type, a status and headers."""
+"""Answers of routes, without a socket: a body, its media type, a status and headers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def json_answer(value: Any, status: int = 200) -> Answer:
     """Return a value as compact JSON. NaN and infinity become null, and objects of other types their text.
 
     Args:
-        value: What JSON has a form for, and dataclasses and named tuples of it.
+        value: A value of JSON, a dataclass or a named tuple.
         status: The HTTP status.
     """
     # msgspec writes NaN and infinity as null, as the browser's JSON.parse needs.

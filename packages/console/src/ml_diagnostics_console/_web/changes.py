@@ -1,4 +1,4 @@
-"""What changed since a version: rows by field, numbers of values of metrics, logs, and runs that are gone."""
+"""Changes since a version: rows by field, numbers of values of metrics, logs, and runs that are gone."""
 
 from __future__ import annotations
 

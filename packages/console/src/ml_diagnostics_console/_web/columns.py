@@ -86,7 +86,7 @@ class Column:
         return self._rows + len(self.values)
 
     def settle(self) -> None:
-        """Move what was appended to numpy's arrays; sort by time if an entry came late."""
+        """Move what was appended to numpy's arrays; sort by time if an entry is late."""
         count = len(self.values)
         if not count:
             return
@@ -100,7 +100,7 @@ class Column:
         self._time[rows:end] = self.times
         self._value[rows:end] = self.values
         for pending in (self.steps, self.times, self.values):
-            del pending[:]  # The same array, whose `append` the store has.
+            del pending[:]  # The same array: the store has its `append`.
         self._rows = end
         self._by_step = None
         times = self._time[max(0, rows - 1) : end]

@@ -1,4 +1,4 @@
-"""What companions recorded of all processes: ends, hangs, progress and signs of life, read once for all runs."""
+"""Entries of the companions of all processes: ends, hangs, progress and signs of life, read once for all runs."""
 
 from __future__ import annotations
 

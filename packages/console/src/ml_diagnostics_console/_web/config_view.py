@@ -219,10 +219,10 @@ def _step_seconds(run: RunData) -> float | None:
 
 
 def _wall_seconds(run: RunData) -> float | None:
-    if not run.began_s:
+    if not run.started_s:
         return None
     end_s = run.ended_s if run.ended_s is not None else run.now_s if run.is_live else run.beat_s or run.now_s
-    return max(0.0, end_s - run.began_s)
+    return max(0.0, end_s - run.started_s)
 
 
 def _metrics(runs: Sequence[RunData]) -> list[str]:

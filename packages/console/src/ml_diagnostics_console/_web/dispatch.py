@@ -49,7 +49,7 @@ class Dispatch:
 
     Attributes:
         touched: The runs that got entries since this was cleared.
-        changed: Those of them that got others than values.
+        changed: The runs among these that got other entries than values.
         count: The number of entries.
     """
 

@@ -27,7 +27,7 @@ class EntrySources:
         source: The runs.
 
     Attributes:
-        requested: The runs of a cloud whose entries are read.
+        requested: The runs of a cloud of which entries are read.
         poll_seconds: The CPU time that the last reads took to find that there is something, or nothing.
     """
 

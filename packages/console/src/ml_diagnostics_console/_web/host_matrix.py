@@ -36,7 +36,7 @@ class HostMatrix(NamedTuple):
 
 
 def axis_of(column: Column, axis: str) -> tuple[Floats, Floats]:
-    """Return the places of a column's values on an axis, ascending, and the values.
+    """Return the positions of a column's values on an axis, ascending, and the values.
 
     Args:
         column: The column.
@@ -67,21 +67,21 @@ def host_matrix(
 def _host_matrix(columns: Sequence[Column], axis: str, span: tuple[float, float] | None, most: int) -> HostMatrix:
     hosts = [column.host or column.process for column in columns]
     series = [axis_of(column, axis) for column in columns]
-    filled = [places for places, _ in series if len(places)]
-    first = min((float(places[0]) for places in filled), default=0.0)
-    last = max((float(places[-1]) for places in filled), default=0.0)
+    filled = [positions for positions, _ in series if len(positions)]
+    first = min((float(positions[0]) for positions in filled), default=0.0)
+    last = max((float(positions[-1]) for positions in filled), default=0.0)
     if span is not None:
         first = span[0] if math.isfinite(span[0]) else first
         last = span[1] if math.isfinite(span[1]) else last
     last = max(last, first)
-    windows = [np.searchsorted(places, (first, np.nextafter(last, np.inf))) for places, _ in series]
+    windows = [np.searchsorted(positions, (first, np.nextafter(last, np.inf))) for positions, _ in series]
     longest = max((int(end - start) for start, end in windows), default=0)
     pieces = max(1, min(most, longest))
     edges = np.linspace(first, last, pieces + 1)
     means = np.full((len(columns), pieces), np.nan)
-    for row, ((places, values), (start, end)) in enumerate(zip(series, windows, strict=True)):
+    for row, ((positions, values), (start, end)) in enumerate(zip(series, windows, strict=True)):
         if end > start:
-            means[row] = _means(places[start:end], values[start:end], edges)
+            means[row] = _means(positions[start:end], values[start:end], edges)
     if pieces < most:  # Hosts do not record at the same moments: a piece without a value has that of the one before.
         _fill(means)
     with warnings.catch_warnings():
@@ -90,12 +90,12 @@ def _host_matrix(columns: Sequence[Column], axis: str, span: tuple[float, float]
     return HostMatrix(means, hosts, edges, odd)
 
 
-def _means(places: Floats, values: Floats, edges: Floats) -> Floats:
+def _means(positions: Floats, values: Floats, edges: Floats) -> Floats:
     """Return the mean of the finite values in each piece; NaN where there are none."""
     pieces = len(edges) - 1
-    cuts = np.searchsorted(places, edges[1:-1])
+    cuts = np.searchsorted(positions, edges[1:-1])
     starts = np.concatenate(([0], cuts))
-    lengths = np.diff(np.append(starts, len(places)))
+    lengths = np.diff(np.append(starts, len(positions)))
     full = np.flatnonzero(lengths)
     finite = np.isfinite(values)
     means = np.full(pieces, np.nan)
@@ -107,7 +107,7 @@ def _means(places: Floats, values: Floats, edges: Floats) -> Floats:
 
 
 def _fill(means: Floats) -> None:
-    """Fill single pieces without a value, which lie between two with one, in place."""
+    """Fill single pieces without a value, which lie between two with one, in position."""
     missing = np.isnan(means)
     alone = missing[:, 1:-1] & ~missing[:, :-2] & ~missing[:, 2:]
     means[:, 1:-1] = np.where(alone, means[:, :-2], means[:, 1:-1])

@@ -110,7 +110,7 @@ def run_attempts(run: RunData, report: JobReport) -> list[int]:
     for attempt in report.attempts:
         start, end = attempt.start_ns / _SECOND, attempt.end_ns / _SECOND
         common = [
-            min(end, math.inf if each.ended_s is None else each.ended_s) - max(start, each.began_s) for each in own
+            min(end, math.inf if each.ended_s is None else each.ended_s) - max(start, each.started_s) for each in own
         ]
         numbers.append(own[common.index(max(common))].number)
     return numbers

@@ -50,7 +50,7 @@ class OddHost(NamedTuple):
 
 
 def find_odd_host(means: Floats, hosts: Sequence[str], unit: str = "1") -> OddHost | None:
-    """Return the host whose distance to the median of all is neither noise nor too small to matter.
+    """Return the host with a distance to the median of all that is neither noise nor too small to matter.
 
     The mean distance over the last 15 % of the columns must be more than 4 standard errors, both by how much the host
     itself varies over time and by how much the hosts differ from each other, and more than 3 % of the range.

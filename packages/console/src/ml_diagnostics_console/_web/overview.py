@@ -87,7 +87,7 @@ def _attempts(run: RunData, report: JobReport | None) -> list[dict[str, Any]]:
     return [
         {
             "number": attempt.number,
-            "started": attempt.began_s or None,
+            "started": attempt.started_s or None,
             "ended": attempt.ended_s,
             "end": attempt.end,
             "reason": safe_line(attempt.reason),
@@ -170,10 +170,10 @@ def _side(end: ProcessEnd) -> str:
 
 def _totals(run: RunData, report: JobReport | None, disruptions: list[dict[str, Any]]) -> dict[str, Any]:
     end_s = run.ended_s if run.ended_s is not None else (run.now_s if run.is_live else run.beat_s or run.now_s)
-    wall = report.wall_ns / _SECOND if report is not None else max(0.0, end_s - run.began_s)
+    wall = report.wall_ns / _SECOND if report is not None else max(0.0, end_s - run.started_s)
     productive = None if report is None else report.buckets[Bucket.PRODUCTIVE] / _SECOND
     return {
-        "wall_seconds": wall if run.began_s else None,
+        "wall_seconds": wall if run.started_s else None,
         "productive_seconds": productive,
         "disruption_seconds": None if report is None else math.fsum(each["cost_seconds"] for each in disruptions),
         "steps": report.steps_kept if report is not None and report.steps_kept else None,

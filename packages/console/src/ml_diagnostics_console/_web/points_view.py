@@ -36,14 +36,14 @@ class _Axis(NamedTuple):
 
     Attributes:
         name: step, time or elapsed.
-        places: The places of the values, ascending; on the axis of time, also for elapsed.
+        positions: The positions of the values, ascending; on the axis of time, also for elapsed.
         values: The values.
         tiles: Their tiles.
-        origin: What is subtracted from the places in the answer.
+        origin: The number that is subtracted from the positions in the answer.
     """
 
     name: str
-    places: Floats
+    positions: Floats
     values: Floats
     tiles: Tiles
     origin: float
@@ -90,18 +90,18 @@ def points(run: RunData, query: Query) -> Answer:
 
 def _axis(run: RunData, column: Column, name: str) -> _Axis:
     if name == "step":
-        places, values, tiles = column.by_step()
-        return _Axis(name, places, values, tiles, 0.0)
-    return _Axis(name, column.time, column.value, column.tiles, run.began_s if name == "elapsed" else 0.0)
+        positions, values, tiles = column.by_step()
+        return _Axis(name, positions, values, tiles, 0.0)
+    return _Axis(name, column.time, column.value, column.tiles, run.started_s if name == "elapsed" else 0.0)
 
 
 def _points(
     run: RunData, column: Column, name: str, span: tuple[float, float] | None, width: int, after: int | None
 ) -> bytes:
     axis = _axis(run, column, name)
-    total = len(axis.places)
+    total = len(axis.positions)
     low, high = (-math.inf, math.inf) if span is None else (span[0] + axis.origin, span[1] + axis.origin)
-    first, last = (int(row) for row in np.searchsorted(axis.places, (low, np.nextafter(high, math.inf))))
+    first, last = (int(row) for row in np.searchsorted(axis.positions, (low, np.nextafter(high, math.inf))))
     if after is not None:
         first = max(first, min(after, total))
     count = last - first
@@ -127,7 +127,7 @@ def _points(
         inside = axis.values[first:last]
         finite = inside[np.isfinite(inside)]
     else:
-        rows = axis.tiles.extremes(_edges(axis.places, first, last, width))
+        rows = axis.tiles.extremes(_edges(axis.positions, first, last, width))
         finite = axis.values[rows]
         ends = np.array((max(0, first - 1), first, last - 1, min(total, last + 1) - 1), np.int64)
         rows = distinct(np.concatenate((rows, ends)))
@@ -135,22 +135,22 @@ def _points(
     header |= _limits(finite, band)
     header["nonfinite"] = _nonfinite(axis, first, last, width)
     header["cursor"] = total
-    x, mean_x = axis.places[rows] - axis.origin, band[0] - axis.origin
+    x, mean_x = axis.positions[rows] - axis.origin, band[0] - axis.origin
     return encode(header, [x, axis.values[rows], mean_x, *band[1:]])
 
 
-def _edges(places: Floats, first: int, last: int, count: int) -> Rows:
+def _edges(positions: Floats, first: int, last: int, count: int) -> Rows:
     """Return the rows at which pieces of equal length of the axis start, and the row after the last."""
-    limits = np.linspace(places[first], places[last - 1], count + 1)[1:-1]
-    cuts = first + np.searchsorted(places[first:last], limits)
+    limits = np.linspace(positions[first], positions[last - 1], count + 1)[1:-1]
+    cuts = first + np.searchsorted(positions[first:last], limits)
     return np.concatenate(([first], cuts, [last])).astype(np.int64)
 
 
 def _band(axis: _Axis, first: int, last: int, buckets: int) -> list[Floats]:
-    """Return place, mean, 5th and 95th percentile of all finite values in each bucket; empty if few."""
+    """Return position, mean, 5th and 95th percentile of all finite values in each bucket; empty if few."""
     if last - first <= buckets:
         return [np.empty(0)] * 4
-    edges = distinct(_edges(axis.places, first, last, buckets))
+    edges = distinct(_edges(axis.positions, first, last, buckets))
     values = axis.values[first:last]
     finite = np.isfinite(values)
     is_all_finite = bool(finite.all())
@@ -159,9 +159,9 @@ def _band(axis: _Axis, first: int, last: int, buckets: int) -> list[Floats]:
     full = np.flatnonzero(counts)
     with np.errstate(over="ignore"):
         sums = np.add.reduceat(values if is_all_finite else np.where(finite, values, 0.0), starts)
-        # Relative to the first place: a sum of a million times of 1.7e9 s would lose microseconds.
-        origin = axis.places[first]
-        places = origin + np.add.reduceat(axis.places[first:last] - origin, starts) / np.diff(edges)
+        # Relative to the first position: a sum of a million times of 1.7e9 s would lose microseconds.
+        origin = axis.positions[first]
+        positions = origin + np.add.reduceat(axis.positions[first:last] - origin, starts) / np.diff(edges)
     low, high = np.empty(len(full)), np.empty(len(full))
     for number, bucket in enumerate(full):
         part = values[starts[bucket] : edges[bucket + 1] - first]
@@ -170,7 +170,7 @@ def _band(axis: _Axis, first: int, last: int, buckets: int) -> list[Floats]:
         lowest, highest = int(_LOW * (len(part) - 1)), math.ceil(_HIGH * (len(part) - 1))
         ordered = np.partition(part, (lowest, highest))
         low[number], high[number] = ordered[lowest], ordered[highest]
-    return [places[full], sums[full] / counts[full], low, high]
+    return [positions[full], sums[full] / counts[full], low, high]
 
 
 def _limits(values: Floats, band: Sequence[Floats]) -> dict[str, float | None]:
@@ -192,16 +192,16 @@ def _nonfinite(axis: _Axis, first: int, last: int, width: int) -> list[list[Any]
     rows = first + np.flatnonzero(~np.isfinite(values))
     if not len(rows):
         return []
-    places = axis.places[rows]
-    pixel = max(float(axis.places[last - 1] - axis.places[first]) / min(width, _MOST_RANGES), 0.0)
+    positions = axis.positions[rows]
+    pixel = max(float(axis.positions[last - 1] - axis.positions[first]) / min(width, _MOST_RANGES), 0.0)
     is_nan = np.isnan(axis.values[rows])
-    is_far = (np.diff(places) > pixel) & (np.diff(rows) > 1)
+    is_far = (np.diff(positions) > pixel) & (np.diff(rows) > 1)
     starts = np.concatenate(([0], 1 + np.flatnonzero(is_far)))
     ends = np.append(starts[1:], len(rows))
     return [
         [
-            float(places[start] - axis.origin),
-            float(places[end - 1] - axis.origin),
+            float(positions[start] - axis.origin),
+            float(positions[end - 1] - axis.origin),
             int(end - start),
             "NaN" if is_nan[start:end].any() else "inf",
         ]
@@ -210,22 +210,22 @@ def _nonfinite(axis: _Axis, first: int, last: int, width: int) -> list[list[Any]
 
 
 def _attempt_marks(run: RunData, column: Column, axis: _Axis) -> list[list[float]]:
-    """Return where on the axis each attempt began, with its number."""
+    """Return where on the axis each attempt starts, with its number."""
     marks = []
     for attempt in run.attempts:
-        place = attempt.began_s - axis.origin
+        position = attempt.started_s - axis.origin
         if axis.name == "step":
-            row = int(np.searchsorted(column.time, attempt.began_s))
+            row = int(np.searchsorted(column.time, attempt.started_s))
             if row >= len(column):
                 continue
-            place = float(column.step[row])
-        if math.isfinite(place):
-            marks.append([place, attempt.number])
+            position = float(column.step[row])
+        if math.isfinite(position):
+            marks.append([position, attempt.number])
     return marks
 
 
 def _spread(run: RunData, columns: Sequence[Column], name: str, span: tuple[float, float] | None, width: int) -> bytes:
-    origin = run.began_s if name == "elapsed" else 0.0
+    origin = run.started_s if name == "elapsed" else 0.0
     shifted = None if span is None else (span[0] + origin, span[1] + origin)
     axis = "step" if name == "step" else "time"
     matrix = host_matrix(run, columns, axis, shifted, max(1, width // _PIXELS_A_BUCKET))

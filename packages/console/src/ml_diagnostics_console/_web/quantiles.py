@@ -17,13 +17,13 @@ def quantile(values: Floats, share: float) -> float:
 
     Args:
         values: The values, in any order.
-        share: From 0, the least value, to 1, the greatest one.
+        share: The part of the values below it, from 0 for the least value to 1 for the greatest one.
     """
     ordered = np.sort(values)
-    place = share * (len(ordered) - 1)
-    lower = int(place)
+    position = share * (len(ordered) - 1)
+    lower = int(position)
     low, high = float(ordered[lower]), float(ordered[min(lower + 1, len(ordered) - 1)])
-    part = place - lower
+    part = position - lower
     return low * (1 - part) + high * part
 
 

@@ -78,7 +78,7 @@ class Query(Mapping[str, str]):
         """Return `from` and `to`, in units of the axis (seconds since 1970 on the axis of time).
 
         Returns:
-            None if neither is given; if one is missing, minus or plus infinity in its place.
+            None if neither is given; if one is missing, minus or plus infinity instead.
         """
         start, end = self.number("from"), self.number("to")
         if start is None and end is None:

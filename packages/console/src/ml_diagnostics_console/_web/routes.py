@@ -26,7 +26,6 @@ class _Route(NamedTuple):
     Attributes:
         pattern: The path; `{run}` and `{session}` stand for a part of it.
         function: The module in `_web` and its function.
-        takes: What the function gets before the query: store, or run and perhaps the session.
         gets_store: True if the function also takes the store as its last argument.
         is_locked: False for functions that work long, and take the store's lock themselves where they need it.
     """

@@ -110,7 +110,7 @@ class RunCompanions:
     def refresh(self, run: RunData) -> bool:
         """Read what is new; return True if there was anything."""
         processes = {(process.host, process.pid) for attempt in run.view.attempts for process in attempt.processes}
-        start_ns = round(run.began_s * _SECOND_NS) - _MARGIN_NS
+        start_ns = round(run.started_s * _SECOND_NS) - _MARGIN_NS
         end_ns = round((run.ended_s or run.now_s) * _SECOND_NS) + _MARGIN_NS
         jobs = {run.id, run.name, *run.job_names}
         names = frozenset(

@@ -1,4 +1,4 @@
-"""One run: what the control plane, its entries and the companions of its processes say of it."""
+"""One run: as the control plane, its entries and the companions of its processes show it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AttemptSpan(NamedTuple):
 
     Attributes:
         number: The number, from 1.
-        began_s: Its start, in seconds since 1970.
+        started_s: Its start, in seconds since 1970.
         ended_s: Its end; None while it runs, or if the end is not known.
         end: c completed, x failed, p preempted, h hung, r running, u unknown.
         reason: The exit reason.
@@ -50,7 +50,7 @@ class AttemptSpan(NamedTuple):
     """
 
     number: int
-    began_s: float
+    started_s: float
     ended_s: float | None
     end: str
     reason: str
@@ -68,13 +68,13 @@ class RunData:
         columns: The values of its metrics.
         view: The run as it is shown.
         state: running, completed, failed, stuck, silent or unknown.
-        reason: Why, in a sentence; empty if there is nothing to say.
-        hangs: The hangs that processes of the last attempt have not come out of, by host.
+        reason: Why, in a sentence; empty if there is nothing to report.
+        hangs: The hangs that processes of the last attempt have not left, by host.
         attempts: Its attempts in their order.
-        began_s: The start, in seconds since 1970.
+        started_s: The start, in seconds since 1970.
         ended_s: The end; None while it has none, or it is not known.
         beat_s: The last sign of life of a process; None if there is none.
-        now_s: The time of the last look at it.
+        now_s: The time of its last update.
         job_names: The names of the jobs with goodput entries that name it.
         version: Grows with each change.
     """
@@ -90,7 +90,7 @@ class RunData:
         self.state, self.reason = "unknown", ""
         self.hangs: list[Hang] = []
         self.attempts: Sequence[AttemptSpan] = ()
-        self.began_s = self.now_s = 0.0
+        self.started_s = self.now_s = 0.0
         self.ended_s: float | None = None
         self.beat_s: float | None = None
         self.view: RunView = view_run({"name": run_id}, self.history, now_ns=0)
@@ -134,7 +134,7 @@ class RunData:
         """Return the attempt that ran at a time, or the last one before it."""
         found = None
         for attempt in self.attempts:
-            if attempt.began_s <= time_s:
+            if attempt.started_s <= time_s:
                 found = attempt
         return found
 
@@ -157,7 +157,7 @@ class RunData:
         self._cache[key] = self.version, made
         return made
 
-    def look(self, now_ns: int, is_gone: Callable[[Mapping[str, Any]], bool]) -> None:
+    def update_state(self, now_ns: int, is_gone: Callable[[Mapping[str, Any]], bool]) -> None:
         """Work out the state of the run from what is known now.
 
         Args:
@@ -177,13 +177,13 @@ class RunData:
             self._judge_hang(now_ns, beat_ns)
         if self.state == "silent":
             self.reason = self.reason or "no event of any process for some time"
-        began_ns = view.started_ns or min((record.first_ns for record in self.history.processes.values()), default=0)
-        self.began_s = began_ns / _SECOND
+        started_ns = view.started_ns or min((record.first_ns for record in self.history.processes.values()), default=0)
+        self.started_s = started_ns / _SECOND
         self.ended_s = view.ended_ns / _SECOND if view.ended_ns is not None else None
         self.attempts = [self._span(attempt, is_last=attempt is last, now_ns=now_ns) for attempt in view.attempts]
 
-    def glance(self, now_ns: int) -> bool:
-        """Take only steps and signs of life, after nothing but values came; return False if that is not enough.
+    def update_signs(self, now_ns: int) -> bool:
+        """Take only steps and signs of life, if nothing but values is new; return False if that is not enough.
 
         Args:
             now_ns: The time, in ns since 1970.
@@ -251,9 +251,9 @@ class RunData:
                 end = "h" if self._hangs_of(attempt, attempt.ended_ns or now_ns) else "x"
         elif end == "u" and is_last and self.hangs:
             end = "h"
-        began_s = (attempt.started_ns or 0) / _SECOND or self.began_s
+        started_s = (attempt.started_ns or 0) / _SECOND or self.started_s
         ended_s = attempt.ended_ns / _SECOND if attempt.ended_ns is not None else None
-        return AttemptSpan(attempt.number, began_s, ended_s, end, _first_line(attempt.reason), attempt)
+        return AttemptSpan(attempt.number, started_s, ended_s, end, _first_line(attempt.reason), attempt)
 
 
 def _first_line(text: str) -> str:

@@ -73,7 +73,7 @@ class RunGoodput:
     def refresh(self, run: RunData) -> None:
         """Read what is new in the run's goodput logs; of a run that has ended, only if there is a new writer."""
         jobs = [*run.job_names, run.name, run.id]
-        start_ns = round(run.began_s * _SECOND_NS) - _MARGIN_NS
+        start_ns = round(run.started_s * _SECOND_NS) - _MARGIN_NS
         end_ns = round((run.ended_s or run.now_s) * _SECOND_NS)
         found = goodput_writers(self._root).of(run.id, jobs, start_ns, end_ns)
         names = frozenset(writer.name for writer in found)

@@ -15,7 +15,7 @@ __all__ = ["ChangedRuns", "RunList"]
 
 
 class ChangedRuns(NamedTuple):
-    """What has changed.
+    """Runs that have changed.
 
     Attributes:
         changed: The runs that are new or have changed, by id.

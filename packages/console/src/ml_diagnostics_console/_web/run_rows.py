@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LETTERS", "PICTURES", "primary_metric", "row_of", "runs", "spark"]
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-"""Of 6 bits each, as in base64."""
+"""The letters of base64, with 6 bits each."""
 PICTURES: Final = ("spark", "metrics", "goodput", "buckets")
 """The fields that cost more than others, or change with each value: they are made each 10 s; so is the verdict of a run
 that is well."""
@@ -72,7 +72,7 @@ def row_of(run: RunData, pictures: Mapping[str, Any]) -> dict[str, Any]:
         "state": run.state,
         "reason": _shown(redact_text(run.reason)),
         "verdict": "" if run.state == "running" else _shown(redact_text(_verdict(run))),
-        "started": run.began_s or None,
+        "started": run.started_s or None,
         "ended": run.ended_s,
         "beat": None if run.beat_s is None else round(run.beat_s, 1),
         "attempts": "".join(attempt.end for attempt in run.attempts),
@@ -183,7 +183,7 @@ def _verdict(run: RunData, goodput: float | None = None) -> str:
         since_s = min(hang.since_ns for hang in run.hangs) / 1e9
         return f"Stuck for {format_duration(max(0.0, run.now_s - since_s))}: {run.reason}"
     if run.state == "completed":
-        after = f" after {format_duration(run.ended_s - run.began_s)}" if run.ended_s is not None else ""
+        after = f" after {format_duration(run.ended_s - run.started_s)}" if run.ended_s is not None else ""
         return f"Completed{after}" + (f", at {at}" if at else "")
     return run.reason or at
 

@@ -37,8 +37,8 @@ from ml_diagnostics_console._web.writers import goodput_writers
 __all__ = ["Store"]
 
 _LAST: Final = "last"
-_LOOK_NS: Final = 5_000_000_000
-_QUIET_LOOK_NS: Final = 60_000_000_000
+_UPDATE_NS: Final = 5_000_000_000
+_QUIET_UPDATE_NS: Final = 60_000_000_000
 _PICTURES_NS: Final = 10_000_000_000
 _CLOUD_NS: Final = 30_000_000_000
 _CLOUD_SESSIONS_NS: Final = 60_000_000_000
@@ -46,23 +46,24 @@ _CHEAP_POLL_SECONDS: Final = 0.005
 _REST_FACTOR: Final = 200
 _MOST_REST_SECONDS: Final = 3.0
 _SETTLED_AT: Final = 200_000
+_SHOWN_SECONDS: Final = 2.0
 _LONG_COLUMN: Final = 50_000
-_LOOKS_AT_ONCE: Final = 50
+_UPDATES_AT_ONCE: Final = 50
 _GOODPUT_SECONDS: Final = 0.25
 _LONGEST_NAME: Final = 80
 
 
 class _Kept:
-    """What the store keeps of a run besides its data.
+    """State of the store for one run, besides its data.
 
     Attributes:
         run: The data.
-        looked_ns: When its state was worked out last.
+        updated_ns: When its state was worked out last.
         changed_ns: When its version grew last.
         pictures_ns: When the pictures of its row were made last.
         pictures_version: The version of the run that they are of.
         pictures: The pictures of its row.
-        goodput: Those of them that show where its time went.
+        goodput: The pictures that show where its time went.
         is_goodput_due: True if that is to be read again.
         encoded: Its row as JSON.
         sessions_ns: When its profiler sessions were read; None before.
@@ -73,17 +74,17 @@ class _Kept:
         "encoded",
         "goodput",
         "is_goodput_due",
-        "looked_ns",
         "pictures",
         "pictures_ns",
         "pictures_version",
         "run",
         "sessions_ns",
+        "updated_ns",
     )
 
     def __init__(self, run: RunData) -> None:
         self.run = run
-        self.looked_ns = self.changed_ns = self.pictures_ns = 0
+        self.updated_ns = self.changed_ns = self.pictures_ns = 0
         self.pictures_version = -1
         self.pictures: dict[str, Any] = {}
         self.goodput: dict[str, Any] = {}
@@ -102,7 +103,7 @@ class Store:
 
     Attributes:
         lock: Held while runs are read or changed.
-        place: Where the runs are, for the user.
+        place: The folder or the project of the runs, for the user.
         notes: Sentences on what could not be read.
         now_s: The time of the last refresh, in seconds since 1970.
     """
@@ -135,6 +136,7 @@ class Store:
         self._cloud_ns = 0
         self._rests_until = 0.0
         self._was_read = False
+        self._shown_at = 0.0
         self._failures: dict[str, str] = {}
 
     @property
@@ -163,7 +165,7 @@ class Store:
         """Return all runs, the newest first."""
         if self._listed is None:
             runs = [kept.run for kept in self._kept.values() if kept.run.resource]
-            self._listed = sorted(runs, key=lambda run: (run.began_s, run.id), reverse=True)
+            self._listed = sorted(runs, key=lambda run: (run.started_s, run.id), reverse=True)
         return self._listed
 
     def encoded_row(self, run_id: str) -> bytes:
@@ -181,13 +183,14 @@ class Store:
             now_ns = self._clock_ns()
             if self._is_due(now_ns):
                 self._read()
-            self._look_at_runs(now_ns)
+            self._update_runs(now_ns)
             self._read_goodput(now_ns)
             with self.lock:
                 self.now_s = now_ns / 1e9
 
     def _read(self) -> None:
         started, sources = time.thread_time(), self._sources
+        self._shown_at = time.monotonic()
         self._set_runs(*self._run_list.read())
         sources.poll_seconds = time.thread_time() - started
         sources.read_runs([kept.run for kept in self._kept.values() if kept.run.resource], self._take)
@@ -241,6 +244,11 @@ class Store:
             self._unsettled += len(entries)
             if self._unsettled > _SETTLED_AT:
                 self._settle()
+        if not self._was_read and time.monotonic() - self._shown_at > _SHOWN_SECONDS:
+            self._update_runs(self._clock_ns())  # Of a long journal, what is known so far.
+            with self.lock:
+                self.notes = [f"The journal is still read: {self._dispatch.count:,} entries so far."]
+            self._shown_at = time.monotonic()
         return []
 
     def _settle(self) -> None:
@@ -251,7 +259,7 @@ class Store:
                     column.extend_tiles()  # Now, so that the first drawing need not wait for it.
         self._unsettled = 0
 
-    def _look_at_runs(self, now_ns: int) -> None:
+    def _update_runs(self, now_ns: int) -> None:
         """Work out the state of runs that got entries, or that may have changed with time; then their rows."""
         with self.lock:
             self._settle()
@@ -266,19 +274,19 @@ class Store:
             if kept.run.resource and (
                 run_id in touched
                 or run_id in with_log
-                or now_ns - kept.looked_ns >= self._patience_ns(kept.run)
+                or now_ns - kept.updated_ns >= self._patience_ns(kept.run)
                 or (kept.pictures_version != kept.run.version and now_ns - kept.pictures_ns >= _PICTURES_NS)
             ):
                 due.append(kept)
-        for first in range(0, len(due), _LOOKS_AT_ONCE):
-            for kept in due[first : first + _LOOKS_AT_ONCE]:
+        for first in range(0, len(due), _UPDATES_AT_ONCE):
+            for kept in due[first : first + _UPDATES_AT_ONCE]:
                 self._read_sessions(kept, now_ns)
             with self.lock:
-                for kept in due[first : first + _LOOKS_AT_ONCE]:
+                for kept in due[first : first + _UPDATES_AT_ONCE]:
                     run_id = kept.run.id
                     is_touched = run_id in touched or run_id in with_log
                     only_values = run_id in touched and run_id not in changed and run_id not in with_log
-                    self._look_at(kept, now_ns, is_touched=is_touched, only_values=only_values)
+                    self._update_run(kept, now_ns, is_touched=is_touched, only_values=only_values)
                     if run_id in with_log:
                         self._changes.update_log(run_id)
         with self.lock:
@@ -287,19 +295,19 @@ class Store:
 
     @staticmethod
     def _patience_ns(run: RunData) -> float:
-        """Return after which time a run is looked at again, though it got no entries."""
+        """Return after which time a run is updated again, though it got no entries."""
         if run.is_live:
-            return _LOOK_NS
-        return _QUIET_LOOK_NS if run.state in ("silent", "unknown") else float("inf")
+            return _UPDATE_NS
+        return _QUIET_UPDATE_NS if run.state in ("silent", "unknown") else float("inf")
 
-    def _look_at(self, kept: _Kept, now_ns: int, *, is_touched: bool, only_values: bool) -> None:
+    def _update_run(self, kept: _Kept, now_ns: int, *, is_touched: bool, only_values: bool) -> None:
         run = kept.run
         before = (run.state, run.reason, run.hangs, len(run.attempts))
-        if not (only_values and now_ns - kept.looked_ns < _LOOK_NS and run.glance(now_ns)):
+        if not (only_values and now_ns - kept.updated_ns < _UPDATE_NS and run.update_signs(now_ns)):
             writers = goodput_writers(self._root).of(run.id, (), 0, 0)
             run.job_names = tuple(dict.fromkeys(writer.job for writer in writers))
-            run.look(now_ns, self.source.is_gone)
-            kept.looked_ns = now_ns
+            run.update_state(now_ns, self.source.is_gone)
+            kept.updated_ns = now_ns
             for key in run.history.processes:
                 self._by_process.setdefault(key[:2], set()).add(run.id)
         has_changed = is_touched or before != (run.state, run.reason, run.hangs, len(run.attempts))
@@ -347,7 +355,7 @@ class Store:
 
     def _read_sessions(self, kept: _Kept, now_ns: int) -> None:
         """Read the profiler sessions of a run in the control plane, outside the lock: a cloud takes its time."""
-        patience_ns = _CLOUD_SESSIONS_NS if self._is_cloud else _LOOK_NS
+        patience_ns = _CLOUD_SESSIONS_NS if self._is_cloud else _UPDATE_NS
         if kept.sessions_ns is not None and (not kept.run.is_live or now_ns - kept.sessions_ns < patience_ns):
             return
         kept.sessions_ns = now_ns

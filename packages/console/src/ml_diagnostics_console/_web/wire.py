@@ -29,7 +29,7 @@ def encode(header: Mapping[str, Any], columns: Sequence[npt.ArrayLike | array[An
     """Return the bytes of a header and its columns.
 
     Args:
-        header: What JSON has a form for; NaN and infinity become null. Its `columns` names the columns, as texts or as
+        header: A JSON object; NaN and infinity become null. Its `columns` names the columns, as texts or as
             lists that start with the name; the lengths are filled in.
         columns: One array a name, of any length. Those of uint8 are sent as bytes, all others as float64.
 
