@@ -164,8 +164,8 @@ def core(session: nox.Session) -> None:
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """Run the tests that take minutes: soaks and long fuzzing."""
-    run_tests(session, "tests", "-m", "slow", "--numprocesses=0", "--timeout=3600")
+    """Run the tests that take minutes: soaks and long fuzzing, and those of Hypothesis with all of their examples."""
+    run_tests(session, "tests", "-m", "slow or hypothesis", "--numprocesses=0", "--timeout=3600")
 
 
 @nox.session

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from .loopback.control_plane import ControlPlaneServer
     from .loopback.kubernetes import KubernetesServer
 
+_TESTS = Path(__file__).parent
 _PREFIXES = ("ML_DIAGNOSTICS_", "CLOUDSDK_", "GOOGLE_", "GCE_METADATA_", "STORAGE_EMULATOR_", "NO_GCE_")
 
 # A test asserts no absolute time: one example may take long on a machine with other work.
-hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.register_profile("tests", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("slow", deadline=None)
 hypothesis.settings.load_profile("tests")
 
 # A shell's background jobs ignore Ctrl-C, and those of nohup SIGHUP: so would each program that a test starts.
@@ -61,8 +63,27 @@ def _measure_threads_of_workers() -> None:
 _measure_threads_of_workers()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run tests of timing once more if they fail; every other test fails at once."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Let each worker collect another part of the tests first; use all examples of Hypothesis where they are selected.
+
+    In a fresh clone the first one to import a module compiles it, for all. In the same order, all would compile each.
+    """
+    if "hypothesis" in config.option.markexpr:
+        hypothesis.settings.load_profile("slow")
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if worker is None or [Path(each).resolve() for each in config.args] != [_TESTS]:
+        return
+    found = sorted(path for path in _TESTS.iterdir() if path.is_dir() or path.match("test_*.py"))
+    parts = [str(path) for path in found if path.name != "__pycache__"]
+    start = int(worker["workerid"].removeprefix("gw")) * len(parts) // worker["workercount"]
+    config.args = [*parts[start:], *parts[:start]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Run tests of timing once more if they fail; every other test fails at once. All workers have the same order."""
+    yield
+    items.sort(key=lambda item: item.path)
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
             if item.get_closest_marker("timing"):
