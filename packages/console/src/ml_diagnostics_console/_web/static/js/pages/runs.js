@@ -45,6 +45,7 @@ function createTable(page, api, state, answer) {
   const beats = new Map();
   let typing = 0;
   let noting = 0;
+  let isClosed = false;
   let timer = 0;
   let waiting = 0;
   const now = () => Date.now() / 1000 + offset;
@@ -92,10 +93,11 @@ function createTable(page, api, state, answer) {
   /** Show the notes; while there are some, as that the journal is still read, ask again, less and less often. */
   function watchNotes({ notes: found }, tries) {
     showNotes(notes, found);
-    if (!found?.length || api.isFile) return;
+    if (!found?.length || api.isFile || isClosed) return;
     noting = setTimeout(async () => {
       try {
         const next = await api.json("/api/runs");
+        if (isClosed) return;
         for (const row of next.rows) rows.set(row.id, Object.assign(rows.get(row.id) ?? {}, row));
         showAll();
         watchNotes(next, tries + 1);
@@ -356,6 +358,7 @@ function createTable(page, api, state, answer) {
     start,
     update,
     close() {
+      isClosed = true;
       clearInterval(timer);
       clearTimeout(noting);
       clearTimeout(typing);
