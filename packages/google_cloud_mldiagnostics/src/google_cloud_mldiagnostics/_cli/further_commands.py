@@ -23,10 +23,12 @@ GROUP: Final = "ml_diagnostics.commands"
 _CONSOLE: Final = "ml-diagnostics-console"
 _OF_CONSOLE: Final = {
     "doctor": "find out why a job waits, was retried, is slow, is stuck or failed, with proof",
+    "export": "write a run as one HTML file that opens anywhere",
     "logs": "show the last lines that the processes of a job printed",
     "ssh": "open a shell on a host of a job",
     "release": "let a host go that is held for debugging",
     "simulate": "run a job's manifest on this machine",
+    "ui": "open the page of runs",
 }
 
 
