@@ -58,6 +58,21 @@ def test_no_change_leaves_the_run_as_it_is(plane: LocalControlPlane) -> None:
     assert plane.get_run("train-1") == created
 
 
+def test_the_stamp_of_a_run_changes_with_it(plane: LocalControlPlane) -> None:
+    assert plane.stamps() == {}
+    for run_id in ("a", "b"):
+        plane.create_run(run_id, {"count": 0})
+    (plane.runs_folder / "no run").mkdir()
+    (plane.runs_folder / "file").write_text("")
+    before = plane.stamps()
+    assert set(before) == {"a", "b"}
+    assert plane.stamps() == before
+    plane.update_run("b", counted)
+    after = plane.stamps()
+    assert after["a"] == before["a"]
+    assert after["b"] != before["b"]
+
+
 def test_a_change_that_fails_changes_nothing_and_leaves_no_lock(plane: LocalControlPlane) -> None:
     plane.create_run("train-1", {"count": 0})
     with pytest.raises(ZeroDivisionError):

@@ -12,7 +12,7 @@ from google_cloud_mldiagnostics._reading.run_view import SILENT_SECONDS, State, 
 from google_cloud_mldiagnostics._run_state.attempts import END_NOT_RECORDED
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.entry import LogEntry, ProcessEndings
 
 from .sample_entries import (
     END_NOT_RECORDED_BEFORE,
@@ -47,6 +47,32 @@ def test_any_entry_of_a_process_is_a_sign_of_life() -> None:
     shown = view(resource(), process("ACTIVE", 0), metric("loss", 500, 0.1), now=510)
     assert shown.state is State.ACTIVE
     assert view(resource(), process("ACTIVE", 0), metric("loss", 500, 0.1, pid=7), now=510).state is State.STALE
+
+
+def test_values_that_another_part_has_read_count_by_their_last_one() -> None:
+    log = [process("ACTIVE", 0), *(metric("loss", second, 1.0, step=second) for second in range(1, 200))]
+    whole, short = RunHistory(), RunHistory()
+    whole.add(log)
+    short.add(log[:1])
+    short.add_values("host-0", 100, at(150), 150)
+    short.add_values("host-0", 100, at(199), 199)
+    short.add_values("host-0", 100, at(20), 20)  # Late.
+    short.add_values("host-0", 100, at(198))  # Without a step.
+    (key,) = whole.processes
+    assert view_run(resource(), short, now_ns=at(250)) == view_run(resource(), whole, now_ns=at(250))
+    assert whole.last_step_ns("host-0", 100) == short.last_step_ns("host-0", 100) == at(199)
+    assert (short.last_step(key), short.last_event_ns(key)) == (199, at(199))
+    assert short.last_step_ns("host-1", 100) == 0
+
+
+def test_runs_share_the_ends_that_companions_recorded() -> None:
+    endings = ProcessEndings()
+    first, second = RunHistory(endings), RunHistory(endings)
+    first.add([process("ACTIVE", 0)])
+    second.add([process("ACTIVE", 0, pid=101)])
+    endings.add([ending("signal", 10)])
+    assert view_run(resource(), first, now_ns=at(20)).state is State.FAILED
+    assert view_run(resource(), second, now_ns=at(20)).state is State.ACTIVE
 
 
 def test_the_outcome_that_the_companion_recorded_is_used() -> None:
