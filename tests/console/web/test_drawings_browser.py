@@ -200,6 +200,14 @@ def test_the_hairline_shows_the_values_of_all_tracks(pages: Pages) -> None:
     assert pages.browser.value("document.querySelector('.track[data-track=ledger] .track-value').textContent") != rest
 
 
+def test_a_number_leads_to_the_events_behind_it(pages: Pages) -> None:
+    pages.open()
+    pages.browser.value("document.querySelector('.disruptions .provable').click()")
+    pages.browser.wait_for("document.querySelector('dialog details')")
+    assert "in the journal" in pages.browser.value("document.querySelector('dialog').innerText")
+    pages.browser.value("document.querySelector('dialog').close()")
+
+
 def test_each_drawing_has_a_table(pages: Pages) -> None:
     pages.open()
     pages.browser.value("document.querySelector('.card-right button[aria-expanded]').click()")

@@ -32,9 +32,10 @@ export function swatch(bucket) {
 /**
  * Build the bar and its rows.
  * @param {{bucket: string, title: string, seconds: number, percent: number}[]} ledger In their fixed order.
+ * @param {(content: any, row: Object) => any} proved Makes a time lead to its events.
  * @returns {HTMLElement}
  */
-export function ledgerBars(ledger) {
+export function ledgerBars(ledger, proved = (content) => content) {
   const present = ledger.filter((row) => row.seconds > 0);
   const lost = present.filter((row) => !isBucket(row.bucket, PRODUCTIVE) && !isBucket(row.bucket, EXCLUDED));
   const lostSeconds = lost.reduce((sum, row) => sum + row.seconds, 0);
@@ -48,6 +49,7 @@ export function ledgerBars(ledger) {
     classes: [isBucket(row.bucket, EXCLUDED) && "hatched"],
     css: { "--colour": bucketColour(row.bucket), "flex-grow": shares[index].toFixed(3) },
   })));
+  const noteOf = (row) => (isBucket(row.bucket, EXCLUDED) ? "does not count" : row.seconds / most);
   const productive = present.filter((row) => isBucket(row.bucket, PRODUCTIVE));
   const rest = present.filter((row) => !isBucket(row.bucket, PRODUCTIVE));
   rest.sort((one, other) => other.seconds - one.seconds);
@@ -57,11 +59,11 @@ export function ledgerBars(ledger) {
     h("thead.visually-hidden", null, h("tr", null, ["Bucket", "Share of what was lost", "Percent", "Time"].map((text) =>
       h("th", { scope: "col" }, text)))),
     h("tbody", null,
-      productive.map((row) => ledgerRow(row, lostText)),
-      rest.map((row) => ledgerRow(row, isBucket(row.bucket, EXCLUDED) ? "does not count" : row.seconds / most)))));
+      productive.map((row) => ledgerRow(row, lostText, proved)),
+      rest.map((row) => ledgerRow(row, noteOf(row), proved)))));
 }
 
-function ledgerRow(row, note) {
+function ledgerRow(row, note, proved) {
   const isBar = typeof note === "number";
   return h("tr", { classes: [!isBar && "ledger-plain", isBucket(row.bucket, PRODUCTIVE) && "ledger-productive"] },
     h("th", { scope: "row" }, swatch(row.bucket), row.title),
@@ -71,7 +73,7 @@ function ledgerRow(row, note) {
       })
       : note),
     h("td.number", null, isBucket(row.bucket, EXCLUDED) ? "" : formatPercent(row.percent)),
-    h("td.number", null, formatDuration(row.seconds)));
+    h("td.number", null, proved(formatDuration(row.seconds), row)));
 }
 
 function isBucket(name, wanted) {

@@ -12,6 +12,7 @@ import { formatBytes, formatCount, formatDay, formatDuration, formatWhole } from
 import { runPath } from "../router.js";
 import { groupList } from "./groups.js";
 import { emptyWithHelp } from "./help.js";
+import { provers } from "./proof.js";
 import { tiles } from "./tiles.js";
 import { chooseTracks } from "./track_choice.js";
 
@@ -24,6 +25,7 @@ const STUCK = new Set(["stuck", "silent"]);
 /** Show the page. */
 export async function show(page, api, state) {
   const base = `/api/runs/${encodeURIComponent(state.run)}`;
+  const prove = provers(api, base);
   let run = await api.json(base);
   const figures = h("section.tiles", { "aria-label": "Figures" });
   const clock = createClock(api, base, state, () => run);
@@ -48,9 +50,9 @@ export async function show(page, api, state) {
 
   function render() {
     showTiles();
-    fill(time, timeCard(run));
+    fill(time, timeCard(run, prove));
     fill(profiles, profilesCard(run));
-    fill(disruptions, disruptionsCard(run, (span) => clock.tracks.setSpan(span)));
+    fill(disruptions, disruptionsCard(run, (span) => clock.tracks.setSpan(span), prove));
     disruptions.hidden = !run.disruptions?.length;
     const half = run.state !== "stuck" && (run.disruptions?.length ?? 0) < FEW_DISRUPTIONS ? right : left;
     if (profiles.parentElement !== half) half.append(profiles);
@@ -58,7 +60,7 @@ export async function show(page, api, state) {
   }
 
   function showTiles() {
-    fill(figures, tiles(run, clock.typical("step_time")));
+    fill(figures, tiles(run, { typicalStep: clock.typical("step_time"), prove }));
   }
 
   async function loadStacks() {
@@ -234,17 +236,18 @@ function createClock(api, base, state, getRun) {
   };
 }
 
-function timeCard(run) {
+function timeCard(run, prove) {
   if (!run.ledger?.some(({ seconds }) => seconds > 0)) {
     const words = "Goodput was not measured in this run.";
     return card("Where the time went", {}, emptyWithHelp(run.ledger_help, words));
   }
+  const proved = (content, { bucket, title }) => prove(content, `bucket:${bucket}`, `${title}: its longest pieces`);
   const notes = (run.ledger_notes ?? []).map((note) => h("p.second", null, note));
-  return card("Where the time went", {}, ledgerBars(run.ledger),
+  return card("Where the time went", {}, ledgerBars(run.ledger, proved),
     notes.length > 0 && h("div.ledger-notes", null, notes));
 }
 
-function disruptionsCard(run, choose) {
+function disruptionsCard(run, choose, prove) {
   const rows = run.disruptions ?? [];
   if (!rows.length) return null;
   const cost = run.totals?.disruption_seconds;
@@ -265,7 +268,7 @@ function disruptionsCard(run, choose) {
       h("td", null, h("div.anywhere", null, row.what), h("div.second", null, formatDay(row.at))),
       h("td.second", null, row.by),
       h("td.number", null, formatWhole(row.steps_lost)),
-      h("td.number", null, formatDuration(row.cost_seconds))))))));
+      h("td.number", null, prove(formatDuration(row.cost_seconds), row.explain, row.what))))))));
 }
 
 function profilesCard(run) {

@@ -10,6 +10,7 @@ import { bindKeys } from "../keys.js";
 import { urlOf } from "../router.js";
 import { framesOf, groupList } from "./groups.js";
 import { emptyWithHelp } from "./help.js";
+import { provers } from "./proof.js";
 
 const RELOAD_MS = 10_000;
 const SLIDE_MS = 80;
@@ -19,6 +20,7 @@ const SPEEDSCOPE = "/static/vendor/speedscope/index.html";
 /** Show the page. */
 export async function show(page, api, state) {
   const base = `/api/runs/${encodeURIComponent(state.run)}`;
+  const prove = provers(api, base);
   const pathAt = (at) => urlOf(`${base}/stacks`, { at: at === null ? "" : at });
   let answer = await api.json(pathAt(state.number("at")));
   const sentence = h("p.stack-sentence");
@@ -53,7 +55,8 @@ export async function show(page, api, state) {
     icicle.show(answer.icicle);
     tree.parentElement.hidden = answer.icicle.length === 0;
     fill(groups, groupList(answer.groups), aside(answer));
-    setText(taken, answer.at ? `taken ${clockText(answer.at, true)}` : "");
+    const words = answer.at && `taken ${clockText(answer.at, true)}`;
+    fill(taken, words && prove(words, `stacks:${answer.at}`, "Stacks of this moment"));
     showMoments();
   }
 

@@ -11,15 +11,17 @@ const NOT_LOST = new Set(["productive", "excluded", "in-flight"]);
 /**
  * Build the tiles of a run; what is not known is left out, or says so.
  * @param {Object} run
- * @param {number|null} typicalStep The median of the curve of step times, in seconds; null while it is not known.
+ * @param {{typicalStep?: number|null, prove?: Function}} options `typicalStep`: the median of the curve of step times,
+ *   in seconds; null while it is not known. `prove` makes a number lead to its events.
  */
-export function tiles(run, typicalStep = null) {
-  return [goodput(run), lastStep(run), metric(run, LOSS, "Loss"), stepTime(run, typicalStep), disruptions(run),
-    wallTime(run)].filter(Boolean);
+export function tiles(run, { typicalStep = null, prove = (content) => content } = {}) {
+  return [goodput(run), lastStep(run), metric(run, LOSS, "Loss", prove), stepTime(run, typicalStep, prove),
+    disruptions(run), wallTime(run)].filter(Boolean);
 }
 
-function tile(name, figure, second) {
-  return h("div.tile", null, h("div.tile-name", null, name), h("div.tile-figure", null, withSmallUnits(figure)),
+function tile(name, figure, second, proved = (content) => content) {
+  return h("div.tile", null, h("div.tile-name", null, name),
+    h("div.tile-figure", null, proved(withSmallUnits(figure))),
     h("div.tile-second", { title: second }, second));
 }
 
@@ -47,22 +49,24 @@ function lastStep(run) {
   return tile("Last step", formatWhole(run.step), second);
 }
 
-function metric(run, pattern, name) {
+function metric(run, pattern, name, prove) {
   const found = (run.metrics_list ?? []).find((row) => pattern.test(row.name));
   if (!found) return null;
   const value = run.metrics?.[found.name] ?? found.last;
   // JSON has no NaN: a metric that has values and no last one ended without a number.
   const isNumber = value !== null && value !== undefined;
   const text = !isNumber && found.points ? "NaN" : found.unit ? formatInUnit(value, found.unit) : formatShort(value);
-  return tile(name, text, found.points ? `last of ${formatCount(found.points, "value")}` : "");
+  const second = found.points ? `last of ${formatCount(found.points, "value")}` : "";
+  return tile(name, text, second, (content) => prove(content, `metric:${found.name}`, `${name}: the last values`));
 }
 
-function stepTime(run, typical) {
+function stepTime(run, typical, prove) {
   // The last step may be one that saved a checkpoint: the typical one says more.
   const found = (run.metrics_list ?? []).find((row) => STEP_TIME.test(row.name));
-  if (!found || typical === null) return metric(run, STEP_TIME, "Step time");
+  if (!found || typical === null) return metric(run, STEP_TIME, "Step time", prove);
   const last = run.metrics?.[found.name] ?? found.last;
-  return tile("Step time", formatDuration(typical), `typical; last ${formatDuration(last)}`);
+  return tile("Step time", formatDuration(typical), `typical; last ${formatDuration(last)}`,
+    (content) => prove(content, `metric:${found.name}`, "Step time: the last values"));
 }
 
 function disruptions(run) {
