@@ -193,7 +193,7 @@ def test_last_is_a_redirect(server: Served) -> None:
 def test_speedscope_has_a_policy_of_its_own(server: Served) -> None:
     policy = server.get("/static/vendor/speedscope/index.html").headers["content-security-policy"]
     assert "style-src 'self' 'unsafe-inline'" in policy
-    assert "script-src 'self';" in policy
+    assert "script-src 'self' 'wasm-unsafe-eval';" in policy
 
 
 def test_with_a_token_nothing_is_answered_without_it(root: Path) -> None:
