@@ -244,3 +244,33 @@ answer(given.map((run) => parse(urlOf(runPath(run, "logs"), { q: run, level: "",
     )
     for run, one in zip(["a", "a/b", "<img src=x>", "é ü", "a?b#c", "100%", "..", "\u202e"], found, strict=True):
         assert (one["page"], one["run"], one["params"]) == ("logs", run, {"q": run, "around": "step:1"})
+
+
+def test_commands_lead_to_the_page_that_shows_the_same() -> None:
+    pages = {
+        "mldiagnostics logs digits-1 --host vm-2 --around 'step 85'": "/runs/digits-1/logs?host=vm-2&around=step:85",
+        "mldiagnostics logs digits-1": "/runs/digits-1/logs",
+        "mldiagnostics metrics digits-1 loss --plot": "/runs/digits-1/metrics",
+        "tpu-stacks show --job digits-1": "/runs/digits-1/stacks",
+        "tpu-stacks dump 4711 --native": None,
+        "mldiagnostics ssh digits-1 vm-2 -- dmesg": None,
+        "mldiagnostics profile digits-1": None,
+        "": None,
+    }
+    found = run_script("const { pageOf } = await load('frame/diagnosis.js'); answer(given.map(pageOf));", list(pages))
+    assert dict(zip(pages, found, strict=True)) == pages
+
+
+def test_texts_show_what_would_hide_or_reorder_them() -> None:
+    texts = {
+        "plain é ü 日本 👩‍👩‍👧": "plain é ü 日本 👩‍👩‍👧",
+        "a\nb\tc\rd": "a\\nb\\tc\\rd",
+        "\x1b[31mred\x7f\x80": "\\x1b[31mred\\x7f\\x80",
+        "exe.\u202etxt\u2066\u200e": "exe.\\u202etxt\\u2066\\u200e",
+        "zero\u200bwidth\ufeff": "zero\\u200bwidth\\ufeff",
+        "line\u2028separator": "line\\u2028separator",
+    }
+    script = "const { visible } = await load('dom.js'); answer(given.map((text) => visible(text)));"
+    assert dict(zip(texts, run_script(script, list(texts)), strict=True)) == texts
+    kept = "const { visible } = await load('dom.js'); answer(visible(given, true));"
+    assert run_script(kept, "a\tb\x1b") == "a\tb\\x1b"

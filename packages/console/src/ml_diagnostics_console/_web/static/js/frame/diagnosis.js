@@ -2,6 +2,7 @@
 // after the page is there; until then the run's own sentence stands.
 
 import { add, button, copyable, fill, h } from "../dom.js";
+import { runPath, urlOf } from "../router.js";
 import { showEntries } from "./entries.js";
 
 const RETRY_MS = [400, 800, 1500, 3000, 5000];
@@ -57,13 +58,12 @@ export function createDiagnosis(api, base, sentence) {
     const proofs = found.proofs ?? [];
     const rest = details(proofs, others);
     element.hidden = !first && !rest;
-    fill(element, first && h("div.next", null, h("span.next-word", null, "Next"), copyable(first.command),
-      first.why && h("span.second", null, first.why)), rest);
+    fill(element, first && command(first, h("span.next-word", null, "Next")), rest);
   }
 
   function details(proofs, others) {
     const { also = [], not_checked: notChecked = [], cost, blame, confidence, explain } = found;
-    const facts = [cost && ["Cost", cost], blame && ["Where", blame], confidence && ["Confidence", confidence],
+    const facts = [cost && ["Cost", cost], blame && ["Cause in", blame], confidence && ["Confidence", confidence],
       found.rule && ["Rule", found.rule]].filter(Boolean);
     if (!proofs.length && !others.length && !also.length && !notChecked.length) return null;
     const words = [];
@@ -93,8 +93,10 @@ export function createDiagnosis(api, base, sentence) {
       { class: "button small", title: "The recorded events that this was made of" }));
   }
 
-  function command({ command: text, why }) {
-    return h("div.next", null, copyable(text), why && h("span.second", null, why));
+  function command({ command: text, why }, before = null) {
+    const here = pageOf(text);
+    return h("div.next", null, before, copyable(text), why && h("span.second", null, why),
+      here && h("a", { href: here }, "Show here"));
   }
 
   function list(title, sentences) {
@@ -117,4 +119,17 @@ export function createDiagnosis(api, base, sentence) {
       clearTimeout(timer);
     },
   };
+}
+
+/** Return the page of this run that shows what a command prints; null if there is none. */
+export function pageOf(command) {
+  const [program, verb, ...words] = command.split(" ");
+  const option = (name) => (words.includes(name) ? words[words.indexOf(name) + 1] : "");
+  if (program === "mldiagnostics" && verb === "logs" && /^[\w-]+$/.test(words[0] ?? "")) {
+    const [, step] = /--around '?step[ :](\d+)'?/.exec(command) ?? [];
+    return urlOf(runPath(words[0], "logs"), { host: option("--host"), around: step && `step:${step}` });
+  }
+  if (program === "mldiagnostics" && verb === "metrics" && words.length > 1) return runPath(words[0], "metrics");
+  if (program === "tpu-stacks" && verb === "show" && option("--job")) return runPath(option("--job"), "stacks");
+  return null;
 }

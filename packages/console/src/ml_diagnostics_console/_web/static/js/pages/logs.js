@@ -155,7 +155,8 @@ function createLogs(page, api, state, base, sources, { help }) {
     const lines = found.lines ?? [];
     showControls(found.counts);
     const isAll = found.is_complete !== false;
-    setText(count, `${isAll ? "" : "the last "}${formatCount(lines.length, "line")}`);
+    const isCounted = isAll && !state.get("q") && !state.get("around"); // Beside the view's name.
+    setText(count, isCounted ? "" : `${isAll ? "" : "the last "}${formatCount(lines.length, "line")}`);
     if (lines.length === 0) {
       fill(place, card(null, {}, empty(state.get("around") ? "No line is known from around this step."
         : "No line matches.",
