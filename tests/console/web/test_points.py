@@ -145,6 +145,26 @@ def test_only_what_was_appended_is_answered() -> None:
     assert len(asked(run, x="time", after=99)[1]["y"]) == 0
 
 
+def test_what_does_not_follow_is_to_be_read_again() -> None:
+    run = made_run([float(number) for number in range(6)], steps=[0, 1, 2, 1, 2, 3])
+    for after, is_reset in ((0, True), (2, True), (3, True), (4, True), (5, False), (6, False)):
+        header, columns = asked(run, x="step", after=after)
+        assert header["reset"] == is_reset, after
+        assert len(columns["x"]) == (0 if is_reset else 6 - after)
+    assert not asked(run, x="time", after=3)[0]["reset"]
+    assert asked(run, x="time", after=0, width=1)[0]["reset"]  # Six points are too many for one pixel.
+    column = run.columns.of("loss")[0]
+    column.append(9, START_S - 1, 9.0)  # Late.
+    assert asked(run, x="time", after=6)[0]["reset"]
+    header, columns = asked(run, x="elapsed", after=7)
+    assert (header["reset"], header["total"], len(columns["x"])) == (False, 7, 0)
+    column.append(10, START_S + 99, math.nan)
+    run.version += 1
+    header, columns = asked(run, x="elapsed", after=7)
+    assert columns["x"].tolist() == [99.0]
+    assert header["nonfinite"] == [[99.0, 99.0, 1, "NaN"]]
+
+
 def test_what_is_not_finite_is_a_range_with_its_word() -> None:
     values = [1.0, math.nan, math.nan, 2.0, 3.0, math.inf, 4.0]
     header, _ = asked(made_run(values), x="step", width=1000)
@@ -165,7 +185,7 @@ def test_attempts_are_marked_on_each_axis() -> None:
     header, columns = asked(run, x="step")
     assert columns["x"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert columns["y"].tolist() == [0, 1, 2, 5, 6, 7, 8, 9]
-    assert header["total"] == 8
+    assert (header["total"], header["points"]) == (10, 8)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Column:
         process: The index of the process in the run as text; its host, if the index is not known.
         host: The host that recorded the last value.
         unit: The unit of the values.
-        version: Grows with each change but values at the end.
+        sorted_rows: The number of rows when they were sorted the last time, since an entry was late; 0 before.
     """
 
     __slots__ = (
@@ -49,16 +49,16 @@ class Column:
         "host",
         "metric",
         "process",
+        "sorted_rows",
         "steps",
         "times",
         "unit",
         "values",
-        "version",
     )
 
     def __init__(self, metric: str, process: str, host: str = "", unit: str = "1") -> None:
         self.metric, self.process, self.host, self.unit = metric, process, host, unit
-        self.version = 0
+        self.sorted_rows = 0
         # Appended to by the store without a call: with a million values each call counts.
         self.steps, self.times, self.values = array("d"), array("d"), array("d")
         self._step: npt.NDArray[np.int32] | Floats = np.empty(0, np.int32)
@@ -108,7 +108,7 @@ class Column:
             order = np.argsort(self._time[:end], kind="stable")
             self._step = self._step[:end][order]
             self._time, self._value = self._time[:end][order], self._value[:end][order]
-            self.version += 1
+            self.sorted_rows = end
             self._order = self._tiles = self._step_tiles = None
 
     def _move_steps(self, first: int, last: int) -> None:

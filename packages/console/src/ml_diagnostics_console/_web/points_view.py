@@ -71,19 +71,20 @@ def points(run: RunData, query: Query) -> Answer:
     """
     columns = columns_of(run, query.text("metric"))
     axis, span, width = query.choice("x", ("step", "time", "elapsed")), query.span(), query.width()
-    if axis == "step" and not any(column.has_steps for column in columns):
-        axis = "time"
-        span = None
     is_spread = query.choice("hosts", ("", "spread")) == "spread"
     series, after = query.natural("series", 0), query.natural("after", -1) if query.text("after") else None
     if series >= len(columns):
         raise NotThereError(f"The metric has {len(columns)} series.")
+    if axis == "step" and not any(column.has_steps for column in (columns if is_spread else [columns[series]])):
+        axis, span = "time", None
     key = ("points", columns[0].metric, axis, span, width, is_spread, series, after)
 
     def made() -> bytes:
         if is_spread:
             return _spread(run, columns, axis, span, width)
-        return _points(run, columns[series], axis, span, width, after)
+        if after is not None:
+            return _appended(run, columns[series], axis, after, width)
+        return _points(run, columns[series], axis, span, width)
 
     return binary_answer(run.cached(key, made))
 
@@ -95,48 +96,78 @@ def _axis(run: RunData, column: Column, name: str) -> _Axis:
     return _Axis(name, column.time, column.value, column.tiles, run.started_s if name == "elapsed" else 0.0)
 
 
-def _points(
-    run: RunData, column: Column, name: str, span: tuple[float, float] | None, width: int, after: int | None
-) -> bytes:
+def _points(run: RunData, column: Column, name: str, span: tuple[float, float] | None, width: int) -> bytes:
     axis = _axis(run, column, name)
-    total = len(axis.positions)
+    rows_in_all = len(axis.positions)
     low, high = (-math.inf, math.inf) if span is None else (span[0] + axis.origin, span[1] + axis.origin)
     first, last = (int(row) for row in np.searchsorted(axis.positions, (low, np.nextafter(high, math.inf))))
-    if after is not None:
-        first = max(first, min(after, total))
-    count = last - first
-    header: dict[str, Any] = {
+    is_exact = last - first <= _POINTS_A_PIXEL * width
+    if is_exact:
+        # With the points before and after the window, so that the line reaches its edges.
+        rows = np.arange(max(0, first - 1), min(rows_in_all, last + 1))
+        inside = axis.values[first:last]
+        finite = inside[np.isfinite(inside)]
+    else:
+        rows = axis.tiles.extremes(_edges(axis.positions, first, last, width))
+        finite = axis.values[rows]
+        ends = np.array((max(0, first - 1), first, last - 1, min(rows_in_all, last + 1) - 1), np.int64)
+        rows = distinct(np.concatenate((rows, ends)))
+    band = _band(axis, first, last, max(1, width // _PIXELS_A_BUCKET))
+    header = {
+        **_header(column, name, width),
+        "points": last - first,
+        "exact": is_exact,
+        "from": None if span is None else span[0],
+        "to": None if span is None else span[1],
+        "attempt_marks": _attempt_marks(run, column, axis),
+        "nonfinite": _nonfinite(axis, first, last, width),
+        **_limits(finite, band),
+    }
+    x, mean_x = axis.positions[rows] - axis.origin, band[0] - axis.origin
+    return encode(header, [x, axis.values[rows], mean_x, *band[1:]])
+
+
+def _appended(run: RunData, column: Column, name: str, after: int, width: int) -> bytes:
+    """Return the points that were appended to the first `after` ones.
+
+    `reset` in the header is true if these do not follow the others, or are too many: then all are to be read again.
+    """
+    axis = _axis(run, column, name)
+    positions, values = column.step if name == "step" else column.time, column.value
+    first = min(after, len(values))
+    new, before = positions[first:], positions[:first]
+    is_in_order = bool((new[1:] > new[:-1]).all()) if name == "step" else after >= column.sorted_rows
+    if name == "step" and len(new) and len(before):
+        is_in_order = is_in_order and bool(new[0] > np.nanmax(before))
+    is_reset = not is_in_order or len(new) > _POINTS_A_PIXEL * width
+    if is_reset:
+        first = len(values)
+    added = _Axis(name, positions, values, axis.tiles, axis.origin)
+    part = values[first:]
+    nothing = np.empty(0)
+    header = {
+        **_header(column, name, width),
+        "points": len(part),
+        "exact": True,
+        "reset": is_reset,
+        "nonfinite": _nonfinite(added, first, len(values), width),
+        **_limits(part[np.isfinite(part)], [nothing] * 4),
+    }
+    return encode(header, [positions[first:] - axis.origin, part, nothing, nothing, nothing, nothing])
+
+
+def _header(column: Column, name: str, width: int) -> dict[str, Any]:
+    return {
         "columns": ["x", "y", "mean_x", "mean_y", "p5", "p95"],
         "metric": column.metric,
         "unit": column.unit,
         "host": column.host,
         "process": column.process,
         "x": name,
-        "total": total,
-        "points": count,
-        "version": column.version,
-        "exact": count <= _POINTS_A_PIXEL * width,
+        "total": len(column),
+        "cursor": len(column),
         "size": width,
-        "from": None if span is None else span[0],
-        "to": None if span is None else span[1],
-        "attempt_marks": _attempt_marks(run, column, axis),
     }
-    if header["exact"]:
-        # With the points before and after the window, so that the line reaches its edges.
-        rows = np.arange(max(0, first - (after is None)), min(total, last + 1))
-        inside = axis.values[first:last]
-        finite = inside[np.isfinite(inside)]
-    else:
-        rows = axis.tiles.extremes(_edges(axis.positions, first, last, width))
-        finite = axis.values[rows]
-        ends = np.array((max(0, first - 1), first, last - 1, min(total, last + 1) - 1), np.int64)
-        rows = distinct(np.concatenate((rows, ends)))
-    band = _band(axis, first, last, max(1, width // _PIXELS_A_BUCKET)) if after is None else [np.empty(0)] * 4
-    header |= _limits(finite, band)
-    header["nonfinite"] = _nonfinite(axis, first, last, width)
-    header["cursor"] = total
-    x, mean_x = axis.positions[rows] - axis.origin, band[0] - axis.origin
-    return encode(header, [x, axis.values[rows], mean_x, *band[1:]])
 
 
 def _edges(positions: Floats, first: int, last: int, count: int) -> Rows:

@@ -38,7 +38,7 @@ class _Route(NamedTuple):
 
 # The owner of a view adds its row here.
 _TABLE: Final = (
-    _Route("/api/runs", "run_rows.runs"),
+    _Route("/api/runs", "runs_view.runs"),
     _Route("/api/runs/{run}", "overview.overview"),
     _Route("/api/runs/{run}/verdict", "verdicts.verdict", is_locked=False),
     _Route("/api/runs/{run}/ledger", "ledger_view.ledger"),

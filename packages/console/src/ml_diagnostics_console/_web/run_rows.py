@@ -1,26 +1,20 @@
-"""The list of runs: a row each."""
+"""A run as a row of the list of runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.redaction import redact, redact_text
 from ml_diagnostics_common.texts import format_duration
 
-from ml_diagnostics_console._web.answers import Answer, json_answer
 from ml_diagnostics_console._web.columns import Column, Floats
-from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_data import RunData
 
-if TYPE_CHECKING:
-    from ml_diagnostics_console._web.store import Store
-
-__all__ = ["LETTERS", "PICTURES", "primary_metric", "row_of", "runs", "spark"]
+__all__ = ["LETTERS", "PICTURES", "primary_metric", "row_of", "spark"]
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 """The letters of base64, with 6 bits each."""
@@ -29,32 +23,10 @@ PICTURES: Final = ("spark", "metrics", "goodput", "buckets")
 that is well."""
 
 _SPARK_POINTS: Final = 28
-_MOST_ROWS: Final = 2_000
 _MOST_CONFIGS: Final = 60
 _MOST_METRICS: Final = 24
 _LONGEST_TEXT: Final = 200
 _LOSSES: Final = ("loss", "train_loss", "train/loss", "training/loss", "total_loss")
-
-
-def runs(store: Store, query: Query) -> Answer:
-    """Answer the list of runs, the newest first; `next` of an answer is the parameter that gets the following ones."""
-    shown = store.runs()
-    first = 0
-    after = query.text("next")
-    if after:
-        first = next((number for number, run in enumerate(shown, 1) if run.id == after), len(shown))
-    part = shown[first : first + _MOST_ROWS]
-    following = part[-1].id if first + _MOST_ROWS < len(shown) else None
-    return json_answer(
-        {
-            "cursor": store.cursor,
-            "now": store.now_s,
-            "place": store.place,
-            "notes": store.notes,
-            "next": following,
-            "rows": [msgspec.Raw(store.encoded_row(run.id)) for run in part],
-        }
-    )
 
 
 def row_of(run: RunData, pictures: Mapping[str, Any]) -> dict[str, Any]:
