@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ml_diagnostics_common.entry import EntryContext, LogEntry
+from ml_goodput_measurement._ledger import PROCESS_GONE
 from ml_goodput_measurement.goodput import GoodputCalculator
-from ml_goodput_measurement.partition import Bucket
+from ml_goodput_measurement.partition import Bucket, Piece
 from ml_goodput_measurement.reading import BUCKET_KEYS, BUCKET_NAMES, COLORS, JobLedger, column_shares
 
 from .accounts import moment_ns
-from .histories import History, MemoryLog
+from .histories import History, MemoryLog, Payload
+from .lives import ledger_of as life_of
+from .lives import lives
 from .sample_reports import killed_and_resumed, report_of
 
 _CONTEXT = EntryContext("goodput_job", "", {}, {"host": "a", "pid": "1"}, writer="a-1-1-0")
@@ -64,19 +70,57 @@ def test_nothing_is_reported_of_a_job_without_entries_or_with_those_of_another()
     assert other.report(moment_ns(10)) is None
 
 
-def test_a_window_of_the_timeline_has_the_pieces_that_touch_it() -> None:
+def clipped(pieces: Iterable[Piece], start_ns: int, end_ns: int) -> list[tuple[int, int, Bucket, int, str]]:
+    """The pieces in a window, cut at its borders; neighbours that are equal are one."""
+    found: list[tuple[int, int, Bucket, int, str]] = []
+    for piece in pieces:
+        lower, stop = max(piece.start_ns, start_ns), min(piece.end_ns, end_ns)
+        rest = (piece.bucket, piece.attempt, piece.label)
+        if lower < stop and found and found[-1][1:] == (lower, *rest):
+            found[-1] = (found[-1][0], stop, *rest)
+        elif lower < stop:
+            found.append((lower, stop, *rest))
+    return found
+
+
+def test_a_window_of_the_timeline_is_a_part_of_the_whole() -> None:
     ledger, now_ns = ledger_of(killed_and_resumed()), moment_ns(200)
     report = ledger.report(now_ns, include_timeline=True)
     assert report is not None
     for start, end in ((0, 200), (70, 74), (120, 145), (150, 151), (199, 300), (300, 400)):
         window = moment_ns(start), moment_ns(end)
-        found = ledger.timeline(now_ns, *window)
-        whole = [piece for piece in report.timeline if piece.start_ns < window[1] and piece.end_ns > window[0]]
-        clipped = [
-            [(max(piece.start_ns, window[0]), min(piece.end_ns, window[1]), piece.bucket) for piece in pieces]
-            for pieces in (found, whole)
-        ]
-        assert clipped[0] == clipped[1], (start, end)
+        assert clipped(ledger.timeline(now_ns, *window), *window) == clipped(report.timeline, *window), (start, end)
+
+
+@given(life=lives(), window=st.tuples(st.floats(-0.1, 1.1), st.floats(0.01, 1.0)), is_gone=st.booleans())
+def test_a_window_of_any_life_is_a_part_of_the_whole(
+    life: tuple[list[Payload], float], window: tuple[float, float], is_gone: bool
+) -> None:
+    payloads, now = life
+    ledger, now_ns = life_of(payloads), PROCESS_GONE if is_gone else moment_ns(now)
+    whole = ledger.timeline(now_ns)
+    if not whole:
+        assert ledger.timeline(now_ns, between=(0, 10**18)) == []
+        return
+    start_ns, length_ns = whole[0].start_ns, whole[-1].end_ns - whole[0].start_ns
+    lower = start_ns + round(window[0] * length_ns)
+    span = lower, lower + max(1, round(window[1] * length_ns))
+    part = ledger.timeline(now_ns, between=span)
+    assert clipped(part, *span) == clipped(whole, *span)
+    sums = ledger.windows([span], now_ns)[0]
+    spent = dict.fromkeys(Bucket, 0)
+    for piece in part:
+        spent[piece.bucket] += piece.end_ns - piece.start_ns
+    assert spent == sums.buckets
+
+
+def test_the_steps_of_a_window_are_counted_each_time() -> None:
+    ledger = ledger_of(killed_and_resumed())
+    assert ledger.steps_between(moment_ns(0), moment_ns(200)) == 14
+    assert ledger.steps_between(moment_ns(0), moment_ns(12)) == 0
+    assert ledger.steps_between(moment_ns(140), moment_ns(200)) == 4
+    (window,) = ledger.windows(moment_ns(200), [(moment_ns(0), moment_ns(200))])
+    assert sum(window.buckets.values()) == moment_ns(200) - moment_ns(0)
 
 
 def test_names_keys_and_colors_are_of_all_buckets_in_one_order() -> None:

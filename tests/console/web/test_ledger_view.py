@@ -109,3 +109,13 @@ def test_shares_are_those_of_the_picture_of_the_command_line(
     for column, shares in zip(found, wanted, strict=True):
         known = {list(BUCKET_KEYS)[index]: share for index, share in enumerate(column) if share > 1e-9}
         assert known == {bucket: pytest.approx(share, abs=1e-6) for bucket, share in shares.items() if share > 1e-9}
+
+
+def test_sums_of_windows_are_the_shares_of_pieces(restarted: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_pieces = restarted.columns("/ledger", width=7)[1]["shares"]
+    monkeypatch.setattr("ml_diagnostics_console._web.ledger_view._STEPS_A_COLUMN", 0)
+    assert restarted.run is not None
+    restarted.run.version += 1
+    header, columns = restarted.columns("/ledger", width=7)
+    assert not header["exact"]
+    assert columns["shares"] == pytest.approx(by_pieces, abs=1e-6)

@@ -29,7 +29,7 @@ from ml_diagnostics_common.redaction import redact
 from ml_goodput_measurement.reading import BUCKET_KEYS
 
 from ml_diagnostics_console._web.answers import Answer, BadQueryError, NotThereError, json_answer
-from ml_diagnostics_console._web.ledger_view import pieces_of
+from ml_diagnostics_console._web.ledger_view import pieces_between
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_companions import companions_of
 from ml_diagnostics_console._web.run_goodput import goodput_of
@@ -46,6 +46,7 @@ __all__ = ["explain"]
 _SECOND_NS: Final = 1_000_000_000
 _MOST: Final = 100
 _MOST_PIECES: Final = 20
+_MOST_STEPS: Final = 20_000
 _BEFORE: Final = 5
 _NEAR_NS: Final = 2_000_000
 """Entries of an event are recorded within this time of it."""
@@ -143,7 +144,11 @@ def _bucket(run: RunData, what: str) -> Iterator[LogEntry]:
     report = goodput_of(run).report(run)
     if report is None:
         return iter(())
-    pieces = pieces_of(run, report)
+    start, end = report.start_ns / _SECOND_NS, report.end_ns / _SECOND_NS
+    job = goodput_of(run).ledger
+    while job is not None and job.steps_between(round(start * _SECOND_NS), report.end_ns) > _MOST_STEPS:
+        start = (start + end) / 2  # Of a long run the last part: its pieces are examples.
+    pieces = pieces_between(run, report, start, end)
     lengths = [
         (float(end - start), round(start * _SECOND_NS), round(end * _SECOND_NS))
         for start, end, bucket in zip(pieces.starts, pieces.ends, pieces.buckets, strict=True)

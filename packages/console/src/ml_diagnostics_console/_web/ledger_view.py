@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from ml_goodput_measurement.partition import Bucket, JobReport
-from ml_goodput_measurement.reading import BUCKET_KEYS, BUCKET_NAMES
+from ml_goodput_measurement.reading import BUCKET_KEYS, BUCKET_NAMES, JobLedger
 
 from ml_diagnostics_console._web import wire
 from ml_diagnostics_console._web.answers import Answer, binary_answer
@@ -18,13 +19,16 @@ from ml_diagnostics_console._web.run_goodput import NO_GOODPUT, as_of_ns, goodpu
 if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
 
-__all__ = ["Pieces", "bucket_percents", "bucket_rows", "column_shares", "ledger", "pieces_of", "run_attempts"]
+__all__ = ["Pieces", "bucket_percents", "bucket_rows", "column_shares", "ledger", "pieces_between", "run_attempts"]
 
 Floats = npt.NDArray[np.float64]
 _BUCKETS: Final = tuple(BUCKET_KEYS)
 _INDEX: Final = {bucket: index for index, bucket in enumerate(_BUCKETS)}
 _SECOND: Final = 1e9
 _PIECES_A_COLUMN: Final = 4
+_STEPS_A_COLUMN: Final = 2
+"""Steps have about three pieces each; of more of them sums are cheaper than pieces."""
+_COLUMNS: Final = ("start", "end", "bucket", "attempt")
 
 
 class Pieces(NamedTuple):
@@ -52,24 +56,28 @@ class Pieces(NamedTuple):
 
 def ledger(run: RunData, query: Query) -> Answer:
     """Answer the ledger of a window, exact if it has few pieces."""
-    width = query.width()
+    width, span = query.width(), query.span()
     report = goodput_of(run).report(run)
     if report is None:
-        header = {**_header(), "columns": ["start", "end", "bucket", "attempt"], "rows": 0, "exact": True}
-        return binary_answer(wire.encode({**header, "help": NO_GOODPUT}, [[], [], [], []]))
-    start, end = query.span() or (-math.inf, math.inf)
+        header = {**_header(), "columns": list(_COLUMNS), "rows": 0, "exact": True, "help": NO_GOODPUT}
+        return binary_answer(wire.encode(header, [[], [], [], []]))
+    start, end = span or (-math.inf, math.inf)
     start = max(start, report.start_ns / _SECOND)
     end = max(start, min(end, report.end_ns / _SECOND))
-    pieces = pieces_of(run, report)
-    window = pieces.between(start, end)
+    return run.cached(("ledger", start, end, width), lambda: _ledger(run, report, start, end, width))
+
+
+def _ledger(run: RunData, report: JobReport, start: float, end: float, width: int) -> Answer:
     header = {**_header(), "from": start, "to": end}
-    if len(window.starts) <= _PIECES_A_COLUMN * width:
-        columns = [window.starts, window.ends, window.buckets, window.attempts]
-        names = ["start", "end", "bucket", "attempt"]
-        return binary_answer(
-            wire.encode({**header, "columns": names, "rows": len(window.starts), "exact": True}, columns)
-        )
-    shares = column_shares(window, start, end, width)
+    job = _job(run)
+    if job.steps_between(_ns(start), _ns(end)) > _STEPS_A_COLUMN * width:
+        shares = _shares_of_windows(run, start, end, width)
+    else:
+        pieces = pieces_between(run, report, start, end)
+        if len(pieces.starts) <= _PIECES_A_COLUMN * width:
+            header |= {"columns": list(_COLUMNS), "rows": len(pieces.starts), "exact": True}
+            return binary_answer(wire.encode(header, list(pieces)))
+        shares = column_shares(pieces, start, end, width)
     header |= {"columns": ["shares"], "rows": shares.size, "width": width, "exact": False}
     return binary_answer(wire.encode(header, [shares.ravel()]))
 
@@ -78,16 +86,22 @@ def _header() -> dict[str, Any]:
     return {"buckets": list(BUCKET_KEYS.values()), "titles": [_title(bucket) for bucket in _BUCKETS]}
 
 
-def pieces_of(run: RunData, report: JobReport) -> Pieces:
-    """Return all pieces of a run's ledger; those of the last report are kept."""
-    goodput = goodput_of(run)
-    assert goodput.ledger is not None
-    now_ns, facts = as_of_ns(run), goodput.ledger.fact_count
-    return run.cached(("pieces", now_ns, facts), lambda: _pieces(run, report, goodput.ledger, now_ns))
+def _job(run: RunData) -> JobLedger:
+    job = goodput_of(run).ledger
+    assert job is not None
+    return job
 
 
-def _pieces(run: RunData, report: JobReport, job: Any, now_ns: int) -> Pieces:
-    found = job.timeline(now_ns, report.start_ns, report.end_ns + 1)
+def pieces_between(run: RunData, report: JobReport, start: float, end: float) -> Pieces:
+    """Return the pieces of a run's ledger in a window, cut at its borders. Costs what lies in it.
+
+    Args:
+        run: The run.
+        report: Its report.
+        start: The start of the window, in seconds since 1970.
+        end: Its end.
+    """
+    found = _job(run).timeline(as_of_ns(run), _ns(start), _ns(end))
     numbers = np.array([0, *run_attempts(run, report)])
     attempts = np.fromiter((piece.attempt for piece in found), np.int64, len(found))
     return Pieces(
@@ -96,6 +110,19 @@ def _pieces(run: RunData, report: JobReport, job: Any, now_ns: int) -> Pieces:
         np.fromiter((_INDEX[piece.bucket] for piece in found), np.int64, len(found)),
         numbers[attempts],
     )
+
+
+def _shares_of_windows(run: RunData, start: float, end: float, width: int) -> Floats:
+    """Return the share of each bucket in each column from the sums of the ledger, at any number of steps."""
+    edges = np.linspace(start, end, width + 1)
+    moments = [_ns(edge) for edge in edges]
+    windows = _job(run).windows(as_of_ns(run), list(pairwise(moments)))
+    sums = np.array([[window.buckets[bucket] for bucket in _BUCKETS] for window in windows], np.float64)
+    return np.clip(sums / np.maximum(np.diff(moments), 1)[:, None], 0.0, 1.0)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * _SECOND)
 
 
 def run_attempts(run: RunData, report: JobReport) -> list[int]:

@@ -224,15 +224,33 @@ class Books:
         account.split_startup()
         return account
 
-    def pieces(self, index: int, end_ns: int, *, running: bool) -> Iterator[Painted]:
-        """Yield the pieces of an attempt up to the next one or the end, with the startup separated."""
+    def pieces(
+        self, index: int, end_ns: int, *, running: bool, between: tuple[int, int] | None = None
+    ) -> Iterator[Painted]:
+        """Yield the pieces of an attempt up to the next one or the end, with the startup separated.
+
+        Args:
+            index: The attempt.
+            end_ns: End of the wall time.
+            running: True if the job still runs.
+            between: Only those of a window are wanted: some before it may be left out, and those after it are not
+                exact. Costs what lies in it.
+        """
         attempt = self._attempts[index]
         self._bring_up_to_date()
         startup = self._startup_ns(index, end_ns, running=running)
         end_ns = min(end_ns, self._attempts.next_start_ns(index))
-        runs = self._runs(index, end_ns, running=running)
-        overlays = self._overlays(attempt, attempt.start_ns, end_ns)
-        for piece in paint(runs, overlays, attempt.start_ns, end_ns):
+        settled, start_ns, until_ns = -1, attempt.start_ns, end_ns
+        if between is not None:
+            until_ns = min(end_ns, between[1])
+            times = self._facts.steps.times
+            step = bisect_right(times, between[0], attempt.first, attempt.stop) - 1
+            step = min(step, self._attempts.cut_index(index))
+            if step > attempt.first:
+                settled, start_ns, startup = step, times[step], 0
+        runs = self._runs(index, end_ns, running=running, settled=settled)
+        overlays = self._overlays(attempt, start_ns, until_ns)
+        for piece in paint(runs, overlays, start_ns, until_ns):
             if startup and piece.run.first_step and piece.bucket is Bucket.PRODUCTIVE:
                 middle = min(piece.end_ns, piece.start_ns + startup)
                 startup -= middle - piece.start_ns

@@ -276,7 +276,7 @@ class Ledger:
         Args:
             now_ns: The moment of the query, or `PROCESS_GONE`.
             exclusions: Disjoint intervals that are pieces of their own.
-            between: Only the pieces of this window, whole; None for all.
+            between: Only the pieces of this window, cut at its borders; None for all.
         """
         self._update()
         pieces: list[Piece] = []
@@ -306,6 +306,12 @@ class Ledger:
         """Yield number, start and seconds of the kept steps that started after a moment and that the next follows."""
         self._update()
         return self._step_times.since(time_ns)
+
+    def steps_between(self, start_ns: int, end_ns: int) -> int:
+        """Return how many steps started in a window; those that were repeated count each time."""
+        self._update()
+        times = self.facts.steps.times
+        return bisect_left(times, end_ns) - bisect_left(times, start_ns)
 
     def latest_step_seconds(self, count: int) -> list[float]:
         """Return the times of the latest kept steps that the next number follows, oldest first."""
@@ -369,10 +375,12 @@ class Ledger:
                 return
             if min(last_ns, self._attempts.next_start_ns(index)) <= start_ns:
                 continue
-            for first_ns, stop_ns, bucket, label, run in self._books.pieces(index, last_ns, running=running):
+            pieces = self._books.pieces(index, last_ns, running=running, between=(start_ns, end_ns))
+            for first_ns, stop_ns, bucket, label, run in pieces:
                 if first_ns >= end_ns:
                     break
-                if stop_ns > start_ns:
+                first_ns, stop_ns = max(first_ns, start_ns), min(stop_ns, end_ns)
+                if first_ns < stop_ns:
                     yield Piece(first_ns, stop_ns, bucket, index + 1, label, run.estimated)
 
     def _without(self, exclusions: Sequence[Interval], summary: AttemptSummary, life: Life) -> AttemptSummary:

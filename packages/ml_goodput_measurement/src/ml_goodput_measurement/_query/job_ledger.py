@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.texts import format_count, format_duration
 
-from ml_goodput_measurement._ledger import Ledger, Summary
+from ml_goodput_measurement._ledger import Ledger, Summary, Window
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._query.payloads import by_writer
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Inference, JobReport, Piece
@@ -65,7 +65,7 @@ class JobLedger:
         )
 
     def timeline(self, as_of_ns: int, start_ns: int, end_ns: int) -> Sequence[Piece]:
-        """Return the pieces of the job's time in a window, whole, in order; attempts outside of it cost nothing.
+        """Return the pieces of the job's time in a window, cut at its borders, in order. Costs what lies in it.
 
         Args:
             as_of_ns: See `report`.
@@ -73,6 +73,19 @@ class JobLedger:
             end_ns: Its end.
         """
         return self._recorders.ledger.timeline(as_of_ns, between=(start_ns, end_ns))
+
+    def windows(self, as_of_ns: int, spans: Iterable[tuple[int, int]]) -> list[Window]:
+        """Return the sums of windows; none without a fact. Costs a little for each window, however long.
+
+        Args:
+            as_of_ns: See `report`.
+            spans: Start and end of each, in ns since 1970.
+        """
+        return self._recorders.ledger.windows(spans, as_of_ns)
+
+    def steps_between(self, start_ns: int, end_ns: int) -> int:
+        """Return how many steps started in a window: it has about three pieces for each."""
+        return self._recorders.ledger.steps_between(start_ns, end_ns)
 
 
 def job_report(
