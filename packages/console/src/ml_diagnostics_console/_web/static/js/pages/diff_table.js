@@ -67,7 +67,7 @@ export function showSections(place, rows, part) {
     const own = found.filter((row) => row.section === section);
     return card(sectionTitle(section), { second: String(own.length) }, h("dl.config-pairs", null,
       own.map(({ key, values }) =>
-      h("div", null, h("dt", null, key), h("dd", null, values[0] === null ? dash() : long(values[0]))))));
+      h("div", null, h("dt", null, breakable(key)), h("dd", null, values[0] === null ? dash() : long(values[0]))))));
   })));
   if (found.length === 0) add(place, card(null, {}, empty(`No key or value contains “${part}”.`)));
   return { shown: found.length, hidden: rows.length - found.length };
@@ -89,13 +89,13 @@ function topRow({ key, kind, values, buckets = [] }) {
 
 function configRows(row, runs, isOne) {
   if (!row.is_long || isOne) {
-    return [h("tr", null, h("th", { scope: "row" }, row.key), row.values.map((value) => {
+    return [h("tr", null, h("th", { scope: "row" }, breakable(row.key)), row.values.map((value) => {
       const isOdd = row.differs && value !== null && value !== firstOf(row.values);
       return h("td", { classes: [isOdd && "is-odd"] }, value === null ? dash() : long(value));
     }))];
   }
   // Long values stand below each other, so that the words that differ can be compared.
-  return [h("tr.diff-long", null, h("th", { scope: "row" }, row.key), h("td", { colspan: runs.length },
+  return [h("tr.diff-long", null, h("th", { scope: "row" }, breakable(row.key)), h("td", { colspan: runs.length },
     row.values.map((value, index) => h("div.diff-words", null, seriesSwatch(index), value === null ? dash()
       : h("span.diff-text", null, words(row.words?.[index], value)))))) ];
 }
@@ -113,6 +113,11 @@ function long(value) {
   const text = String(value);
   if (text.length <= LONG) return text;
   return h("details.diff-more", null, h("summary", null, h("span.diff-start", null, `${text.slice(0, LONG)}…`)), text);
+}
+
+/** A key that may be broken after its parts, not within a word. */
+function breakable(key) {
+  return key.split(/(?<=[_./])/).flatMap((part) => [part, h("wbr")]);
 }
 
 function dash() {
