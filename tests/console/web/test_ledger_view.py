@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_console._web.ledger_view import Pieces, column_shares
-from ml_diagnostics_console._web.run_goodput import goodput_of
+from ml_diagnostics_console._web.run_goodput import RunGoodput, goodput_of, why_none
 from ml_goodput_measurement.partition import Bucket, Piece
 from ml_goodput_measurement.reading import BUCKET_KEYS
 from ml_goodput_measurement.reading import column_shares as reference
 
+from ...waiting import wait_until
 from .recorded import Page
 
 _BUCKETS = list(Bucket)
@@ -119,3 +122,20 @@ def test_sums_of_windows_are_the_shares_of_pieces(restarted: Page, monkeypatch: 
     header, columns = restarted.columns("/ledger", width=7)
     assert not header["exact"]
     assert columns["shares"] == pytest.approx(by_pieces, abs=1e-6)
+
+
+def test_a_long_log_is_read_in_parts_and_the_page_says_so(
+    restarted_folder: Path, restarted: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = restarted.run
+    assert run is not None
+    whole = goodput_of(run).report(run)
+    monkeypatch.setattr(RunGoodput, "part_seconds", -1.0)  # A batch at a time.
+    slow = RunGoodput(restarted_folder)
+    monkeypatch.setattr("ml_diagnostics_console._web.run_goodput.goodput_of", lambda run: slow)
+    assert slow.report(run) is None
+    assert not slow.is_complete
+    assert "still being read" in why_none(run)
+    wait_until(lambda: slow.report(run) is not None)
+    assert slow.report(run) == whole
+    assert slow.is_complete

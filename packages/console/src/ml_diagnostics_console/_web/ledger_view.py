@@ -14,7 +14,7 @@ from ml_goodput_measurement.reading import BUCKET_KEYS, BUCKET_NAMES, JobLedger
 from ml_diagnostics_console._web import wire
 from ml_diagnostics_console._web.answers import Answer, binary_answer
 from ml_diagnostics_console._web.queries import Query
-from ml_diagnostics_console._web.run_goodput import NO_GOODPUT, as_of_ns, goodput_of
+from ml_diagnostics_console._web.run_goodput import as_of_ns, goodput_of, why_none
 
 if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
@@ -59,7 +59,7 @@ def ledger(run: RunData, query: Query) -> Answer:
     width, span = query.width(), query.span()
     report = goodput_of(run).report(run)
     if report is None:
-        header = {**_header(), "columns": list(_COLUMNS), "rows": 0, "exact": True, "help": NO_GOODPUT}
+        header = {**_header(), "columns": list(_COLUMNS), "rows": 0, "exact": True, "help": why_none(run)}
         return binary_answer(wire.encode(header, [[], [], [], []]))
     start, end = span or (-math.inf, math.inf)
     start = max(start, report.start_ns / _SECOND)

@@ -17,7 +17,7 @@ from ml_diagnostics_console._web.ledger_view import bucket_percents, bucket_rows
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_companions import CompanionEvent, companions_of
 from ml_diagnostics_console._web.run_data import AttemptSpan, RunData
-from ml_diagnostics_console._web.run_goodput import NO_GOODPUT, goodput_of
+from ml_diagnostics_console._web.run_goodput import goodput_of, why_none
 from ml_diagnostics_console._web.run_rows import pictures_of, row_of
 from ml_diagnostics_console._web.sentences import marked, safe_line
 from ml_diagnostics_console._web.verdicts import known_verdict
@@ -63,7 +63,7 @@ def _overview(run: RunData) -> dict[str, Any]:
         "totals": _totals(run, report, disruptions),
         "ledger": [] if report is None else bucket_rows(report),
         "ledger_notes": [] if report is None else _ledger_notes(report),
-        "ledger_help": NO_GOODPUT if report is None else None,
+        "ledger_help": why_none(run) if report is None else None,
         "metrics_list": [_metric(run, name) for name in run.columns.names()],
         "sessions": [session_row(session) for session in run.view.sessions],
         "processes": _processes(run),

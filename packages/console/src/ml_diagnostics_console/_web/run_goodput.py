@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
+from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader
 from ml_goodput_measurement.partition import JobReport
@@ -17,27 +20,37 @@ from ml_diagnostics_console._web.writers import Writer, goodput_writers
 if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
 
-__all__ = ["NO_GOODPUT", "RunGoodput", "as_of_ns", "goodput_of"]
+__all__ = ["NO_GOODPUT", "RunGoodput", "as_of_ns", "goodput_of", "why_none"]
 
 NO_GOODPUT: Final = (
     "This run has recorded no goodput. Wrap the training in `with ml_diagnostics.instrument(NAME) as job:` and iterate "
     "over `job.steps(...)`, or start it with `ml-diagnostics run -- python train.py`."
 )
 """The text for a ledger without entries."""
+_READING: Final = "The goodput log of this run is long: it is still being read."
 _SECOND_NS: Final = 1_000_000_000
 _MARGIN_NS: Final = 600 * _SECOND_NS
 """A recorder may start before its run does, and before the clock of another host shows that."""
 
 
 class RunGoodput:
-    """The ledger of one run.
+    """The ledger of one run. A long log is read in parts of a fraction of a second: the page must not wait for it.
 
     Args:
         root: The diagnostics folder.
+
+    Attributes:
+        is_complete: False while a part of the log that was there is not read yet; then there is no report, or an older
+            one.
+        part_seconds: The duration of a part.
     """
 
+    part_seconds = 0.2
+
     def __init__(self, root: Path) -> None:
+        self.is_complete = True
         self._root = root
+        self._batches: Iterator[list[LogEntry]] | None = None
         self._job, self._log_id = "", ""
         self._names: frozenset[str] = frozenset()
         self._reader: JournalReader | None = None
@@ -61,10 +74,12 @@ class RunGoodput:
         return self._names
 
     def report(self, run: RunData) -> JobReport | None:
-        """Read what is new, and return the report of the run; None if it has recorded no goodput."""
+        """Read what is new, and return the report of the run; None without goodput, or while it is read."""
         self.refresh(run)
         if self._ledger is None:
             return None
+        if not self.is_complete:
+            return self._report[2] if self._report is not None else None
         now_ns, facts = as_of_ns(run), self._ledger.fact_count
         if self._report is None or self._report[:2] != (now_ns, facts):
             self._report = now_ns, facts, self._ledger.report(now_ns)
@@ -79,11 +94,24 @@ class RunGoodput:
         names = frozenset(writer.name for writer in found)
         if not found or (run.ended_s is not None and self._settled == (run.ended_s, names)):
             return
-        self._choose(found)
-        if self._reader is not None and self._ledger is not None:
-            for batch in self._reader.read_new():
-                self._ledger.add(batch)
-        self._settled = run.ended_s, names
+        if self._batches is None:
+            self._choose(found)
+        self.is_complete = self._read_part()
+        if self.is_complete:
+            self._settled = run.ended_s, names
+
+    def _read_part(self) -> bool:
+        """Read for a part of a second; return True if there is nothing more now."""
+        if self._reader is None or self._ledger is None:
+            return True
+        deadline = time.monotonic() + self.part_seconds
+        self._batches = self._batches or self._reader.read_new()
+        for batch in self._batches:
+            self._ledger.add(batch)
+            if time.monotonic() > deadline:
+                return False
+        self._batches = None
+        return True
 
     def _choose(self, found: list[Writer]) -> None:
         """Choose the job with the most writers, the newest of several, and have its writers read."""
@@ -98,6 +126,11 @@ class RunGoodput:
             position = None if self._reader is None else self._reader.position()
             self._reader = JournalReader(log_id, root=self._root, position=position, writers=names)
             self._names = names
+
+
+def why_none(run: RunData) -> str:
+    """Return why a run has no report, and what would fill it."""
+    return NO_GOODPUT if goodput_of(run).is_complete else _READING
 
 
 def as_of_ns(run: RunData) -> int:
