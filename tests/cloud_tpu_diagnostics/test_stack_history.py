@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from cloud_tpu_diagnostics.entries import HANG_SUSPECTED, JOB_ENDED, SNAPSHOT, STEP_SUMMARY, entry
@@ -22,13 +23,13 @@ class Recorded:
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
 
-    def add(self, host: int, at: float, kind: str, *, attempt: str = "1", **fields: object) -> None:
+    def add(self, host: int, at: float, kind: str, *, attempt: str = "1", **fields: Any) -> None:
         labels = {"host": f"host-{host}", "pid": str(40 + host), "attempt": attempt, "process_index": str(host)}
         context = EntryContext("log", "", {}, labels, writer=f"host-{host}")
         payload = entry(kind, "", **fields)
         self.entries.append(LogEntry(START_NS + round(at * _SECOND_NS), len(self.entries), payload, context))
 
-    def stack(self, host: int, at: float, frames: tuple[str, ...], **fields: object) -> None:
+    def stack(self, host: int, at: float, frames: tuple[str, ...], **fields: Any) -> None:
         group = {"threads": 1, "main": True, "names": ["MainThread"], "frames": list(frames)}
         stack = {"groups": [group], "threads": 1, "time_ns": 0, "phase": "step", "step": 7, "interval_seconds": 600}
         self.add(host, at, SNAPSHOT, **{**stack, **fields})

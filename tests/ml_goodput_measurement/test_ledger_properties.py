@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -62,12 +63,13 @@ def test_order_repetition_and_lateness_change_nothing(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(delivered)), max_size=5)))
 
     ledger = Ledger(sizes)
+    asked: list[Callable[[Ledger, int], object]] = [Ledger.attempts, Ledger.timeline]
     for start, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
         deliver(ledger, delivered[start:end])
         if data.draw(st.booleans()):
             ledger = _saved_and_restored(ledger, sizes)
         expected = ledger_of(delivered[:end], sizes)
-        for ask in data.draw(st.lists(st.sampled_from([Ledger.attempts, Ledger.timeline]), max_size=2)):
+        for ask in data.draw(st.lists(st.sampled_from(asked), max_size=2)):
             assert ask(ledger, moment_ns(now)) == ask(expected, moment_ns(now))
         assert ledger.summary(moment_ns(now)) == expected.summary(moment_ns(now))
     in_order = ledger_of(payloads, sizes)
