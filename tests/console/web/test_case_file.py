@@ -73,7 +73,7 @@ def test_the_command_prints_what_is_inside_and_what_was_left_out(hanging: tuple[
     assert done.returncode == 0
     assert re.fullmatch(r".*again\.html: [\d,]+ bytes, opens in any browser without a server\n", done.stdout)
     assert "inside: the doctor's report" in done.stderr
-    assert "left out: what looked like a secret" in done.stderr
+    assert "left out: texts that resemble secrets" in done.stderr
     again = run_command(root, "export", "last", str(path))
     assert (again.returncode, again.stdout) == (1, "")
     assert "--force replaces it" in again.stderr

@@ -17,11 +17,11 @@ _SECONDS = 10.0
 
 
 class _Store:
-    """A store that counts reads, and changes when it is told to.
+    """A store that counts reads, and changes on demand.
 
     Attributes:
         reads: The number of reads.
-        failure: What the next reads raise.
+        failure: The error of the next reads.
     """
 
     def __init__(self) -> None:
@@ -98,16 +98,16 @@ def test_a_failure_is_reported_once_and_reading_goes_on() -> None:
     assert len(notes) == 1
 
 
-def test_listeners_hear_of_changes_alone() -> None:
+def test_listeners_are_called_after_changes_alone() -> None:
     store = _Store()
-    heard = threading.Event()
+    called = threading.Event()
     refreshing = Refreshing(store, print, interval_seconds=0.005)
-    refreshing.on_change(heard.set)
+    refreshing.on_change(called.set)
     refreshing.start()
     _wait(lambda: store.reads > 3)
-    assert not heard.is_set()
+    assert not called.is_set()
     store.is_changing = True
-    assert heard.wait(_SECONDS)
+    assert called.wait(_SECONDS)
     refreshing.stop()
 
 

@@ -58,7 +58,7 @@ def make_app(
         stream: The open pages.
         assets: The static files.
         guard: Rejects requests that are not from the page.
-        token: What a client needs to have; None if the server listens on loopback alone.
+        token: The secret of clients; None if the server listens on loopback alone.
     """
     page = _Page(store, refreshing, stream, assets, token)
     app = Starlette(

@@ -73,7 +73,7 @@ class CaseBlock:
 
 @dataclass
 class CaseAnswers:
-    """What was collected.
+    """The collected answers.
 
     Attributes:
         blocks: The answers.

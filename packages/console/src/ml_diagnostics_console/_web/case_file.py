@@ -90,19 +90,19 @@ def make_case(
         DiagnosticsError: The doctor cannot read the run.
     """
     with store.lock:
-        run, cursor, place = store.run(run_id), store.cursor, store.place
+        run, cursor, source = store.run(run_id), store.cursor, store.place
     DOCTOR.wait(run, _VERDICT_SECONDS)
     reports = zipped(encoded_reports(JobReader(question, report)))
     page_bytes = len(case_page(assets, run_id, "").encode())
     answers = collect(store, run_id, _MOST_BYTES - page_bytes - len(reports) - _ABOUT_BYTES)
     inside = [*answers.inside, "the doctor's report, which `mldiagnostics doctor FILE` prints"]
-    left_out = [*answers.left_out, "what looked like a secret", "values that are finer than a drawing shows"]
+    left_out = [*answers.left_out, "texts that resemble secrets", "values that are finer than a drawing shows"]
     about = {
         "run": run_id,
         "start": f"/runs/{quote(run_id, safe='')}",
         "made": time.time(),
         "version": __version__,
-        "from": place,
+        "from": source,
         "cursor": cursor,
         "inside": inside,
         "left_out": left_out,

@@ -42,12 +42,12 @@ _BLOCK: Final = re.compile(rb'<script type="text/plain" data-report>([A-Za-z0-9+
 
 @dataclass(frozen=True, slots=True)
 class CaseReports:
-    """What a case file has of the doctor.
+    """The doctor's part of a case file.
 
     Attributes:
         last: The report on the last attempt, as `doctor RUN` prints it.
         attempts: The reports on each attempt; of many, the last ones.
-        explanations: What `doctor explain RUN/N` prints on the first verdicts of `last`.
+        explanations: The output of `doctor explain RUN/N` for the first verdicts of `last`.
         notes: Sentences on what could not be read.
     """
 
@@ -92,7 +92,7 @@ def encoded_reports(reader: JobReader) -> bytes:
 
 
 def read_case(path: Path) -> CaseReports:
-    """Return what a case file has of the doctor.
+    """Return the doctor's part of a case file.
 
     Raises:
         CommandError: It is not a case file, or is damaged.

@@ -23,7 +23,7 @@ _EVENTS: Final = ("gone", "changed", "metrics", "log")
 
 
 class Changing(Protocol):
-    """What reports its changes: the store."""
+    """A store that reports its changes."""
 
     @property
     def cursor(self) -> str:

@@ -17,7 +17,7 @@ _FIRST_WAIT_SECONDS: Final = 0.7
 
 
 class Refreshable(Protocol):
-    """What is kept up to date: the store."""
+    """A store that is kept up to date."""
 
     @property
     def cursor(self) -> str:

@@ -1,4 +1,4 @@
-"""From a source of runs to a served page: sockets, token, threads, and the end."""
+"""Serve the page over a source of runs: sockets, token, threads, and the end."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Listener:
         sockets: The sockets, of one port.
         port: The port.
         address: The host and port in the URL.
-        guard: What requests are refused.
-        token: What clients need to have; None on loopback, unless asked for.
+        guard: The rules for requests.
+        token: The secret of clients; None on loopback, unless asked for.
     """
 
     sockets: list[socket.socket]
