@@ -70,6 +70,29 @@ class Column:
         self._tiles: Tiles | None = None
         self._step_tiles: Tiles | None = None
 
+    @classmethod
+    def restored(
+        cls, names: tuple[str, str, str, str], arrays: tuple[npt.NDArray[Any], Floats, Floats], sorted_rows: int
+    ) -> Column:
+        """Return a column with what another one had.
+
+        Args:
+            names: Its metric, process, host and unit.
+            arrays: Its `arrays`.
+            sorted_rows: Its `sorted_rows`.
+        """
+        column = cls(*names)
+        column._step, column._time, column._value = arrays
+        column._rows, column.sorted_rows = len(column._value), sorted_rows
+        column._has_steps = column._step.dtype == np.int32 or not np.isnan(column._step).any()
+        return column
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], Floats, Floats]:
+        """The steps, as they are kept, times and values of all points."""
+        self.settle()
+        return self._step[: self._rows], self._time[: self._rows], self._value[: self._rows]
+
     def append(self, step: float, time_s: float, value: float) -> None:
         """Add a point.
 
@@ -245,6 +268,10 @@ class RunColumns:
             column = columns[process] = Column(metric, process, host, unit)
         column.host = host or column.host
         return column
+
+    def put(self, column: Column) -> None:
+        """Take a column in place of one of the same metric and process."""
+        self._by_metric.setdefault(column.metric, {})[column.process] = column
 
     def names(self) -> list[str]:
         """Return the metrics, by name."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from google_cloud_mldiagnostics.reading import CloudSource, RunSource
 from ml_diagnostics_common.entry import LogEntry, SeenSequences, parse_timestamp
@@ -58,6 +58,17 @@ class EntrySources:
         for source in self._of_runs:
             for batch in self._batches(source, take):
                 take(batch)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """The position behind what was read of the runs of this machine."""
+        return self._of_runs[0].position()
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Read the runs of this machine on from a position."""
+        source = self._entries.source_of_runs([])
+        source.resume(position)
+        self._of_runs = [source]
 
     def read_companions(self, runs: Sequence[RunData]) -> Iterator[list[LogEntry]]:
         """Yield the new entries of companions, by time.

@@ -130,6 +130,10 @@ class RunData:
         """The number of hosts of the last attempt."""
         return len({process.host for process in self.view.processes})
 
+    def restore(self, history: Mapping[str, Any]) -> None:
+        """Take a history that was saved, see `RunHistory.to_json`, in place of its own."""
+        self.history = RunHistory.from_json(history, self._companions.endings)
+
     def attempt_at(self, time_s: float) -> AttemptSpan | None:
         """Return the attempt that ran at a time, or the last one before it."""
         found = None

@@ -32,6 +32,7 @@ from ml_diagnostics_console._web.run_data import Resource, RunData
 from ml_diagnostics_console._web.run_goodput import goodput_of
 from ml_diagnostics_console._web.run_list import RunList
 from ml_diagnostics_console._web.run_rows import pictures_of, row_of
+from ml_diagnostics_console._web.saved_state import load_state, save_state
 from ml_diagnostics_console._web.writers import goodput_writers
 
 __all__ = ["Store"]
@@ -46,6 +47,8 @@ _CHEAP_POLL_SECONDS: Final = 0.005
 _REST_FACTOR: Final = 200
 _MOST_REST_SECONDS: Final = 3.0
 _SETTLED_AT: Final = 200_000
+_SAVED_AT: Final = 300_000
+_SAVE_SECONDS: Final = 900.0
 _SHOWN_SECONDS: Final = 2.0
 _LONG_COLUMN: Final = 50_000
 _UPDATES_AT_ONCE: Final = 50
@@ -120,9 +123,11 @@ class Store:
         self.place = str(source.root) if isinstance(source, LocalSource) else source.name
         self.notes: list[str] = []
         self.now_s = clock_ns() / 1e9
-        self._clock_ns, self._cache = clock_ns, cache
+        self._clock_ns = clock_ns
         self._is_cloud = isinstance(source, CloudSource)
         self._root = source.root if isinstance(source, LocalSource) else diagnostics_directory()
+        self._state_path = cache / "state" if cache is not None and not self._is_cloud else None
+        self._saved_count, self._save_again_at = 0, 0.0
         self._refreshing = threading.Lock()
         self._companions = Companions()
         self._kept: dict[str, _Kept] = {}
@@ -191,18 +196,41 @@ class Store:
     def _read(self) -> None:
         started, sources = time.thread_time(), self._sources
         self._shown_at = time.monotonic()
+        if not self._was_read:
+            self._load()
         self._set_runs(*self._run_list.read())
         sources.poll_seconds = time.thread_time() - started
         sources.read_runs([kept.run for kept in self._kept.values() if kept.run.resource], self._take)
         for batch in sources.read_companions(self.runs()):
             with self.lock:
                 self._companions.add(batch)
+        self._save()
         # To list the files of thousands of runs each second costs too much. Of the first read, the entries are most.
         is_costly = self._was_read and sources.poll_seconds >= _CHEAP_POLL_SECONDS
         rest_seconds = min(_MOST_REST_SECONDS, sources.poll_seconds * _REST_FACTOR) if is_costly else 0.0
         self._rests_until, self._was_read = time.monotonic() + rest_seconds, True
         with self.lock:
             self.notes = [*self._run_list.notes, *self._failures.values(), *self.source.entries.notes()]
+
+    def _load(self) -> None:
+        """Continue from the state that an earlier store saved."""
+        if self._state_path is None:
+            return
+        position = load_state(self._state_path, self._root, self._data_of)
+        if position is not None:
+            self._sources.resume(position)
+            self._dispatch.touched |= self._kept.keys()
+            self._dispatch.changed |= self._kept.keys()
+
+    def _save(self) -> None:
+        """Save the state if much was read since it was saved."""
+        count, now = self._dispatch.count, time.monotonic()
+        if self._state_path is None or count - self._saved_count < _SAVED_AT or now < self._save_again_at:
+            return
+        self._saved_count, self._save_again_at = count, now + _SAVE_SECONDS
+        with self.lock:
+            self._settle()
+        save_state(self._state_path, self._root, self._sources.position, [kept.run for kept in self._kept.values()])
 
     def _is_due(self, now_ns: int) -> bool:
         """Return True if it is time to read."""

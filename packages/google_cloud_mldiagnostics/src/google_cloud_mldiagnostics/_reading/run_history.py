@@ -44,6 +44,13 @@ class ProcessRecord:
         self.first_ns = self.last_ns = entry.timestamp_ns
         self.fields: dict[str, Any] = dict(entry.payload)
 
+    @classmethod
+    def restored(cls, first_ns: int, last_ns: int, fields: Mapping[str, Any]) -> ProcessRecord:
+        """Return a record with these attributes."""
+        record = cls.__new__(cls)
+        record.first_ns, record.last_ns, record.fields = first_ns, last_ns, dict(fields)
+        return record
+
     def add(self, entry: LogEntry) -> None:
         """Add one of its entries. An address of the first one stays valid, a reason is that of the last one alone."""
         is_later = entry.timestamp_ns >= self.last_ns
@@ -66,6 +73,24 @@ class SessionRecord:
         self.hosts: dict[tuple[str, int | None], Mapping[str, Any]] = {}
         self.writers: dict[tuple[str, int | None], tuple[str, int]] = {}
         self._written_ns: dict[tuple[str, int | None], int] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON."""
+        hosts = [
+            [*process, payload, *self.writers[process], self._written_ns[process]]
+            for process, payload in self.hosts.items()
+        ]
+        return {"first_ns": self.first_ns, "hosts": hosts}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> SessionRecord:
+        """Return the record that `to_json` wrote."""
+        record = cls(state["first_ns"])
+        for host, index, payload, writer_host, writer_pid, written_ns in state["hosts"]:
+            record.hosts[host, index] = payload
+            record.writers[host, index] = writer_host, writer_pid
+            record._written_ns[host, index] = written_ns
+        return record
 
     def add(self, entry: LogEntry) -> None:
         """Add one entry on it."""
@@ -98,6 +123,30 @@ class RunHistory:
         self._steps: dict[tuple[str, int], tuple[int, int]] = {}  # By host and pid: time and number.
         self._last_attempts: dict[tuple[str, int], int] = {}
         self._endings = ProcessEndings() if endings is None else endings
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what it has of the run's own entries as JSON, without the ends that companions recorded."""
+        return {
+            "processes": [
+                [*key, record.first_ns, record.last_ns, record.fields] for key, record in self.processes.items()
+            ],
+            "sessions": {name: record.to_json() for name, record in self.sessions.items()},
+            "signs": [[*writer, sign_ns] for writer, sign_ns in self._signs_ns.items()],
+            "steps": [[*writer, *step] for writer, step in self._steps.items()],
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any], endings: ProcessEndings | None = None) -> RunHistory:
+        """Return the history that `to_json` wrote; raises LookupError, TypeError or ValueError for anything else."""
+        history = cls(endings)
+        for host, pid, attempt, first_ns, last_ns, fields in state["processes"]:
+            key = ProcessKey(host, pid, attempt)
+            history.processes[key] = ProcessRecord.restored(first_ns, last_ns, fields)
+            history._last_attempts[host, pid] = max(attempt, history._last_attempts.get((host, pid), 0))
+        history.sessions = {name: SessionRecord.from_json(record) for name, record in state["sessions"].items()}
+        history._signs_ns = {(host, pid): sign_ns for host, pid, sign_ns in state["signs"]}
+        history._steps = {(host, pid): (time_ns, step) for host, pid, time_ns, step in state["steps"]}
+        return history
 
     def add(self, entries: Iterable[LogEntry]) -> None:
         """Add entries of the run, and of the companions of its processes."""
