@@ -48,7 +48,7 @@ export function durationOf(row, now) {
  * @param {string} text What the user wrote.
  * @returns {Array<{key: string|null, operator: string, value: string, number: number, isNot: boolean}>}
  */
-export function parseFilter(text) {
+function parseFilter(text) {
   const terms = [];
   TERM.lastIndex = text.length - text.replace(/^[\s,]+/, "").length;
   for (let match = TERM.exec(text); match; match = TERM.exec(text)) {
@@ -62,7 +62,7 @@ export function parseFilter(text) {
 }
 
 /** Return a number with or without a unit: "1e-3", "2h", "90%", "1,000" is not one; NaN if it is not a number. */
-export function parseNumber(text) {
+function parseNumber(text) {
   const match = NUMBER.exec(String(text).trim());
   return match ? Number(match[1].replaceAll("_", "")) * (UNITS[match[2]] ?? 1) : NaN;
 }

@@ -8,7 +8,7 @@ const SIZES = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /** Round to an integer, ties to the even one, as Python does. */
-export function roundEven(number) {
+function roundEven(number) {
   const floor = Math.floor(number);
   const rest = number - floor;
   if (rest !== 0.5) return rest < 0.5 ? floor : floor + 1;

@@ -37,7 +37,7 @@ export function bindKeys(actions) {
 }
 
 /** True if an event's target takes text, so that keys belong to it. */
-export function takesText(target) {
+function takesText(target) {
   if (!(target instanceof HTMLElement)) return false;
   if (target.isContentEditable || target.tagName === "TEXTAREA" || target.tagName === "SELECT") return true;
   return target.tagName === "INPUT" && !["checkbox", "radio", "button", "range"].includes(target.type);

@@ -26,12 +26,12 @@ export function statusWord(state) {
 }
 
 /** Return the class that gives a state's colour. */
-export function statusClass(state) {
+function statusClass(state) {
   return `is-${STATES.has(state) ? state : "unknown"}`;
 }
 
 /** Return a state's shape alone; the word must stand beside it. */
-export function statusShape(state) {
+function statusShape(state) {
   return s("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, (SHAPES[state] ?? SHAPES.unknown)());
 }
 
@@ -56,12 +56,12 @@ const END_SHAPES = {
 };
 
 /** Return the word of an attempt's end: completed, failed, preempted, hung, running, unknown. */
-export function endWord(letter) {
+function endWord(letter) {
   return END_WORDS[letter] ?? END_WORDS.u;
 }
 
 /** Return the shape of an attempt's end: dot, cross, triangle, two bars, ring. */
-export function endShape(letter) {
+function endShape(letter) {
   const known = letter in END_SHAPES ? letter : "u";
   return s("svg", { viewBox: "0 0 10 10", class: `end-${known}`, "aria-hidden": "true" }, END_SHAPES[known]());
 }

@@ -14,7 +14,7 @@ export function chosenTheme() {
 }
 
 /** Return the theme that is shown: light or dark. */
-export function shownTheme() {
+function shownTheme() {
   const chosen = chosenTheme();
   if (chosen !== "system") return chosen;
   return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";

@@ -10,7 +10,7 @@ const MOST = 5;
 const HOUR = 3600;
 
 /** Return the rows of the card: stuck, failed within the hour, running; newest first within each. */
-export function attentionRows(rows, now) {
+function attentionRows(rows, now) {
   const recent = (row) => now - (row.ended ?? row.beat ?? 0) < HOUR;
   const kinds = [
     (row) => row.state === "stuck",

@@ -7,6 +7,7 @@ import { seriesSwatch, showDiff } from "./diff_table.js";
 import { showOverlays } from "./overlays.js";
 
 const MOST = 12;
+const SMOOTH_MS = 60;
 
 /** Show the page. */
 export async function show(page, api, state) {
@@ -28,6 +29,7 @@ export async function show(page, api, state) {
   const count = h("span.second");
   const controls = h("div.controls.compare-controls");
   const charts = h("div.overlays");
+  let smoothing = 0;
   add(page, controls, card("What differs", { id: "what-differs", second: count, right: h("label.check", null, box,
     "only differences") }, table), charts);
 
@@ -52,8 +54,11 @@ export async function show(page, api, state) {
 
   const smooth = h("input", { type: "range", min: "0", max: "1", step: "0.05", "aria-label": "Smoothing",
     value: state.get("smooth", "0"), on: { input: () => {
-      state.set({ smooth: smooth.value === "0" ? "" : smooth.value });
-      overlays.redraw();
+      clearTimeout(smoothing);
+      smoothing = setTimeout(() => {
+        state.set({ smooth: smooth.value === "0" ? "" : smooth.value });
+        overlays.redraw();
+      }, SMOOTH_MS);
     } } });
   fill(controls, choice("x", [["", "Step"], ["elapsed", "Elapsed"]]), choice("log", [["", "Linear"], ["1", "Log"]]),
     h("label.check.smooth", null, "Smooth", smooth),

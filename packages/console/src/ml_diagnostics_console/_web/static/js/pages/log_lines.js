@@ -11,13 +11,13 @@ const ERROR = /\b(?:ERROR|CRITICAL|FATAL|Traceback|made no progress for)\b|^[EF]
 const WARNING = /\bWARN(?:ING)?\b|^W\d{4} |Warning: |\bretrying\b/;
 
 /** Return a line as a terminal would leave it: without colours, the last state of a progress bar. */
-export function plainLine(text) {
+function plainLine(text) {
   const plain = text.replace(COLOURS, "").replace(/\r+$/, "");
   return plain.slice(plain.lastIndexOf("\r") + 1);
 }
 
 /** Return "error", "warning" or "" for a line, by its words. */
-export function levelOf(text) {
+function levelOf(text) {
   if (ERROR.test(text)) return "error";
   return WARNING.test(text) ? "warning" : "";
 }

@@ -98,7 +98,7 @@ export function goodputBar(buckets) {
 }
 
 /** Return the course of the loss from 28 letters of 6 bits; a space is a gap. */
-export function sparkline(letters) {
+function sparkline(letters) {
   if (!letters) return null;
   const values = [...letters].map((letter) => LETTERS.indexOf(letter));
   const { width, height, left } = SPARK;
