@@ -82,7 +82,7 @@ export function createLogFile(api, base, source, { isFull, onError }) {
         if (chunk.next <= start) return;
         chunks.push(chunk);
         const dropped = chunks.length > MOST_CHUNKS ? linesOf(chunks.shift().text).length : 0;
-        draw({ keep: "place", added: -dropped });
+        draw({ keep: "exact", added: -dropped });
       }
     });
   }

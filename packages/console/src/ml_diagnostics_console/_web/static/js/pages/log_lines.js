@@ -59,7 +59,8 @@ export function createLines(element, { onTop = null, onBottom = null } = {}) {
      * Show lines: {time, host, text, count}; a text's words give its level.
      *
      * @param {object[]} next The lines.
-     * @param {{keep?: "bottom"|"top"|"place", added?: number}} options What stays in view; `added` lines came above.
+     * @param {{keep?: "bottom"|"top"|"place"|"exact", added?: number}} options What stays in view: `place` follows the
+     *   end where it was in view; `added` lines came above.
      */
     show(next, { keep = "place", added = 0 } = {}) {
       const wasAtEnd = element.scrollTop + element.clientHeight >= element.scrollHeight - LINE_PX;
