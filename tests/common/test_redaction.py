@@ -105,6 +105,18 @@ def test_plain_text_is_untouched() -> None:
     assert redact_text(text) == text
 
 
+@pytest.mark.parametrize(
+    "place", ["grpc_credentials.cc:180] gRPC server", "access_token.py:12: error", "token.go:9)", "password.py:3"]
+)
+def test_a_place_in_a_program_is_no_secret(place: str) -> None:
+    line = f"I1127 19:47:18.847340 19218 {place}"
+    assert redact_text(line) == line
+
+
+def test_a_file_of_a_program_is_a_key_like_another_where_no_line_number_follows() -> None:
+    assert redact_text("grpc_credentials.cc: hunter2") == f"grpc_credentials.cc: {REDACTED}"
+
+
 def test_recursive_structures_end() -> None:
     tree: dict[str, Any] = {"a": [1]}
     tree["self"] = tree

@@ -110,6 +110,9 @@ _YAML_KEY = re.compile(r"[ \t]*(?:- )?[\w.-]*\Z")
 _YAML_BLOCK = re.compile(r"[|>][+-]?[ \t]*\n")
 _YAML_LOWER_LINE = re.compile(r"\n[ \t]{1,64}([^\s:#-][^\s:]*)[ \t]*(?=\n|\Z)")  # a value below its key
 _YAML_BLOCK_LINE = re.compile(r"([ \t]*)[^\n]*(?:\n|\Z)")
+# "grpc_credentials.cc:180]", "token.py:12: error": a place in a program, as logs of C++ and Python show it.
+_SOURCE_FILE = re.compile(r"\.(?:c|cc|cpp|go|h|java|js|py|pyx|rs|ts)\Z")
+_LINE_NUMBER = re.compile(r"\d{1,6}(?=[\]:),\s]|\Z)")
 _BRACKETS = re.compile(r"[\[\](){}]")
 _LONGEST_POSSIBLE = 256  # read of a list behind a key that need not be a secret: each such key reads its own
 
@@ -201,6 +204,8 @@ def _replace_values(text: str, pattern: re.Pattern[str], find_value: _FindValue)
 
 def _assigned_value(text: str, match: re.Match[str]) -> _Span | None:
     key, start = match[1], match.end()
+    if match[2] == ":" and _SOURCE_FILE.search(key) and _LINE_NUMBER.match(text, match.end(2)):
+        return None
     if is_secret_key(key):
         if match[2] == ":" and not _QUOTE.match(text, start):
             if block := _yaml_block(text, match.start(1), start):
