@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,6 +126,21 @@ def test_runs_are_in_the_order_of_their_starts_and_last_is_the_newest(store: Sto
     answer = handle(store, "/api/runs/" + "x" * 10_000, {})
     assert answer.status == 404
     assert len(answer.body) < 300
+
+
+def test_a_long_list_is_answered_in_parts(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ml_diagnostics_console._web.runs_view._MOST_ROWS", 2)
+    for number in range(5):
+        MadeRun(f"run-{number}", START_NS + number * SECOND_NS, [MadeAttempt(0, 1)]).write(root)
+    store.refresh()
+    found, query = [], {}
+    for _ in range(3):
+        answer = json.loads(handle(store, "/api/runs", query).body)
+        found.append([row["id"] for row in answer["rows"]])
+        query = {"next": answer["next"]}
+    assert found == [["run-4", "run-3"], ["run-2", "run-1"], ["run-0"]]
+    assert answer["next"] is None
+    assert json.loads(handle(store, "/api/runs", {"next": "unknown"}).body)["rows"] == []
 
 
 def test_an_attempt_for_each_letter(store: Store, root: Path, clock: Clock) -> None:
@@ -395,3 +411,47 @@ def test_what_fails_in_a_view_is_an_answer(store: Store, root: Path, monkeypatch
 )
 def test_the_metric_of_the_small_curve_is_the_loss(names: list[str], expected: str | None) -> None:
     assert primary_metric(names) == expected
+
+
+def test_answers_are_whole_while_the_store_is_refreshed(root: Path) -> None:
+    made(root, "run-2", MadeAttempt(0, 50), host_metrics={"cpu": "%"})
+    store = Store(LocalSource(pytest.fail))
+    store.refresh()
+    node = {"type": "generic_node", "labels": {"node_id": "run-2"}}
+    labels = {"run": "run-2", "host": "vm-0", "process_index": "0", "attempt": "1"}
+    journal = Journal("ml_diagnostics_metric", root=root, labels=labels, resource=node, about_pid=4001)
+    is_over = threading.Event()
+    failures: list[object] = []
+
+    def ask() -> None:
+        while not is_over.is_set():
+            cursor = store.cursor
+            for path, query in (
+                ("", {}),
+                ("/points", {"metric": "loss", "x": "step"}),
+                ("/points", {"metric": "loss", "x": "time", "after": "20"}),
+                ("/points", {"metric": "cpu", "hosts": "spread"}),
+                ("/heat", {"metric": "cpu"}),
+                ("/ledger", {}),
+            ):
+                answer = handle(store, f"/api/runs/run-2{path}", query)
+                if answer.status != 200:
+                    failures.append((path, answer.body))
+            handle(store, "/api/runs", {})
+            store.changes_since(cursor)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(51, 400):
+        payload = {"values": [1.0], "step_index": step, "unit": "1"}
+        journal.append(payload, resource_labels={"namespace": "loss" if step % 3 else "cpu"})
+        if step % 10 == 0:
+            store.refresh()
+    journal.close(5)
+    store.refresh()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert store.run("run-2").columns.points("loss") == 51 + sum(step % 3 > 0 for step in range(51, 400))
