@@ -189,6 +189,16 @@ def test_a_wheel_with_ctrl_zooms_and_a_plain_one_scrolls(pages: Pages) -> None:
         pages.browser.resize(1400, 900)
 
 
+def test_the_metric_of_the_rows_of_hosts_is_in_the_url(pages: Pages) -> None:
+    pages.open()
+    select = "document.querySelector('.track-select')"
+    first = pages.browser.value(f"{select}.value")
+    pages.browser.value(f"{select}.selectedIndex = 1, {select}.dispatchEvent(new Event('change'))")
+    pages.browser.wait_for("location.search.includes('rows=')")
+    pages.open(pages.browser.value("location.search"))
+    assert pages.browser.value(f"{select}.value") != first
+
+
 def test_the_hairline_shows_the_values_of_all_tracks(pages: Pages) -> None:
     pages.open()
     left, top, width, height = pages.box(".track[data-track='curve:loss'] .track-plot")
@@ -233,6 +243,30 @@ def test_charts_are_built_when_they_come_into_view(pages: Pages) -> None:
     pages.browser.wait_for("document.querySelector('.chart-card:last-child canvas')")
     assert len(pages.colours(".chart-card canvas")["counts"]) > 3
     assert not pages.browser.complaints()
+
+
+def test_keys_zoom_all_charts_and_their_hairlines_are_in_step(pages: Pages) -> None:
+    pages.open("/metrics", "metrics")
+    pages.browser.press("+")
+    pages.browser.wait_for("location.search.includes('from=')")
+    first = pages.parameter("from"), pages.parameter("to")
+    pages.browser.press("+")
+    pages.browser.wait_for(f"!location.search.includes('from={first[0]:g}')")
+    second = pages.parameter("from"), pages.parameter("to")
+    assert length(second) == pytest.approx(length(first) / 2, abs=2)
+    left, top, width, height = pages.box(".chart-card .u-over")
+    for share in (0.4, 0.5):
+        point = {"type": "mouseMoved", "x": left + share * width, "y": top + height / 2}
+        pages.browser.call("Input.dispatchMouseEvent", point)
+    pages.browser.wait_for("document.querySelector('.chart-legend').textContent")
+    steps = pages.browser.value(
+        "[...document.querySelectorAll('.chart-facts')].map((each) => each.textContent)"
+        ".filter((text) => text.startsWith('step'))"
+    )
+    assert len(steps) > 1
+    assert len(set(steps)) == 1
+    pages.browser.press("0")
+    pages.browser.wait_for("location.search === ''")
 
 
 def test_the_state_of_charts_is_in_the_url(pages: Pages) -> None:

@@ -3,6 +3,7 @@
 import { withAlpha, writeOver } from "./canvas.js";
 import { asBand, extremes, shownRange, stripe } from "./curve.js";
 import { centredMean, gapWidth, smoothingWindow } from "./ranges.js";
+import { panned, zoomed } from "./span.js";
 import { clockTicks, elapsedTicks, logNumbers } from "./time_axis.js";
 import { tokens } from "./tokens.js";
 
@@ -11,6 +12,9 @@ const STYLE = "/static/vendor/uplot/uPlot.min.css";
 const TICK_PIXELS = 95;
 const EDGE_PIXELS = 7;
 const TICKS_UP = 5;
+const WHEEL_ZOOM = 0.0022;
+const EVERYWHERE = [Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY];
+const WHOLE_STEPS = Array.from({ length: 39 }, (_, index) => [1, 2, 5][index % 3] * 10 ** Math.floor(index / 3));
 const LOG_PADDING = 0.06;
 const LEAST_RATIO = 1.02;
 
@@ -152,6 +156,19 @@ export async function createChart(place, options) {
     plot?.destroy();
     plot = new uPlot(plotOptions(table, colours), table.data, place);
     plot.over.addEventListener("dblclick", () => current.onSpan(null));
+    plot.over.addEventListener("wheel", onWheel, { passive: false });
+  }
+
+  function onWheel(event) {
+    const { min, max } = plot.scales.x;
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault(); // else the browser zooms the page
+      const at = plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x");
+      current.onSpan(zoomed([min, max], at, Math.exp(event.deltaY * WHEEL_ZOOM), EVERYWHERE));
+    } else if (current.span && Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      event.preventDefault(); // else the browser goes a page back
+      current.onSpan(panned([min, max], event.deltaX / plot.over.clientWidth, EVERYWHERE));
+    }
   }
 
   function setScales(target) {
@@ -175,7 +192,7 @@ export async function createChart(place, options) {
     return {
       width: current.width,
       height: current.height,
-      padding: [10, 6, 0, 0],
+      padding: [10, 18, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: false, range: (_, min, max) => [min, max], ...spanOf(data[0]) },
@@ -215,7 +232,7 @@ export async function createChart(place, options) {
 
   function xTicks() {
     const ticksOf = current.x === "time" ? clockTicks : current.x === "elapsed" ? elapsedTicks : null;
-    if (!ticksOf) return { values: (_, splits) => splits.map((value) => current.formatX(value)) };
+    if (!ticksOf) return { incrs: WHOLE_STEPS, values: (_, splits) => splits.map((value) => current.formatX(value)) };
     let labels = new Map();
     return {
       splits(drawn, _, min, max) {
@@ -237,6 +254,13 @@ export async function createChart(place, options) {
       current = { ...current, width };
       plot.setSize({ width, height: current.height });
     },
+    /** Show another span of what is there already. */
+    stretch(span) {
+      current = { ...current, span };
+      plot.setScale("x", spanOf(plot.data[0]));
+    },
+    /** Return the span of x that is shown. */
+    span: () => [plot.scales.x.min, plot.scales.x.max],
     close: () => plot.destroy(),
   };
 }

@@ -21,8 +21,8 @@ const SHORT_UNITS = new Set(["s", "seconds", "%", "percent", "bytes", "bytes/s"]
  * @param {string[]} runs Ids; the place is the colour.
  * @param {Object} settings `{x: "step"|"time"|"elapsed", smooth: 0..1, isLog, isFull, span: [from, to]|null}`.
  * @param {(span: [number, number]|null, axis: string) => void} onSpan Called when a span was dragged; null for all.
- * @returns {{element: HTMLElement, metric: Object, show: (settings: Object) => Promise, append: () => Promise,
- *   close: () => void}}
+ * @returns {{element: HTMLElement, metric: Object, looked: Promise, span: () => Object|null,
+ *   show: (settings: Object) => Promise, append: () => Promise, close: () => void}}
  */
 export function createChartCard(api, metric, runs, settings, onSpan) {
   const facts = h("span.second.chart-facts", null);
@@ -163,11 +163,15 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     metric,
     /** Resolves when the chart is drawn, or known to be out of view. */
     looked,
+    /** Return the span of x that is shown, and its axis; null before it is drawn. */
+    span: () => chart && { axis: loaded[0]?.points.header.x ?? current.x, shown: chart.span() },
     /** Show with other settings; what was not yet in view stays unbuilt. */
     show(next) {
       const isSame = next.x === current.x && String(next.span) === String(current.span);
       current = next;
       if (!isWanted) return Promise.resolve();
+      // What is there is stretched at once; the finer values follow.
+      if (chart && !isSame && wantedAxis() === loaded[0]?.points.header.x) chart.stretch(next.span);
       return isSame && loaded.length ? draw() : load();
     },
     /** Fetch what was appended, and draw it. */

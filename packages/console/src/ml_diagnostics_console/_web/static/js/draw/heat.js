@@ -150,4 +150,3 @@ export function hostMeans(heat) {
     return { host, mean: count ? lo + ((hi - lo) * sum) / count / (LEVELS - 1) : null };
   });
 }
-

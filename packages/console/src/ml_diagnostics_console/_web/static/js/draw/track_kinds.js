@@ -43,6 +43,7 @@ export function ledgerTrack({ api, base, attempts, titles, isAll }) {
     },
     draw(context, view, colours) {
       if (ledger) drawBand(context, ledger, view, BAND, colours);
+      if (ledger?.header.help) writeNothing(context, "not measured", view, colours);
       drawAttempts(context, attempts(), view, { labelY: 10, lineY: 23 }, colours, formatWhole);
     },
     describe() {
@@ -62,6 +63,13 @@ export function ledgerTrack({ api, base, attempts, titles, isAll }) {
       return { head: ["Attempt", "Started", "Ended", "Steps", "End", "Reason"], rows };
     },
   };
+}
+
+function writeNothing(context, text, view, colours) {
+  context.fillStyle = colours.soft;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  context.fillText(text, view.width / 2, BAND.top + BAND.height / 2);
 }
 
 const END_WORDS = { c: "completed", x: "failed", p: "preempted", h: "hung", r: "running", u: "not known" };
@@ -182,10 +190,11 @@ function isNear(x, index, time) {
 
 /**
  * Rows of hosts for one metric of several.
- * @param {{api: Object, base: string, metrics: Object[], isAll: () => boolean, refresh: () => void}} options
+ * @param {{api: Object, base: string, metrics: Object[], isAll: () => boolean, chosen: string,
+ *   onChoose: (name: string) => void}} options `chosen`: the metric that is shown first; "" for the first one.
  */
-export function heatTrack({ api, base, metrics, isAll, refresh }) {
-  let metric = metrics[0];
+export function heatTrack({ api, base, metrics, isAll, chosen, onChoose }) {
+  let metric = metrics.find(({ name }) => name === chosen) ?? metrics[0];
   let heat = null;
   let picture = null;
   let paintedWith = null;
@@ -194,10 +203,10 @@ export function heatTrack({ api, base, metrics, isAll, refresh }) {
     on: {
       change() {
         metric = metrics[select.selectedIndex];
-        refresh();
+        onChoose(metric === metrics[0] ? "" : metric.name);
       },
     },
-  }, metrics.map(({ name }) => h("option", { value: name }, metricTitle(name))));
+  }, metrics.map((each) => h("option", { value: each.name, selected: each === metric }, metricTitle(each.name))));
   const format = (value) => formatInUnit(value, metric.unit ?? "");
   return {
     key: "heat",
@@ -258,7 +267,9 @@ export function eventsTrack({ events }) {
   return {
     key: "events",
     name: "Events",
-    second: "",
+    get second() {
+      return events().length ? "" : "none";
+    },
     height: EVENTS_HEIGHT,
     draw(context, view, colours) {
       shown = view;

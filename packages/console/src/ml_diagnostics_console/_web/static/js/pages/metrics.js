@@ -4,7 +4,9 @@ import { add, empty, fill, h, setText } from "../dom.js";
 import { loadUplot } from "../draw/chart.js";
 import { appendDelay } from "../draw/live_points.js";
 import { createChartCard } from "../draw/chart_card.js";
+import { panned, zoomed } from "../draw/span.js";
 import { formatCount, formatInUnit } from "../format.js";
+import { bindKeys } from "../keys.js";
 import { metricControls } from "./metric_controls.js";
 import { chooseTracks, sortedMetrics } from "./track_choice.js";
 
@@ -12,6 +14,7 @@ const MOST_CHARTS = 24; // beyond it, only what is chosen in the list is drawn
 const MOST_LISTED = 300;
 const PIXELS = 450; // of a chart, about
 const MOST_RUNS = 12;
+const EVERYWHERE = [Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY];
 const LONGEST_MS = 4_000;
 
 /** Show the page. */
@@ -42,6 +45,11 @@ export async function show(page, api, state) {
   const controls = metricControls({ api, state, run, onSettings: showAll, onRuns: rebuild });
   const list = metricList();
   add(page, controls.element, h("div.metrics-body", null, list.element, charts));
+  const zoomBy = (factor) => () => changeSpan((span) => zoomed(span, (span[0] + span[1]) / 2, factor, EVERYWHERE));
+  const move = (share) => () => state.get("from") !== "" && changeSpan((span) => panned(span, share, EVERYWHERE));
+  const unbind = bindKeys({
+    "+": zoomBy(0.5), "=": zoomBy(0.5), "-": zoomBy(2), ArrowLeft: move(-0.2), ArrowRight: move(0.2),
+  });
   await learnMetrics();
   build();
   await Promise.race([
@@ -117,6 +125,14 @@ export async function show(page, api, state) {
     showAll();
   }
 
+  /** Change the span that is shown by keys: zoom about its middle, or move it. */
+  function changeSpan(change) {
+    const found = [...cards.values()].map((card) => card.span()).find((each) => each?.axis === axis());
+    if (!found) return false;
+    onSpan(change(found.shown), found.axis);
+    return true;
+  }
+
   function metricList() {
     const rows = h("div.metric-rows", null);
     const field = h("input", {
@@ -177,6 +193,7 @@ export async function show(page, api, state) {
     close() {
       clearTimeout(timer);
       controls.close();
+      unbind();
       for (const card of cards.values()) card.close();
     },
   };

@@ -151,10 +151,15 @@ function createClock(api, base, state, getRun) {
     tracks.add(ledgerTrack({ ...shared, titles, attempts: () => getRun().attempt_list ?? [] }));
     const { curves, rows } = chooseTracks(run.metrics_list ?? []);
     for (const metric of curves) tracks.add(curveTrack({ ...shared, metric }));
-    if (rows.length) tracks.add(heatTrack({ ...shared, metrics: rows, refresh: () => tracks.refresh("heat") }));
+    if (rows.length) tracks.add(heatTrack({ ...shared, metrics: rows, chosen: state.get("rows"), onChoose }));
     tracks.add(eventsTrack({ events: () => getRun().events ?? [] }));
     tracks.board.addEventListener("settled", showSpan);
     showSpan();
+  }
+
+  function onChoose(name) {
+    state.set({ rows: name });
+    tracks.refresh("heat");
   }
 
   function onSpan(span) {
