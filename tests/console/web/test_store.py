@@ -133,7 +133,8 @@ def test_a_long_list_is_answered_in_parts(store: Store, root: Path, monkeypatch:
     for number in range(5):
         MadeRun(f"run-{number}", START_NS + number * SECOND_NS, [MadeAttempt(0, 1)]).write(root)
     store.refresh()
-    found, query = [], {}
+    found = []
+    query: dict[str, str] = {}
     for _ in range(3):
         answer = json.loads(handle(store, "/api/runs", query).body)
         found.append([row["id"] for row in answer["rows"]])
