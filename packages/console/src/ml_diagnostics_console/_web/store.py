@@ -379,6 +379,8 @@ class Store:
                 goodput = {"goodput": _rounded(report.goodput_percent), "buckets": buckets}
                 if goodput != kept.goodput:
                     kept.goodput = goodput
+                    run.version += 1  # Views that were made meanwhile show that it is still read.
+                    kept.pictures_version = run.version
                     kept.pictures = pictures_of(run, goodput)
                     self._update_row(kept)
 
