@@ -105,6 +105,10 @@ api.onChange((change) => {
   else page?.update?.(change);
 });
 
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // The address is the state of the page: in a case file it stands behind the "#".
+  main.focus();
+});
 startTheme();
 startKeys();
 bindKeys({

@@ -54,7 +54,8 @@ export function runPath(run, tab = "overview", session = null) {
  * @param {{isFile?: boolean, start?: string}} options `isFile`: the state stands behind "#"; `start` is its first path.
  */
 export function createRouter(onNavigate, { isFile = false, start = "/" } = {}) {
-  const current = () => (isFile ? location.hash.slice(1) || start : location.pathname + location.search);
+  const inFile = () => (location.hash.startsWith("#/") ? location.hash.slice(1) : start);
+  const current = () => (isFile ? inFile() : location.pathname + location.search);
   const shown = (url) => (isFile ? `#${url}` : url);
 
   function state() {
