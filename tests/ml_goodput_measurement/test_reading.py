@@ -106,6 +106,8 @@ def test_a_window_of_any_life_is_a_part_of_the_whole(
     lower = start_ns + round(window[0] * length_ns)
     span = lower, lower + max(1, round(window[1] * length_ns))
     part = ledger.timeline(now_ns, between=span)
+    most = len(part) // 2
+    assert len(ledger.timeline(now_ns, between=span, most=most)) == min(len(part), most + 1)
     assert clipped(part, *span) == clipped(whole, *span)
     sums = ledger.windows([span], now_ns)[0]
     spent = dict.fromkeys(Bucket, 0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_console._web.ledger_view import Pieces, column_shares
+from ml_diagnostics_console._web.ledger_view import Pieces, column_shares, pieces_between
 from ml_diagnostics_console._web.run_goodput import RunGoodput, goodput_of, why_none
 from ml_goodput_measurement.partition import Bucket, Piece
 from ml_goodput_measurement.reading import BUCKET_KEYS
@@ -114,14 +114,17 @@ def test_shares_are_those_of_the_picture_of_the_command_line(
         assert known == {bucket: pytest.approx(share, abs=1e-6) for bucket, share in shares.items() if share > 1e-9}
 
 
-def test_sums_of_windows_are_the_shares_of_pieces(restarted: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_pieces = restarted.columns("/ledger", width=7)[1]["shares"]
-    monkeypatch.setattr("ml_diagnostics_console._web.ledger_view._STEPS_A_COLUMN", 0)
-    assert restarted.run is not None
-    restarted.run.version += 1
-    header, columns = restarted.columns("/ledger", width=7)
-    assert not header["exact"]
-    assert columns["shares"] == pytest.approx(by_pieces, abs=1e-6)
+def test_sums_of_windows_are_the_shares_of_pieces(restarted: Page) -> None:
+    run = restarted.run
+    assert run is not None
+    report = goodput_of(run).report(run)
+    assert report is not None
+    start, end = report.start_ns / 1e9 - 3, report.end_ns / 1e9 - 5
+    by_pieces = column_shares(pieces_between(run, report, start, end), start, end, 7)
+    found = restarted.columns("/ledger", {"from": str(start), "to": str(end), "width": "1"})[1]["shares"]
+    wanted = column_shares(pieces_between(run, report, start + 3, end), start + 3, end, 1)
+    assert found == pytest.approx(wanted.ravel(), abs=1e-6)
+    assert by_pieces[1:].sum(axis=1) == pytest.approx([1.0] * 6)
 
 
 def test_a_long_log_is_read_in_parts_and_the_page_says_so(

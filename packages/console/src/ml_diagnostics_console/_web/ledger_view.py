@@ -26,8 +26,6 @@ _BUCKETS: Final = tuple(BUCKET_KEYS)
 _INDEX: Final = {bucket: index for index, bucket in enumerate(_BUCKETS)}
 _SECOND: Final = 1e9
 _PIECES_A_COLUMN: Final = 4
-_STEPS_A_COLUMN: Final = 2
-"""Steps have about three pieces each; of more of them sums are cheaper than pieces."""
 _COLUMNS: Final = ("start", "end", "bucket", "attempt")
 
 
@@ -69,15 +67,11 @@ def ledger(run: RunData, query: Query) -> Answer:
 
 def _ledger(run: RunData, report: JobReport, start: float, end: float, width: int) -> Answer:
     header = {**_header(), "from": start, "to": end}
-    job = _job(run)
-    if job.steps_between(_ns(start), _ns(end)) > _STEPS_A_COLUMN * width:
-        shares = _shares_of_windows(run, start, end, width)
-    else:
-        pieces = pieces_between(run, report, start, end)
-        if len(pieces.starts) <= _PIECES_A_COLUMN * width:
-            header |= {"columns": list(_COLUMNS), "rows": len(pieces.starts), "exact": True}
-            return binary_answer(wire.encode(header, list(pieces)))
-        shares = column_shares(pieces, start, end, width)
+    pieces = pieces_between(run, report, start, end, most=_PIECES_A_COLUMN * width)
+    if len(pieces.starts) <= _PIECES_A_COLUMN * width:
+        header |= {"columns": list(_COLUMNS), "rows": len(pieces.starts), "exact": True}
+        return binary_answer(wire.encode(header, list(pieces)))
+    shares = _shares_of_windows(run, start, end, width)
     header |= {"columns": ["shares"], "rows": shares.size, "width": width, "exact": False}
     return binary_answer(wire.encode(header, [shares.ravel()]))
 
@@ -92,7 +86,7 @@ def _job(run: RunData) -> JobLedger:
     return job
 
 
-def pieces_between(run: RunData, report: JobReport, start: float, end: float) -> Pieces:
+def pieces_between(run: RunData, report: JobReport, start: float, end: float, *, most: int | None = None) -> Pieces:
     """Return the pieces of a run's ledger in a window, cut at its borders. Costs what lies in it.
 
     Args:
@@ -100,8 +94,9 @@ def pieces_between(run: RunData, report: JobReport, start: float, end: float) ->
         report: Its report.
         start: The start of the window, in seconds since 1970.
         end: Its end.
+        most: If there are more pieces than this, only the first ones are returned, and one more; None for all.
     """
-    found = _job(run).timeline(as_of_ns(run), _ns(start), _ns(end))
+    found = _job(run).timeline(as_of_ns(run), _ns(start), _ns(end), most=most)
     numbers = np.array([0, *run_attempts(run, report)])
     attempts = np.fromiter((piece.attempt for piece in found), np.int64, len(found))
     return Pieces(

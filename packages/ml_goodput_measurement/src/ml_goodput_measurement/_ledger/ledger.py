@@ -269,7 +269,11 @@ class Ledger:
         return [windows[span] for span in spans]
 
     def timeline(
-        self, now_ns: int, exclusions: Sequence[Interval] = (), between: Interval | None = None
+        self,
+        now_ns: int,
+        exclusions: Sequence[Interval] = (),
+        between: Interval | None = None,
+        most: int | None = None,
     ) -> list[Piece]:
         """Return the job's life as disjoint pieces in order of time, which cover its wall time.
 
@@ -277,12 +281,15 @@ class Ledger:
             now_ns: The moment of the query, or `PROCESS_GONE`.
             exclusions: Disjoint intervals that are pieces of their own.
             between: Only the pieces of this window, cut at its borders; None for all.
+            most: Stop after one more piece than this; None for no limit.
         """
         self._update()
         pieces: list[Piece] = []
         found = self._pieces(now_ns) if between is None else self._pieces_between(now_ns, *between)
         for piece in exclude(found, exclusions) if exclusions else found:
             _join(pieces, piece)
+            if most is not None and len(pieces) > most:
+                break
         return pieces
 
     def attempts(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> list[AttemptSummary]:

@@ -64,15 +64,16 @@ class JobLedger:
             include_timeline=include_timeline,
         )
 
-    def timeline(self, as_of_ns: int, start_ns: int, end_ns: int) -> Sequence[Piece]:
+    def timeline(self, as_of_ns: int, start_ns: int, end_ns: int, *, most: int | None = None) -> Sequence[Piece]:
         """Return the pieces of the job's time in a window, cut at its borders, in order. Costs what lies in it.
 
         Args:
             as_of_ns: See `report`.
             start_ns: The start of the window, in ns since 1970.
             end_ns: Its end.
+            most: If there are more pieces than this, only the first ones are returned, and one more; None for all.
         """
-        return self._recorders.ledger.timeline(as_of_ns, between=(start_ns, end_ns))
+        return self._recorders.ledger.timeline(as_of_ns, between=(start_ns, end_ns), most=most)
 
     def windows(self, as_of_ns: int, spans: Iterable[tuple[int, int]]) -> list[Window]:
         """Return the sums of windows; none without a fact. Costs a little for each window, however long.
