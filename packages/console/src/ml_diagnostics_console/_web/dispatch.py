@@ -13,6 +13,7 @@ from ml_diagnostics_console._web.run_data import RunData
 __all__ = ["Dispatch"]
 
 _NOT_METRICS: Final = "mlrun_"
+_ACTIVE: Final = "ACTIVE"
 _NAMESPACE: Final = "namespace"
 _NODE: Final = "node_id"
 _MOST_CONTEXTS: Final = 50_000
@@ -49,7 +50,7 @@ class Dispatch:
 
     Attributes:
         touched: The runs that got entries since this was cleared.
-        changed: The runs among these that got other entries than values.
+        changed: The runs among these that got other entries than values and signs of life.
         count: The number of entries.
     """
 
@@ -137,8 +138,11 @@ class Dispatch:
             self.touched.add(run.id)
         namespace = entry.resource_label(_NAMESPACE)
         if namespace in (PROCESS, SESSION) or "values" not in payload:
+            known = len(run.history.processes)
             run.history.add((entry,))
-            self.changed.add(run.id)
+            is_beat = namespace == PROCESS and payload.get("phase") == _ACTIVE
+            if not is_beat or known != len(run.history.processes):
+                self.changed.add(run.id)
             return
         if not namespace or namespace.startswith(_NOT_METRICS):
             return

@@ -27,6 +27,7 @@ from ml_diagnostics_console._web.changes import Changes
 from ml_diagnostics_console._web.companions import Companions
 from ml_diagnostics_console._web.dispatch import Dispatch
 from ml_diagnostics_console._web.entry_sources import EntrySources
+from ml_diagnostics_console._web.kept_run import KeptRun
 from ml_diagnostics_console._web.ledger_view import bucket_percents
 from ml_diagnostics_console._web.run_data import Resource, RunData
 from ml_diagnostics_console._web.run_goodput import goodput_of
@@ -54,46 +55,6 @@ _LONG_COLUMN: Final = 50_000
 _UPDATES_AT_ONCE: Final = 50
 _GOODPUT_SECONDS: Final = 0.25
 _LONGEST_NAME: Final = 80
-
-
-class _Kept:
-    """State of the store for one run, besides its data.
-
-    Attributes:
-        run: The data.
-        updated_ns: When its state was worked out last.
-        changed_ns: When its version grew last.
-        pictures_ns: When the pictures of its row were made last.
-        pictures_version: The version of the run that they are of.
-        pictures: The pictures of its row.
-        goodput: The pictures that show where its time went.
-        is_goodput_due: True if that is to be read again.
-        encoded: Its row as JSON.
-        sessions_ns: When its profiler sessions were read; None before.
-    """
-
-    __slots__ = (
-        "changed_ns",
-        "encoded",
-        "goodput",
-        "is_goodput_due",
-        "pictures",
-        "pictures_ns",
-        "pictures_version",
-        "run",
-        "sessions_ns",
-        "updated_ns",
-    )
-
-    def __init__(self, run: RunData) -> None:
-        self.run = run
-        self.updated_ns = self.changed_ns = self.pictures_ns = 0
-        self.pictures_version = -1
-        self.pictures: dict[str, Any] = {}
-        self.goodput: dict[str, Any] = {}
-        self.is_goodput_due = False
-        self.encoded = b""
-        self.sessions_ns: int | None = None
 
 
 class Store:
@@ -130,7 +91,7 @@ class Store:
         self._saved_count, self._save_again_at = 0, 0.0
         self._refreshing = threading.Lock()
         self._companions = Companions()
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, KeptRun] = {}
         self._listed: list[RunData] | None = None
         self._dispatch = Dispatch(self._data_of)
         self._changes = Changes()
@@ -244,7 +205,7 @@ class Store:
     def _data_of(self, run_id: str) -> RunData:
         kept = self._kept.get(run_id)
         if kept is None:
-            kept = self._kept[run_id] = _Kept(RunData(run_id, self._companions))
+            kept = self._kept[run_id] = KeptRun(RunData(run_id, self._companions))
         return kept.run
 
     def _set_runs(self, changed: Mapping[str, Resource], gone: Sequence[str]) -> None:
@@ -328,7 +289,7 @@ class Store:
             return _UPDATE_NS
         return _QUIET_UPDATE_NS if run.state in ("silent", "unknown") else float("inf")
 
-    def _update_run(self, kept: _Kept, now_ns: int, *, is_touched: bool, only_values: bool) -> None:
+    def _update_run(self, kept: KeptRun, now_ns: int, *, is_touched: bool, only_values: bool) -> None:
         run = kept.run
         before = (run.state, run.reason, run.hangs, len(run.attempts))
         if not (only_values and now_ns - kept.updated_ns < _UPDATE_NS and run.update_signs(now_ns)):
@@ -351,7 +312,7 @@ class Store:
         if is_touched:
             self._changes.update_points(run.id, {name: run.columns.points(name) for name in run.columns.names()})
 
-    def _update_row(self, kept: _Kept) -> None:
+    def _update_row(self, kept: KeptRun) -> None:
         row = row_of(kept.run, kept.pictures)
         if self._changes.update(kept.run.id, row) or not kept.encoded:
             kept.encoded = msgspec.json.encode(row)
@@ -384,7 +345,7 @@ class Store:
                     kept.pictures = pictures_of(run, goodput)
                     self._update_row(kept)
 
-    def _read_sessions(self, kept: _Kept, now_ns: int) -> None:
+    def _read_sessions(self, kept: KeptRun, now_ns: int) -> None:
         """Read the profiler sessions of a run in the control plane, outside the lock: a cloud takes its time."""
         patience_ns = _CLOUD_SESSIONS_NS if self._is_cloud else _UPDATE_NS
         if kept.sessions_ns is not None and (not kept.run.is_live or now_ns - kept.sessions_ns < patience_ns):
