@@ -79,6 +79,7 @@ export function createHostMap(place, { onHost = () => {}, onChoose = null } = {}
     show(found) {
       hosts = found;
       pointed = -1;
+      canvas.hidden = hosts.length === 0;
       canvas.setAttribute("aria-label", mapSentence(hosts));
       draw();
     },

@@ -3,7 +3,7 @@
 import { formatWhole } from "../format.js";
 import { h } from "../dom.js";
 
-const LEAST_WIDTH = 150; // pixels, so that the branch of one host in 64 can be read
+const LEAST_WIDTH = 180; // pixels, so that the branch of one host in 64 can be read
 const NARROWEST = 64; // where there are too many branches for the space, it scrolls beyond this
 const ROW = 25;
 

@@ -14,6 +14,7 @@ const LEDGER_HEIGHT = 82;
 const BAND = { top: 32, height: 44 };
 const CURVE_HEIGHT = 72;
 const CELL_PIXELS = 2.5;
+const MOST_CELLS = 2_000_000; // of all hosts: beyond it, columns get wider
 const EVENTS_HEIGHT = 24;
 const REACH = 10; // pixels from the hairline within which an event counts as under it
 const NEAR_BUCKETS = 3; // the same for values: between attempts there is none
@@ -220,7 +221,8 @@ export function heatTrack({ api, base, metrics, isAll, chosen, onChoose }) {
     },
     async read(view) {
       const name = encodeURIComponent(metric.name);
-      const cells = { ...view, width: view.width / CELL_PIXELS };
+      const width = Math.min(view.width / CELL_PIXELS, MOST_CELLS / metric.hosts);
+      const cells = { ...view, width };
       heat = await api.columns(`${base}/heat?metric=${name}&${spanQuery(cells, isAll())}`);
       picture = null;
     },

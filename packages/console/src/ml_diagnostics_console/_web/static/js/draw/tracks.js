@@ -35,6 +35,7 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
   const axis = { key: "axis", name: "", height: AXIS_HEIGHT, draw: drawAxis, describe: describeSpan };
   const board = h("div.tracks", { tabindex: "0", role: "group", "aria-label": "The run on one clock" }, over);
   let frame = 0;
+  let dirty = null; // keys of tracks that are to be drawn; null for all
   let pointed = null;
   let extendedMs = Number.NEGATIVE_INFINITY;
   place.append(board);
@@ -64,7 +65,8 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
     if (!measure()) return;
     const colours = tokens();
     const ticks = clockTicks(...state.shown, Math.max(2, Math.floor(state.width / TICK_PIXELS)));
-    for (const row of rows.values()) drawRow(row, ticks, colours);
+    for (const [key, row] of rows) if (dirty === null || dirty.has(key)) drawRow(row, ticks, colours);
+    dirty = new Set();
     drawHairline();
   }
 
@@ -81,7 +83,10 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
     setText(row.name.lastElementChild, track.second ?? "");
   }
 
-  function requestDraw() {
+  /** Draw a track again with the next frame; without its key, all of them. */
+  function requestDraw(key = null) {
+    if (key === null) dirty = null;
+    else dirty?.add(key);
     frame ||= requestAnimationFrame(draw);
   }
 
@@ -93,6 +98,7 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
     over.style.width = `${width}px`;
     if (width !== state.width) {
       state.width = width;
+      dirty = null;
       readAll();
     }
     return true;
@@ -115,7 +121,7 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
       } catch (error) {
         row.error = error.message;
       }
-      requestDraw();
+      requestDraw(row.track.key);
     }
     row.isReading = false;
     row.element.classList.remove("is-reading");
@@ -231,7 +237,7 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
   });
   const observer = new ResizeObserver(() => measure() && requestDraw());
   observer.observe(board);
-  const stopTheme = onTheme(requestDraw);
+  const stopTheme = onTheme(() => requestDraw());
   add(axis);
 
   function drawAxis(context, shown, colours) {

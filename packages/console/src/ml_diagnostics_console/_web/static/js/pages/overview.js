@@ -184,7 +184,7 @@ function createClock(api, base, state, getRun) {
     for (const track of tracks.tracks()) {
       if (!track.append || !names.includes(track.metric)) continue;
       const isAppended = await track.append(tracks.view()).catch(() => true);
-      if (isAppended) tracks.requestDraw();
+      if (isAppended) tracks.requestDraw(track.key);
       else tracks.refresh(track.key);
     }
     laterLedger();
