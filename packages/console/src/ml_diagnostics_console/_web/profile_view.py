@@ -16,6 +16,7 @@ from ml_diagnostics_console._web.answers import Answer, NotThereError, json_answ
 from ml_diagnostics_console._web.overview import session_row
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.sentences import safe_line
+from ml_diagnostics_console._web.viewers import viewer_url
 
 if TYPE_CHECKING:
     from google_cloud_mldiagnostics._reading.session_view import SessionView
@@ -39,7 +40,7 @@ def profile(run: RunData, session_id: str, query: Query) -> Answer:
     session = next((each for each in run.view.sessions if each.session_id == session_id), None)
     if session is None:
         raise NotThereError(f"The run {run.id} has no profile {session_id[:80]!r}.")
-    answer = {"session": session_row(session), "summary": None, "error": None, "xprof": _xprof(session)}
+    answer = {"session": session_row(session), "summary": None, "error": None, "xprof": _xprof(run, session)}
     problem, files = _files(session)
     if problem:
         return json_answer({**answer, "state": "failed", "error": problem})
@@ -75,10 +76,12 @@ def _files(session: SessionView) -> tuple[str, Key]:
     return "", tuple((path, status.st_size, status.st_mtime_ns) for path, status in found)
 
 
-def _xprof(session: SessionView) -> dict[str, Any]:
-    """Return the command that opens the profile in XProf; the page starts nothing by itself."""
+def _xprof(run: RunData, session: SessionView) -> dict[str, Any]:
+    """Return the viewer that shows the profile, and the command that starts one: the page starts nothing by itself."""
     folder = log_directory_of(session.folder)
-    return {"command": f"xprofiler serve -l {shlex.quote(folder)}" if folder else None, "url": None}
+    if not folder:
+        return {"command": None, "url": None}
+    return {"command": f"xprofiler serve -l {shlex.quote(folder)}", "url": viewer_url(folder, run.id)}
 
 
 def log_directory_of(folder: str) -> str:
