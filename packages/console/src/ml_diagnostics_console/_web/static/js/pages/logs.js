@@ -23,7 +23,8 @@ export async function show(page, api, state) {
   const answer = await api.json(`${base}/logs`);
   const sources = answer.sources ?? [];
   if (sources.length === 0) {
-    add(page, card("Logs", { id: "logs" }, empty(answer.help ? null : "No log yet: nothing that this run printed was kept.",
+    const sentence = answer.help ? null : "No log yet: nothing that this run printed was kept.";
+    add(page, card("Logs", { id: "logs" }, empty(sentence,
       answer.help)));
     document.documentElement.dataset.ready = "logs";
     return null;
