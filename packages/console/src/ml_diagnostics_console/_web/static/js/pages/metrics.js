@@ -151,7 +151,7 @@ export async function show(page, api, state) {
         ["Machine", listed.filter(({ has_steps: has, hosts }) => !has && hosts <= 1)],
         ["For each host", listed.filter(({ has_steps: has, hosts }) => !has && hosts > 1)]];
       fill(rows, groups.filter(([, part]) => part.length).map(([title, part]) =>
-        h("section", null, h("h3.second", null, title), part.map(row))));
+        h("section", null, h("h2.second", null, title), part.map(row))));
       const rest = found.length - listed.length;
       setText(more, rest > 0 ? `${formatCount(rest, "more metric")}: narrow the filter` : "");
     }
