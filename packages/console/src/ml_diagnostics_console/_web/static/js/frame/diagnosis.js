@@ -95,7 +95,7 @@ export function createDiagnosis(api, base, sentence) {
 
   function command({ command: text, why }, before = null) {
     const here = pageOf(text);
-    return h("div.next", null, before, copyable(text), why && h("span.second", null, why),
+    return h("div.next", null, before, text && copyable(text), why && h(text ? "span.second" : "span", null, why),
       here && h("a", { href: here }, "Show here"));
   }
 
