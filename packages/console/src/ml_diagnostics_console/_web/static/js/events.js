@@ -44,8 +44,7 @@ export function createEvents(api, onState) {
     } catch {
       return;
     }
-    if (kind === "hello" && data.cursor) cursor = data.cursor;
-    if (kind === "reset") cursor = data.cursor ?? "";
+    if (data.cursor) cursor = data.cursor;
     api.change({ kind, data });
   }
 
