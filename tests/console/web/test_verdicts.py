@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from ml_diagnostics_console._web import verdicts
 from ml_diagnostics_console._web.sentences import marked, safe_line
 from ml_diagnostics_console.doctor import examine
+from ml_diagnostics_console.verdict import VerdictClass
 
 from ...waiting import LONG_SECONDS, wait_until
 from .recorded import Page
@@ -130,3 +132,15 @@ def test_the_verdict_on_a_live_run_is_kept_until_its_state_changes(failed: Page)
     run.state = state
     verdicts.DOCTOR.ask(run)
     wait_until(lambda: verdicts.DOCTOR.known(run) != before, LONG_SECONDS)
+
+
+def test_a_job_that_has_made_steps_has_not_failed_before_the_first_one(failed: Page) -> None:
+    known(failed)
+    assert failed.run is not None
+    report = verdicts.known_report(failed.run)
+    assert report is not None
+    headline = dataclasses.replace(
+        report.headline, verdict_class=VerdictClass.BEFORE_START, sentence="the hosts differ: vm-1 runs another config"
+    )
+    answer = verdicts.answer_of(dataclasses.replace(report, shown=(headline,)))
+    assert answer["sentence"] == "The hosts differ: vm-1 runs another config."

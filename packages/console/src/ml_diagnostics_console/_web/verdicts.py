@@ -181,12 +181,14 @@ def answer_of(report: Report) -> dict[str, Any]:
         report: The report.
     """
     from ml_diagnostics_console.report import BLAMES, TITLES, format_cost
-    from ml_diagnostics_console.verdict import Blame
+    from ml_diagnostics_console.verdict import Blame, VerdictClass
 
-    headline = report.headline
+    headline, attempt = report.headline, report.facts.attempt
     title = TITLES[headline.verdict_class]
+    if headline.verdict_class is VerdictClass.BEFORE_START and attempt is not None and attempt.best_step is not None:
+        title = ""  # Hosts that differ are of this class, also where the job has made steps.
     text = safe_line(headline.sentence).rstrip(".")
-    sentence = f"{title}: {text}." if title else f"{text}."
+    sentence = f"{title}: {text}." if title else f"{text[:1].upper()}{text[1:]}."
     hosts = {process.host for process in report.facts.processes} | set(headline.hosts)
     proofs: dict[str, str | None] = {}
     for number, ref in enumerate(headline.evidence, 1):
