@@ -1,4 +1,4 @@
-"""Update the files of others that the page serves: `nox -s vendor`, or `-- --check` to compare without writing.
+"""Update the files of others that the page serves or its tests use: `nox -s vendor`; `-- --check` only compares.
 
 `vendor.json` lists each file: its package and version, the file in it, its SHA-256 and its licence. The packages are
 fetched by `npm pack`, with npm's own settings, into a temporary folder; nothing in them is run. To update one, change
@@ -16,7 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-VENDOR = Path(__file__).parent.parent / "packages/console/src/ml_diagnostics_console/_web/static/vendor"
+ROOT = Path(__file__).parent.parent
+VENDOR = (
+    ROOT / "packages/console/src/ml_diagnostics_console/_web/static/vendor",
+    ROOT / "tests/console/web/vendor",
+)
 
 
 def packed(package: str, version: str, folder: Path) -> Path:
@@ -32,11 +36,12 @@ def packed(package: str, version: str, folder: Path) -> Path:
     return folder / done.stdout.split()[-1]
 
 
-def update(manifest: dict[str, Any], folder: Path, *, is_check: bool) -> list[str]:
+def update(manifest: dict[str, Any], vendor: Path, folder: Path, *, is_check: bool) -> list[str]:
     """Write the files of all packages, and fill in missing hashes.
 
     Args:
         manifest: The content of `vendor.json`.
+        vendor: The folder that holds it and the files.
         folder: A temporary folder.
         is_check: True to write nothing.
 
@@ -53,7 +58,7 @@ def update(manifest: dict[str, Any], folder: Path, *, is_check: bool) -> list[st
                 found = hashlib.sha256(data).hexdigest()
                 if entry.setdefault("sha256", found) != found:
                     wrong.append(f"{entry['file']}: SHA-256 is {found}, expected {entry['sha256']}")
-                target = VENDOR / entry["file"]
+                target = vendor / entry["file"]
                 if is_check:
                     if not target.is_file() or target.read_bytes() != data:
                         wrong.append(f"{entry['file']} is not the file of {package['name']} {package['version']}")
@@ -65,13 +70,16 @@ def update(manifest: dict[str, Any], folder: Path, *, is_check: bool) -> list[st
 
 def main(arguments: list[str]) -> int:
     """Update or check the files, and return the exit code."""
-    path = VENDOR / "vendor.json"
-    manifest = json.loads(path.read_text(encoding="utf-8"))
     is_check = "--check" in arguments
-    with tempfile.TemporaryDirectory() as folder:
-        wrong = update(manifest, Path(folder), is_check=is_check)
-    if not is_check and not wrong:
-        path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    wrong = []
+    for vendor in VENDOR:
+        path = vendor / "vendor.json"
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        with tempfile.TemporaryDirectory() as folder:
+            found = update(manifest, vendor, Path(folder), is_check=is_check)
+        if not is_check and not found:
+            path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        wrong += found
     print("\n".join(wrong) or "all files are those of vendor.json", file=sys.stderr if wrong else sys.stdout)
     return int(bool(wrong))
 

@@ -1,0 +1,169 @@
+"""Each page for people who use the keyboard, a screen reader or large text: axe-core, a walk by keyboard, and zoom.
+
+axe-core is in `vendor/`, as its vendor.json lists it; nothing of it is in a wheel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .browser import Browser, needs_browser, opened_browser
+from .made_runs import hang
+from .recorded import FAILS, record
+from .served import Served, served
+
+VENDOR = Path(__file__).parent / "vendor"
+_WIDTHS = {1400: 900, 390: 844}
+_GRAVE = ("serious", "critical")
+_MOST_TABS = 150
+_AXE = """
+axe.run(document, {resultTypes: ["violations"], runOnly: %s}).then(({violations}) => violations.map((rule) => ({
+  rule: rule.id, impact: rule.impact, help: rule.help,
+  where: rule.nodes.slice(0, 5).map(({target, failureSummary}) => `${target.join(" ")}: ${failureSummary}`),
+})))
+"""
+_ALL_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+_FOCUS = """
+(() => {
+  const at = document.activeElement;
+  if (!at || at === document.body) return null;
+  const style = getComputedStyle(at);
+  const box = at.getBoundingClientRect();
+  window.walked = (window.walked ?? new Set()).add(at);
+  return {
+    element: `${at.tagName.toLowerCase()}.${at.className} ${at.textContent.trim().slice(0, 30)}`,
+    hasRing: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1 || style.boxShadow !== "none",
+    isInView: box.width > 0 && box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
+  };
+})()
+"""
+_NOT_WALKED = """
+[...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
+  .filter((each) => !window.walked.has(each) && !each.disabled && each.tabIndex >= 0 && each.checkVisibility()
+    && !(each.type === "radio" && document.querySelector(`input[name="${each.name}"]:checked`) !== each))
+  .map((each) => `${each.tagName.toLowerCase()}.${each.className} ${each.textContent.trim().slice(0, 30)}`)
+"""
+
+
+class Site:
+    """The page of two runs, in a browser.
+
+    Attributes:
+        browser: The browser.
+        paths: The path of each page, by the mark that it sets when it is complete.
+    """
+
+    def __init__(self, browser: Browser, server: Served, hung: str) -> None:
+        self.browser, self._base = browser, f"http://{server.host}"
+        failed = next(row["id"] for row in server.json("/api/runs")["rows"] if row["state"] == "failed")
+        self.paths = {
+            "runs": "/",
+            "overview": f"/runs/{hung}",
+            "metrics": f"/runs/{hung}/metrics",
+            "stacks": f"/runs/{hung}/stacks",
+            "profiles": f"/runs/{failed}/profiles",
+            "logs": f"/runs/{failed}/logs",
+            "configs": f"/runs/{failed}/configs?against={hung}",
+            "compare": f"/compare?runs={failed},{hung}",
+        }
+
+    def open(self, page: str, width: int, height: int, scale: float = 1.0) -> None:
+        """Open a page from scratch in a window of a size in CSS pixels, and wait until it is complete."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
+        self.browser.call("Emulation.setDeviceMetricsOverride", metrics)
+        self.browser.open(self._base + self.paths[page])
+        self.browser.wait_ready(page)
+
+    def violations(self, rules: list[str], kind: str = "tag") -> list[dict[str, Any]]:
+        """Return what axe-core finds on the page as it is shown."""
+        if not self.browser.value("'axe' in window"):
+            self.browser.value((VENDOR / "axe-core" / "axe.min.js").read_text(encoding="utf-8") + "; 0")
+        only = json.dumps({"type": kind, "values": rules})
+        found: list[dict[str, Any]] = self.browser.value(_AXE % only)
+        return found
+
+    def tab(self) -> dict[str, Any] | None:
+        """Press the tabulator, and return what has the focus; None after the last element."""
+        for kind in ("rawKeyDown", "keyUp"):
+            key = {"type": kind, "key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}
+            self.browser.call("Input.dispatchKeyEvent", key)
+        focus: dict[str, Any] | None = self.browser.value(_FOCUS)
+        return focus
+
+
+def _grave(violations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in violations if each["impact"] in _GRAVE]
+
+
+PAGES = ["runs", "overview", "metrics", "stacks", "profiles", "logs", "configs", "compare"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("recorded")
+    record(folder, FAILS)
+    hung = hang(folder, 16)
+    with served(folder) as server, opened_browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield Site(browser, server, hung)
+        assert browser.complaints() == []
+
+
+def test_the_checker_is_that_of_vendor_json() -> None:
+    (package,) = json.loads((VENDOR / "vendor.json").read_text(encoding="utf-8"))["packages"]
+    assert package["licence"] == "MPL-2.0"
+    for entry in package["files"]:
+        assert hashlib.sha256((VENDOR / entry["file"]).read_bytes()).hexdigest() == entry["sha256"], entry["file"]
+    assert f"axe v{package['version']}" in (VENDOR / "axe-core" / "axe.min.js").read_text(encoding="utf-8")[:100]
+
+
+@needs_browser
+@pytest.mark.parametrize("width", _WIDTHS)
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_breaks_a_rule_that_matters(site: Site, page: str, width: int) -> None:
+    site.browser.use_theme("light")
+    site.open(page, width, _WIDTHS[width])
+    found = site.violations(_ALL_RULES)
+    assert _grave(found) == []
+    site.browser.use_theme("dark")  # differs by its colours alone
+    assert _grave(site.violations(["color-contrast", "link-in-text-block"], "rule")) == []
+
+
+@needs_browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_list_of_keys_breaks_no_rule(site: Site, theme: str) -> None:
+    site.browser.use_theme(theme)
+    site.open("runs", 1400, 900)
+    site.browser.press("?")
+    site.browser.wait_for("document.querySelector('dialog[open]')")
+    assert _grave(site.violations(_ALL_RULES)) == []
+
+
+@needs_browser
+@pytest.mark.parametrize("page", PAGES)
+def test_each_page_is_walked_with_the_tabulator(site: Site, page: str) -> None:
+    site.browser.use_theme("light")
+    site.open(page, 1400, 900)
+    walked = []
+    while (focus := site.tab()) is not None:
+        walked.append(focus)
+        assert len(walked) < _MOST_TABS, "the focus does not leave the page"
+    assert walked[0]["element"] == "a.skip Skip to the content"
+    assert [each["element"] for each in walked if not each["hasRing"]] == []
+    assert [each["element"] for each in walked if not each["isInView"]] == []
+    assert site.browser.value(_NOT_WALKED) == []
+
+
+@needs_browser
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_at_200_percent_needs_no_sideways_scroll(site: Site, page: str) -> None:
+    site.open(page, 700, 450, scale=2.0)
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert site.browser.value(wide) <= 0
+    site.browser.resize(320, 256)  # 400 percent of 1,280 pixels, as WCAG 1.4.10 has it
+    site.browser.wait_for(f"{wide} <= 0", 5)
