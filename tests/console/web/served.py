@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -95,6 +94,7 @@ class Stream:
     def __init__(self, server: Served, path: str = "/api/events", headers: Mapping[str, str] | None = None) -> None:
         self._connection = http.client.HTTPConnection(server.host, timeout=_SECONDS)
         self._connection.request("GET", path, headers=dict(headers or {}))
+        self._socket = self._connection.sock
         self.answer = self._connection.getresponse()
         self.status = self.answer.status
         self._rest = b""
@@ -115,10 +115,7 @@ class Stream:
                 if fields:
                     return fields[b"event"].decode(), json.loads(fields[b"data"]), fields.get(b"id", b"").decode()
                 continue
-            left = deadline - time.monotonic()
-            ready, _, _ = select.select([self.answer.fileno()], [], [], max(0.0, left))
-            if not ready:
-                raise TimeoutError(f"no event within {seconds:g} s")
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             chunk = self.answer.read1(65536)
             if not chunk:
                 raise EOFError("the stream has ended")

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ def exported(root: Path, run_id: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(scope="module")
-def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A folder with a run that hangs, and its case file."""
     root = tmp_path_factory.mktemp("hang")
     run_id = hang(root, 12)

@@ -142,7 +142,7 @@ def test_a_page_gets_what_changed_since_its_version() -> None:
         store.version = 3
         stream.wake()
         found.append(_parsed(await anext(events)))
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()
         return found
 
     hello, changed = asyncio.run(follow())
@@ -155,7 +155,7 @@ def test_an_unknown_version_is_a_reset() -> None:
     async def follow() -> list[tuple[str, Any, str]]:
         events = EventStream(_Store(), lambda _: None).events("unknown")
         found = _parsed(await anext(events))
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()
         return found
 
     assert [name for name, _, _ in asyncio.run(follow())] == ["hello", "reset"]
@@ -192,7 +192,7 @@ def test_pages_at_one_version_share_the_work() -> None:
         for page in pages:
             await anext(page)
         for page in pages:
-            await page.aclose()  # type: ignore[attr-defined]
+            await page.aclose()
         assert stream.has_capacity()
         return len(store.asked)
 

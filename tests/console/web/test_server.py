@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -357,6 +358,15 @@ def test_events_follow_a_run_and_go_on_where_they_ended(tmp_path: Path, monkeypa
             assert [lost.next()[0], lost.next()[0]] == ["hello", "reset"]
             lost.close()
         run.finish()
+
+
+def test_events_are_compressed_for_a_browser(root: Path) -> None:
+    with served(root) as running:
+        stream = Stream(running, headers={"Accept-Encoding": "gzip"})
+        assert stream.answer.getheader("content-encoding") == "gzip"
+        unzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        assert unzip.decompress(stream.answer.read1(65536)).startswith(b"id: ")
+        stream.close()
 
 
 def test_at_most_64_pages_are_open(root: Path) -> None:

@@ -7,7 +7,8 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +37,8 @@ GREATEST_ANSWER_BYTES: Final = 8 * 1024 * 1024
 
 _ZIPPED_FROM_BYTES: Final = 2048
 _ZIPPED_TYPES: Final = ("application/json", "text/")
+_GZIP_BITS: Final = 16 + 12
+"""The form of gzip, with a window of 4 KiB: each open page has one."""
 _SHELL: Final = "index.html"
 _TOKEN_PAGE: Final = "token.html"
 _ICON: Final = "icon.svg"
@@ -80,10 +83,11 @@ class PageServer(uvicorn.Server):
 
     Args:
         app: The application.
+        on_start: Called once, when requests are answered.
         on_end: Called once, when the end is requested.
     """
 
-    def __init__(self, app: ASGIApp, on_end: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, on_start: Callable[[], None], on_end: Callable[[], None]) -> None:
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -99,7 +103,12 @@ class PageServer(uvicorn.Server):
             timeout_keep_alive=30,
         )
         super().__init__(config)
-        self._on_end = on_end
+        self._on_start, self._on_end = on_start, on_end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then start what may keep the processor busy."""
+        await super().startup(sockets=sockets)
+        self._on_start()
 
     def run_on(self, sockets: list[socket.socket]) -> None:
         """Serve until a signal."""
@@ -170,8 +179,12 @@ class _Page:
             error = "too many pages are open on this server; close some of them"
             return _respond(json_answer({"error": error}, 503), request)
         cursor = request.headers.get("last-event-id") or request.query_params.get("cursor", "")
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._stream.events(cursor), media_type="text/event-stream", headers=headers)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "vary": "accept-encoding"}
+        events = self._stream.events(cursor)
+        if _takes_gzip(request):
+            headers["content-encoding"] = "gzip"
+            events = _zipped(events)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
     async def api(self, request: Request) -> Response:
         return await run_in_threadpool(self._answer, request)
@@ -273,6 +286,16 @@ def _file(asset: Asset, request: Request, status: int = 200, *, headers: dict[st
 def _takes_gzip(request: Request) -> bool:
     accepted = request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
     return "gzip" in (part.partition(";")[0] for part in accepted if not part.endswith(";q=0"))
+
+
+async def _zipped(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Compress a stream; each chunk can be read at once. Events resemble each other, and become a third as long."""
+    zipper = zlib.compressobj(6, zlib.DEFLATED, _GZIP_BITS)
+    try:
+        async for chunk in chunks:
+            yield zipper.compress(chunk) + zipper.flush(zlib.Z_SYNC_FLUSH)
+    finally:
+        await chunks.aclose()
 
 
 async def _failed(request: Request, error: Exception) -> Response:

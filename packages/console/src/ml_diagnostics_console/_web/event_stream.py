@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final, Protocol
 
 from ml_diagnostics_console._web.answers import json_answer
@@ -71,7 +71,7 @@ class EventStream:
         """Return True if one more page may open."""
         return len(self._wakers) < MOST_TABS and not self._is_closed
 
-    async def events(self, cursor: str) -> AsyncIterator[bytes]:
+    async def events(self, cursor: str) -> AsyncGenerator[bytes, None]:
         """Yield the events of a page until it closes.
 
         Args:

@@ -98,7 +98,7 @@ def serve(
         source: The runs.
         listener: The sockets; closed at the end.
         report: Prints a note for the user.
-        on_ready: Called when requests are about to be answered.
+        on_ready: Called when requests are answered.
     """
     from ml_diagnostics_console._web.app import PageServer, make_app
     from ml_diagnostics_console._web.assets import Assets
@@ -111,12 +111,15 @@ def serve(
     stream = EventStream(store, refreshing.watch)
     refreshing.on_change(stream.wake)
     app = make_app(store, refreshing, stream, Assets(), listener.guard, listener.token)
-    server = PageServer(app, stream.close)
-    refreshing.start()
+
+    def start() -> None:
+        refreshing.start()
+        on_ready()
+
+    server = PageServer(app, start, stream.close)
     gc.enable()  # Commands run without collection; this one may run for weeks.
     try:
         server.install_signals()
-        on_ready()
         server.run_on(listener.sockets)
     finally:
         refreshing.stop()
