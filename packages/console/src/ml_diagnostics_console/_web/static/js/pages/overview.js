@@ -99,14 +99,21 @@ export async function show(page, api, state) {
     update({ kind, data }) {
       if (kind === "changed") {
         const fields = (data.rows ?? []).find(({ id }) => id === run.id);
-        if (data.now) clock.extend(data.now);
+        if (data.now) {
+          run.now = data.now;
+          clock.extend(data.now);
+        }
         if (!fields) return;
         const isUrgent = fields.state !== undefined && fields.state !== run.state;
         Object.assign(run, fields);
         showTiles();
         timer ||= setTimeout(reload, isUrgent ? 0 : RELOAD_MS);
       } else if (kind === "metrics" && data[run.id]) {
-        clock.append(Object.keys(data[run.id]));
+        const rows = data[run.id];
+        for (const metric of run.metrics_list ?? []) {
+          metric.points = Math.max(metric.points, rows[metric.name] ?? 0);
+        }
+        clock.append(Object.keys(rows));
       } else if (kind === "reset") {
         reload();
       }
