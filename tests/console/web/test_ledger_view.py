@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,8 @@ from ml_goodput_measurement.reading import BUCKET_KEYS
 from ml_goodput_measurement.reading import column_shares as reference
 
 from ...waiting import wait_until
-from .recorded import Page
+from .made_runs import MadeAttempt, MadeRun
+from .recorded import Page, page_of
 
 _BUCKETS = list(Bucket)
 
@@ -142,3 +145,23 @@ def test_a_long_log_is_read_in_parts_and_the_page_says_so(
     wait_until(lambda: slow.report(run) is not None)
     assert slow.report(run) == whole
     assert slow.is_complete
+
+
+def test_what_is_written_after_the_end_of_a_run_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_ns = time.time_ns() - 70 * 10**9
+    MadeRun("late", start_ns, [MadeAttempt(0, 99)]).write(tmp_path)  # It has ended just now.
+    page = page_of(tmp_path, monkeypatch)
+    run = page.run
+    assert run is not None
+    first = goodput_of(run).report(run)
+    assert first is not None
+    assert goodput_of(run).is_due(run)
+    (segment,) = (tmp_path / "journal" / "goodput_late").iterdir()
+    late = {"job_name": "late", "custom_badput_event_start_time": start_ns / 1e9 + 1, "custom_badput_event_type": "x"}
+    end = {"job_name": "late", "custom_badput_event_end_time": start_ns / 1e9 + 3, "custom_badput_event_type": "x"}
+    with segment.open("a") as file:
+        for number, payload in enumerate((late, end)):
+            file.write(f"\n{json.dumps({'t': start_ns, 's': 100000900000 + number, 'p': payload})}")
+    second = goodput_of(run).report(run)
+    assert second is not None
+    assert second.buckets[Bucket.CUSTOM] == pytest.approx(2e9, abs=1e6)

@@ -27,6 +27,7 @@ NO_GOODPUT: Final = (
     "over `job.steps(...)`, or start it with `ml-diagnostics run -- python train.py`."
 )
 """The text for a ledger without entries."""
+_LATE_SECONDS: Final = 60.0
 _READING: Final = "The goodput log of this run is long: it is still being read."
 _SECOND_NS: Final = 1_000_000_000
 _MARGIN_NS: Final = 600 * _SECOND_NS
@@ -97,8 +98,12 @@ class RunGoodput:
         if self._batches is None:
             self._choose(found)
         self.is_complete = self._read_part()
-        if self.is_complete:
+        if self.is_complete and not _has_just_ended(run):
             self._settled = run.ended_s, names
+
+    def is_due(self, run: RunData) -> bool:
+        """Return True if the report of a run may change though the run does not: a log is long, or written late."""
+        return not self.is_complete or (self._ledger is not None and _has_just_ended(run))
 
     def _read_part(self) -> bool:
         """Read for a part of a second; return True if there is nothing more now."""
@@ -126,6 +131,11 @@ class RunGoodput:
             position = None if self._reader is None else self._reader.position()
             self._reader = JournalReader(log_id, root=self._root, position=position, writers=names)
             self._names = names
+
+
+def _has_just_ended(run: RunData) -> bool:
+    """Return True for some time after the end of a run: its last entries may be written after the run's own."""
+    return run.ended_s is not None and time.time() - run.ended_s < _LATE_SECONDS
 
 
 def why_none(run: RunData) -> str:

@@ -333,7 +333,7 @@ class Store:
                 except (DiagnosticsError, OSError) as error:
                     self._failures["goodput"] = f"The goodput of {run.id} could not be read: {error}"
                     continue
-                kept.is_goodput_due = not goodput_of(run).is_complete  # A long log is read in parts.
+                kept.is_goodput_due = goodput_of(run).is_due(run)
                 if report is None:
                     continue
                 buckets = [[bucket, round(percent, 2)] for bucket, percent in bucket_percents(report)]
