@@ -21,6 +21,8 @@ __all__ = ["GOODPUT_LEFT_OUT", "LogWriters", "Writer", "companion_writers", "goo
 
 GOODPUT_LEFT_OUT: Final = ("ml_diagnostics_metric", COMPANION_LOG_ID)
 """Logs of the other libraries."""
+_LEAST_PAUSE_SECONDS: Final = 1.0
+_MOST_PAUSE_SECONDS: Final = 30.0
 _FRESH_NS: Final = 2_000_000_000
 """A folder that changed so shortly ago may have changed again within the resolution of its time."""
 
@@ -131,11 +133,9 @@ class _GoodputWriters:
         root: The diagnostics folder.
     """
 
-    _PAUSE_SECONDS: Final = 1.0
-
     def __init__(self, root: Path) -> None:
         self._folders = _Folders(root, GOODPUT_LEFT_OUT)
-        self._refreshed_at = -float("inf")
+        self._rests_until = -float("inf")
         self._by_run: dict[str, list[Writer]] = {}
         self._by_job: dict[str, list[Writer]] = {}
 
@@ -159,15 +159,18 @@ class _GoodputWriters:
         return sorted(found, key=lambda writer: (writer.started_ns, writer.name))
 
     def _refresh(self) -> None:
-        if time.monotonic() - self._refreshed_at < self._PAUSE_SECONDS:
+        if time.monotonic() < self._rests_until:
             return
+        started = time.thread_time()
         self._by_run, self._by_job = {}, {}
         for log in self._folders.refresh():
             for writer in log.refresh().values():
                 self._by_run.setdefault(writer.run, []).append(writer)
                 self._by_job.setdefault(writer.job, []).append(writer)
         self._by_run.pop("", None)
-        self._refreshed_at = time.monotonic()
+        # To check the folders of a thousand logs takes some milliseconds: a thousandth of the time at most.
+        cost_seconds = min(_MOST_PAUSE_SECONDS, 1000 * (time.thread_time() - started))
+        self._rests_until = time.monotonic() + max(_LEAST_PAUSE_SECONDS, cost_seconds)
 
 
 @functools.lru_cache(maxsize=4)
