@@ -128,6 +128,32 @@ def test_runs_are_in_the_order_of_their_starts_and_last_is_the_newest(store: Sto
     assert len(answer.body) < 300
 
 
+def test_an_answer_waits_until_the_first_refresh_has_something_to_show(store: Store, root: Path, clock: Clock) -> None:
+    clock.now_ns = made(root)
+    is_asked, whole = threading.Event(), store.source.entries.read
+
+    def read_late(*arguments: Any) -> Any:
+        is_asked.wait(10)
+        time.sleep(0.1)
+        yield from whole(*arguments)
+
+    store.source.entries.read = read_late  # type: ignore[method-assign]
+    thread = threading.Thread(target=store.refresh)
+    thread.start()
+    while store._has_rows.is_set():
+        time.sleep(0.001)
+    is_asked.set()
+    assert [row["state"] for row in rows(store)] == ["completed"]
+    thread.join()
+
+
+def test_a_refresh_that_fails_lets_answers_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_read", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.refresh()
+    assert rows(store) == []
+
+
 def test_a_long_list_is_answered_in_parts(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ml_diagnostics_console._web.runs_view._MOST_ROWS", 2)
     for number in range(5):

@@ -72,6 +72,7 @@ def handle(store: Store, path: str, query: Mapping[str, str]) -> Answer:
         for pattern, route in _PATTERNS:
             match = pattern.fullmatch(path)
             if match is not None:
+                store.wait_for_rows()
                 return _call(route, store, {name: unquote(part) for name, part in match.groupdict().items()}, query)
         raise NotThereError("There is nothing at this address.")
     except BadQueryError as error:

@@ -50,6 +50,7 @@ _MOST_REST_SECONDS: Final = 3.0
 _SETTLED_AT: Final = 200_000
 _SAVED_AT: Final = 300_000
 _SAVE_SECONDS: Final = 900.0
+_MOST_WAIT_SECONDS: Final = 30.0
 _SHOWN_SECONDS: Final = 2.0
 _LONG_COLUMN: Final = 50_000
 _UPDATES_AT_ONCE: Final = 50
@@ -90,6 +91,8 @@ class Store:
         self._state_path = cache / "state" if cache is not None and not self._is_cloud else None
         self._saved_count, self._save_again_at = 0, 0.0
         self._refreshing = threading.Lock()
+        self._has_rows = threading.Event()
+        self._has_rows.set()
         self._companions = Companions()
         self._kept: dict[str, KeptRun] = {}
         self._listed: list[RunData] | None = None
@@ -147,12 +150,21 @@ class Store:
         """Read what is new, once. One thread at a time; a failure becomes a note."""
         with self._refreshing:
             now_ns = self._clock_ns()
-            if self._is_due(now_ns):
-                self._read()
-            self._update_runs(now_ns)
-            self._read_goodput(now_ns)
+            if not self._was_read:
+                self._has_rows.clear()
+            try:
+                if self._is_due(now_ns):
+                    self._read()
+                self._update_runs(now_ns)
+            finally:
+                self._has_rows.set()
+            self._read_goodput()
             with self.lock:
                 self.now_s = now_ns / 1e9
+
+    def wait_for_rows(self) -> None:
+        """Wait while the first refresh has nothing to show yet; do not hold the lock."""
+        self._has_rows.wait(_MOST_WAIT_SECONDS)
 
     def _read(self) -> None:
         started, sources = time.thread_time(), self._sources
@@ -238,6 +250,7 @@ class Store:
             with self.lock:
                 self.notes = [f"The journal is still read: {self._dispatch.count:,} entries so far."]
             self._shown_at = time.monotonic()
+            self._has_rows.set()
         return []
 
     def _settle(self) -> None:
@@ -317,7 +330,7 @@ class Store:
         if self._changes.update(kept.run.id, row) or not kept.encoded:
             kept.encoded = msgspec.json.encode(row)
 
-    def _read_goodput(self, now_ns: int) -> None:
+    def _read_goodput(self) -> None:
         """Read where the time of runs went, the newest first, for a part of a second; the next call goes on."""
         deadline = time.monotonic() + _GOODPUT_SECONDS
         for run in self.runs():
