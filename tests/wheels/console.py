@@ -25,4 +25,10 @@ with tempfile.TemporaryDirectory() as folder:
     shown = subprocess.run([command, "doctor", "last"], capture_output=True, text=True, check=False)
     assert shown.returncode == report.exit_code, shown
     assert "ValueError: x" in shown.stdout, shown
+    opened = subprocess.run([command, "ui", "--no-browser"], capture_output=True, text=True, check=False)
+    assert opened.returncode == 1, opened  # The extra is not installed here.
+    assert "pip install 'ml-diagnostics-console[web]'" in opened.stderr, opened
+files = Path(ml_diagnostics_console.__file__).parent / "_web" / "static"
+for name in ("index.html", "js/main.js", "css/tokens.css", "vendor/vendor.json", "vendor/inter/LICENSE.txt"):
+    assert (files / name).is_file(), name
 print("ml_diagnostics_console: names what failed")

@@ -30,7 +30,6 @@ __all__ = ["CaseFile", "case_answer", "make_case"]
 
 _MOST_BYTES: Final = 3_000_000
 _ABOUT_BYTES: Final = 8192
-_VERDICT_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,9 @@ def make_case(
     """
     with store.lock:
         run, cursor, source = store.run(run_id), store.cursor, store.place
-    DOCTOR.wait(run, _VERDICT_SECONDS)
-    reports = zipped(encoded_reports(JobReader(question, report)))
+    judged, encoded = encoded_reports(JobReader(question, report))
+    DOCTOR.take(run, judged)
+    reports = zipped(encoded)
     page_bytes = len(case_page(assets, run_id, "").encode())
     answers = collect(store, run_id, _MOST_BYTES - page_bytes - len(reports) - _ABOUT_BYTES)
     inside = [*answers.inside, "the doctor's report, which `mldiagnostics doctor FILE` prints"]

@@ -62,8 +62,8 @@ class CaseReports:
         return max(1, len(self.last.verdicts))
 
 
-def encoded_reports(reader: JobReader) -> bytes:
-    """Return the doctor's reports on a job as JSON, without secrets.
+def encoded_reports(reader: JobReader) -> tuple[Report, bytes]:
+    """Return the doctor's report on a job, and all of its reports as JSON, without secrets.
 
     Args:
         reader: Reads the job.
@@ -88,7 +88,7 @@ def encoded_reports(reader: JobReader) -> bytes:
         "explanations": texts,
         "notes": [redact_text(note) for note in facts.notes],
     }
-    return msgspec.json.encode(value)
+    return last, msgspec.json.encode(value)
 
 
 def read_case(path: Path) -> CaseReports:
