@@ -47,6 +47,7 @@ TABLES = [
     "doctor",
     "first_cause",
     "faultbench",
+    "page",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
