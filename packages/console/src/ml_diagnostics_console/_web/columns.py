@@ -259,6 +259,7 @@ class RunColumns:
 
     def __init__(self) -> None:
         self._by_metric: dict[str, dict[str, Column]] = {}
+        self._names: list[str] = []
 
     def column(self, metric: str, process: str, host: str, unit: str) -> Column:
         """Return the column of a metric and a process, a new one for its first value."""
@@ -275,7 +276,9 @@ class RunColumns:
 
     def names(self) -> list[str]:
         """Return the metrics, by name."""
-        return sorted(self._by_metric)
+        if len(self._names) != len(self._by_metric):
+            self._names = sorted(self._by_metric)
+        return list(self._names)
 
     def of(self, metric: str) -> list[Column]:
         """Return the columns of a metric by process; empty if there is no such metric."""

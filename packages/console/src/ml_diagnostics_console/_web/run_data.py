@@ -76,6 +76,7 @@ class RunData:
         beat_s: The last sign of life of a process; None if there is none.
         now_s: The time of its last update.
         job_names: The names of the jobs with goodput entries that name it.
+        primary: The metric that shows best how it is, and the number of metrics among which it was chosen.
         version: Grows with each change.
     """
 
@@ -86,6 +87,7 @@ class RunData:
         self.history = RunHistory(companions.endings)
         self.columns = RunColumns()
         self.job_names: tuple[str, ...] = ()
+        self.primary: tuple[int, str | None] = (0, None)
         self.version = 0
         self.state, self.reason = "unknown", ""
         self.hangs: list[Hang] = []

@@ -97,7 +97,10 @@ def primary_metric(names: Sequence[str]) -> str | None:
 
 def primary_column(run: RunData) -> Column | None:
     """Return the values of the loss of a run, of its first process; None if it has none."""
-    metric = primary_metric(run.columns.names())
+    count, metric = run.primary
+    if count != len(run.columns):
+        metric = primary_metric(run.columns.names())
+        run.primary = len(run.columns), metric
     return run.columns.first(metric) if metric is not None else None
 
 
