@@ -110,6 +110,7 @@ def test_head_has_the_headers_alone(server: Served) -> None:
     whole, head = server.get("/static/vendor/vendor.json"), server.get("/static/vendor/vendor.json", method="HEAD")
     assert (head.status, head.body) == (200, b"")
     assert head.headers["content-length"] == whole.headers["content-length"]
+    assert server.get("/api/events", method="HEAD").headers["content-type"].startswith("text/event-stream")
 
 
 @pytest.mark.parametrize(
@@ -205,6 +206,16 @@ def test_with_a_token_nothing_is_answered_without_it(root: Path) -> None:
         assert running.get("/api/runs").status == 401
         assert running.get("/api/events").status == 401
         assert running.get("/api/runs/digits-1/case.html").status == 401
+        for path in (
+            "/api/token/../runs",
+            "/api/token%2f..%2fruns",
+            "/api/tokens",
+            "/static/../api/runs",
+            "//api/runs",
+        ):
+            reply = running.get(path)
+            assert reply.status in (401, 404), path
+            assert b"digits-1" not in reply.body
         locked = running.get("/runs/digits-1")
         assert locked.status == 401
         assert b"token.js" in locked.body

@@ -95,7 +95,9 @@ def _report(name: str, options: argparse.Namespace, console: Console) -> int:
 
 def _is_case_file(name: str) -> bool:
     """Return True if a name is that of a file that `mldiagnostics export` has written, not of a run."""
-    return name.endswith((".html", ".htm"))
+    from pathlib import Path
+
+    return name.endswith((".html", ".htm")) and Path(name).is_file()
 
 
 def _reports_of_case(name: str, attempt: str) -> list[Report]:

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import zlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import FrameType
@@ -46,7 +47,8 @@ _SPEEDSCOPE: Final = "vendor/speedscope/"
 _PAGE: Final = re.compile(r"/|/compare|/runs/[^/]+(?:/(?:metrics|stacks|logs|configs|profiles(?:/[^/]+)?))?")
 _LAST_RUN: Final = re.compile(r"/runs/last(/.*)?")
 _CASE: Final = re.compile(r"/api/runs/([^/]+)/case\.html")
-_OPEN_TO_ALL: Final = ("/static/", "/favicon.ico", "/api/token")
+_OPEN_TO_ALL: Final = ("/favicon.ico", "/api/token")
+_STATIC: Final = "/static/"
 """Paths that are answered without the cookie of the token: they hold no data."""
 
 
@@ -141,6 +143,7 @@ class _Page:
     ) -> None:
         self._store, self._refreshing, self._stream = store, refreshing, stream
         self._assets, self._token = assets, token
+        self._exporting = threading.Lock()
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -180,6 +183,8 @@ class _Page:
             return _respond(json_answer({"error": error}, 503), request)
         cursor = request.headers.get("last-event-id") or request.query_params.get("cursor", "")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no", "vary": "accept-encoding"}
+        if request.method == "HEAD":
+            return Response(headers=headers, media_type="text/event-stream")
         events = self._stream.events(cursor)
         if _takes_gzip(request):
             headers["content-encoding"] = "gzip"
@@ -199,7 +204,8 @@ class _Page:
     def _case(self, run_id: str) -> Answer:
         from ml_diagnostics_console._web.case_file import case_answer
 
-        return case_answer(self._store, run_id, self._assets)
+        with self._exporting:  # It takes the processor for seconds: one at a time.
+            return case_answer(self._store, run_id, self._assets)
 
     def _redirect_to_last(self, rest: str, query: str) -> Response:
         self._refreshing.freshen()
@@ -241,9 +247,11 @@ class _Guarded:
         refusal = self._guard.refusal(scope["method"], headers)
         if refusal:
             return _respond(json_answer({"error": refusal}, 403))
-        if self._token is None or scope["path"].startswith(_OPEN_TO_ALL) or self._token.is_in_cookie(headers):
+        path: str = scope["path"]
+        is_open = path in _OPEN_TO_ALL or path.startswith(_STATIC)
+        if self._token is None or is_open or self._token.is_in_cookie(headers):
             return self._app
-        if scope["path"].startswith("/api/"):
+        if path.startswith("/api/"):
             return _respond(
                 json_answer({"error": "open the address that mldiagnostics ui printed: it has a token"}, 401)
             )
