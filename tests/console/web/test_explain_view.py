@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from ml_diagnostics_console._web import verdicts
+from ml_diagnostics_console._web import explain_view, verdicts
 
 from ...waiting import LONG_SECONDS
 from .recorded import Page
@@ -75,3 +75,11 @@ def test_an_unknown_entry_has_none(failed: Page) -> None:
 )
 def test_what_cannot_be_explained_is_refused(restarted: Page, status: int, of: str) -> None:
     assert restarted.error(status, "/explain", of=of)
+
+
+def test_the_last_values_need_only_the_ends_of_a_long_log(restarted: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = restarted.json("/explain", of="metric:loss")
+    monkeypatch.setattr(explain_view, "_END_BYTES", 2000)
+    assert restarted.json("/explain", of="metric:loss") == whole
+    monkeypatch.setattr(explain_view, "_END_BYTES", 10)  # Then the whole log is read.
+    assert restarted.json("/explain", of="metric:loss") == whole

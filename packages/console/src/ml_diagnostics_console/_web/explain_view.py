@@ -24,6 +24,7 @@ from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LEFT_BLOCK, SNAPSHOT
 from google_cloud_mldiagnostics.reading import LOG_ID, PROCESS, natural_number, number
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, LogEntry, split_insert_id
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.journal import list_segments, log_directory
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_common.redaction import redact
 from ml_goodput_measurement.reading import BUCKET_KEYS
@@ -34,6 +35,7 @@ from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_companions import companions_of
 from ml_diagnostics_console._web.run_goodput import goodput_of
 from ml_diagnostics_console._web.verdicts import known_report
+from ml_diagnostics_console._web.writers import metric_writers
 
 if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
@@ -51,6 +53,8 @@ _BEFORE: Final = 5
 _NEAR_NS: Final = 2_000_000
 """Entries of an event are recorded within this time of it."""
 _TOGETHER_NS: Final = 30 * _SECOND_NS
+_NEWEST_WRITERS: Final = 2
+_END_BYTES: Final = 2**18
 _PAYLOAD_BYTES: Final = 20_000
 _FORMS: Final = "proof:1, bucket:NAME, disruption:1, attempt:1, process:HOST/PID, metric:NAME, stacks:TIME or entry:ID"
 
@@ -231,7 +235,7 @@ def _metric(run: RunData, what: str) -> Iterator[LogEntry]:
     if name not in run.columns:
         raise NotThereError(f"This run has no metric {name[:80]!r}.")
     if step is None:
-        return _last(entry for entry in _of_run(run) if entry.resource_label("namespace") == name)
+        return _last_values(run, name)
     return (
         entry
         for entry in _of_run(run)
@@ -239,9 +243,34 @@ def _metric(run: RunData, what: str) -> Iterator[LogEntry]:
     )
 
 
-def _last(entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
-    """Yield the last entries; they are read when the first one is wanted."""
-    yield from deque(entries, _BEFORE)
+def _last_values(run: RunData, name: str) -> Iterator[LogEntry]:
+    """Yield the last values of a metric of its first process; they are read when the first one is wanted."""
+    column = run.columns.first(name)
+    host = column.host if column is not None else ""
+    last: deque[LogEntry] = deque(maxlen=_BEFORE)
+    readers: tuple[Callable[[], Iterator[LogEntry]], ...] = (lambda: _ends_of_run(run, host), lambda: _of_run(run))
+    for read in readers:
+        last.clear()
+        for entry in read():
+            if entry.resource_label("namespace") == name and entry.context.labels.get("host", "") == host:
+                last.append(entry)
+        if len(last) == _BEFORE:  # Else the whole log is read.
+            break
+    yield from last
+
+
+def _ends_of_run(run: RunData, host: str) -> Iterator[LogEntry]:
+    """Yield the last entries of the newest writers of a host: the log of a long run takes seconds to read."""
+    root = diagnostics_directory()
+    known = [
+        writer for writer in metric_writers(root).refresh().values() if writer.run == run.id and writer.host == host
+    ]
+    newest = {writer.name for writer in heapq.nlargest(_NEWEST_WRITERS, known, key=lambda writer: writer.started_ns)}
+    offsets: dict[str, dict[str, int]] = {}
+    for segment in list_segments(log_directory(root, LOG_ID), newest):
+        offsets.setdefault(segment.writer, {})[str(segment.number)] = max(0, segment.size - _END_BYTES)
+    reader = JournalReader(LOG_ID, root=root, writers=newest, position={"writers": offsets})
+    return chain.from_iterable(reader.read_new())
 
 
 def _stacks(run: RunData, what: str) -> Iterator[LogEntry]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from google_cloud_mldiagnostics.reading import LOG_ID
 from ml_diagnostics_common.entry import COMPANION_LOG_ID
 from ml_diagnostics_common.journal import (
     Segment,
@@ -17,9 +18,9 @@ from ml_diagnostics_common.journal import (
     writer_start_ns,
 )
 
-__all__ = ["GOODPUT_LEFT_OUT", "LogWriters", "Writer", "companion_writers", "goodput_writers"]
+__all__ = ["GOODPUT_LEFT_OUT", "LogWriters", "Writer", "companion_writers", "goodput_writers", "metric_writers"]
 
-GOODPUT_LEFT_OUT: Final = ("ml_diagnostics_metric", COMPANION_LOG_ID)
+GOODPUT_LEFT_OUT: Final = (LOG_ID, COMPANION_LOG_ID)
 """Logs of the other libraries."""
 _LEAST_PAUSE_SECONDS: Final = 1.0
 _MOST_PAUSE_SECONDS: Final = 30.0
@@ -183,3 +184,9 @@ def goodput_writers(root: Path) -> _GoodputWriters:
 def companion_writers(root: Path) -> LogWriters:
     """Return the writers of the companions' log of a diagnostics folder: one list for all of its runs."""
     return LogWriters(root / "journal" / log_folder_name(COMPANION_LOG_ID))
+
+
+@functools.lru_cache(maxsize=4)
+def metric_writers(root: Path) -> LogWriters:
+    """Return the writers of the log of runs of a diagnostics folder: one list for all of its runs."""
+    return LogWriters(root / "journal" / log_folder_name(LOG_ID))
