@@ -97,7 +97,7 @@ def _is_case_file(name: str) -> bool:
     """Return True if a name is that of a file that `mldiagnostics export` has written, not of a run."""
     from pathlib import Path
 
-    return name.endswith((".html", ".htm")) and Path(name).is_file()
+    return name.endswith((".html", ".htm")) and ("/" in name or Path(name).is_file())  # No id of a run has a slash.
 
 
 def _reports_of_case(name: str, attempt: str) -> list[Report]:
