@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -141,3 +142,19 @@ def test_reading_needs_no_drawing_library() -> None:
     code = "import sys, ml_goodput_measurement.reading; print({'matplotlib', 'numpy'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
     assert found.stdout == "set()\n"
+
+
+@pytest.mark.timing
+def test_a_window_costs_what_lies_in_it_and_not_what_lies_before() -> None:
+    history = History().start(0)
+    for step in range(20_000):
+        history.load(10 + step, 10.1 + step).step(step, 10.2 + step).step_end(step, 10.9 + step)
+    ledger, now_ns = ledger_of(history), moment_ns(20_011)
+    ledger.report(now_ns)
+    started = time.thread_time()
+    whole = ledger.timeline(now_ns, 0, now_ns)
+    whole_seconds = time.thread_time() - started
+    started = time.thread_time()
+    part = ledger.timeline(now_ns, moment_ns(19_900), now_ns)
+    assert time.thread_time() - started < whole_seconds / 5
+    assert 200 < len(part) < len(whole) / 50
