@@ -22,7 +22,7 @@ def run_script(script: str, given: Any = None) -> Any:
 
     Args:
         script: Statements; `given` has the values, `load(name)` imports a module below `static/js`.
-        given: What JSON has a form for; NaN and infinity are passed as texts.
+        given: A value of JSON; NaN and infinity are passed as texts.
     """
     assert NODE is not None
     text = f"""
