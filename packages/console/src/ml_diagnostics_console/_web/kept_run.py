@@ -19,6 +19,8 @@ class KeptRun:
         pictures_ns: When the pictures of its row were made last.
         pictures_version: The version of the run that they are of.
         pictures: The pictures of its row.
+        points_ns: When the numbers of its values were compared last.
+        has_new_points: True if it may have more since.
         goodput: The pictures that show where its time went.
         is_goodput_due: True if that is to be read again.
         encoded: Its row as JSON.
@@ -29,10 +31,12 @@ class KeptRun:
         "changed_ns",
         "encoded",
         "goodput",
+        "has_new_points",
         "is_goodput_due",
         "pictures",
         "pictures_ns",
         "pictures_version",
+        "points_ns",
         "run",
         "sessions_ns",
         "updated_ns",
@@ -41,6 +45,8 @@ class KeptRun:
     def __init__(self, run: RunData) -> None:
         self.run = run
         self.updated_ns = self.changed_ns = self.pictures_ns = 0
+        self.points_ns = 0
+        self.has_new_points = False
         self.pictures_version = -1
         self.pictures: dict[str, Any] = {}
         self.goodput: dict[str, Any] = {}

@@ -41,6 +41,8 @@ __all__ = ["Store"]
 _LAST: Final = "last"
 _UPDATE_NS: Final = 5_000_000_000
 _QUIET_UPDATE_NS: Final = 60_000_000_000
+_POINTS_NS: Final = 1_900_000_000
+"""A curve takes what was appended each few seconds: it need not know of each value."""
 _PICTURES_NS: Final = 10_000_000_000
 _CLOUD_NS: Final = 30_000_000_000
 _CLOUD_SESSIONS_NS: Final = 60_000_000_000
@@ -277,6 +279,7 @@ class Store:
                 run_id in touched
                 or run_id in with_log
                 or now_ns - kept.updated_ns >= self._patience_ns(kept.run)
+                or (kept.has_new_points and now_ns - kept.points_ns >= _POINTS_NS)
                 or (kept.pictures_version != kept.run.version and now_ns - kept.pictures_ns >= _PICTURES_NS)
             ):
                 due.append(kept)
@@ -322,8 +325,10 @@ class Store:
             kept.pictures_ns, kept.pictures_version = now_ns, run.version
             kept.is_goodput_due = True
         self._update_row(kept)
-        if is_touched:
+        kept.has_new_points = kept.has_new_points or is_touched
+        if kept.has_new_points and now_ns - kept.points_ns >= _POINTS_NS:
             self._changes.update_points(run.id, {name: run.columns.points(name) for name in run.columns.names()})
+            kept.has_new_points, kept.points_ns = False, now_ns
 
     def _update_row(self, kept: KeptRun) -> None:
         row = row_of(kept.run, kept.pictures)
