@@ -291,6 +291,16 @@ def test_a_full_range_of_ports_is_an_error(root: Path) -> None:
     assert "Traceback" not in done.stdout
 
 
+def test_a_project_needs_a_login(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": "none", "HOME": "none", "PATH": ""}.items():
+        monkeypatch.setenv(name, value)
+    done = _reader(root, "--read-from", "test-project")
+    assert (done.returncode, done.stdout) == (4, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    done = _reader(root, "--region", "us-central1")
+    assert (done.returncode, "--region needs --read-from" in done.stderr) == (2, True)
+
+
 def test_a_run_that_does_not_exist_is_an_error(root: Path) -> None:
     done = _reader(root, "nothing")
     assert (done.returncode, done.stdout) == (3, "")

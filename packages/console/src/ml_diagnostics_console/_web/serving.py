@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -161,7 +162,8 @@ def _bound(host: str, port: int) -> socket.socket:
         raise UsageError(f"--host {host!r} is not an address or name that this machine knows") from None
     bound = socket.socket(family, kind, protocol)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name != "nt":  # There, it would let other programs take the port.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         bound.bind(address)
