@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -68,12 +68,19 @@ class Log:
         cluster: The cluster; None if it is not to be asked.
         prefers_all: True if all of the text is wanted, not only the last lines.
         needs_times: True if text without times is of no use.
+        files: The files of `run` on the host of the process; None searches for them at each read.
     """
 
     def __init__(
-        self, root: Path, cluster: Cluster | None, *, prefers_all: bool = False, needs_times: bool = False
+        self,
+        root: Path,
+        cluster: Cluster | None,
+        *,
+        prefers_all: bool = False,
+        needs_times: bool = False,
+        files: Sequence[ConsoleFile] | None = None,
     ) -> None:
-        self._root, self._cluster = root, cluster
+        self._root, self._cluster, self._files = root, cluster, files
         self._prefers_all, self._needs_times = prefers_all, needs_times
         self._chosen = ""
         self._ends: dict[Path, tuple[int, int]] = {}
@@ -116,7 +123,7 @@ class Log:
     def _sources_of(self, target: Target) -> Iterator[tuple[str, _Source]]:
         process, pod = target.process, target.pod
         if process is not None:
-            yield "files of run", _RunFiles(_files_of(process, self._root), self._ends)
+            yield "files of run", _RunFiles(self._files_of(process), self._ends)
             yield "log file", _LogFiles(_paths_of(process), self._sizes)
         of_pod: list[tuple[str, _Source]] = []
         if pod is not None and self._cluster is not None and not pod.is_gone:
@@ -130,6 +137,9 @@ class Log:
         if not self._prefers_all:
             yield from of_pod
 
+    def _files_of(self, process: ProcessFacts) -> _Files:
+        return _files_of(process, console_files(self._root) if self._files is None else self._files)
+
 
 # --- Files of `run` -----------------------------------------------------------------------------------
 
@@ -139,13 +149,13 @@ class _Files(NamedTuple):
     is_sure: bool = True
 
 
-def _files_of(process: ProcessFacts, root: Path) -> _Files:
+def _files_of(process: ProcessFacts, files: Iterable[ConsoleFile]) -> _Files:
     """Return the files of a process; those of the shell that `run` has started, if it is not that process itself.
 
     Of the files of its time, those of its shell end as the entry of the last lines does, which `run` has written.
     Without one such file it may be that of another job at the same time: the nearest is returned, and marked.
     """
-    on_host = [file for file in console_files(root) if file.host == process.host]
+    on_host = [file for file in files if file.host == process.host]
     if own := [file for file in on_host if file.pid == process.pid]:
         return _Files(own)
     ended_ns = process.end.ended_ns or process.last_event_ns

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from cloud_tpu_diagnostics.console_files import ConsoleFile, console_files
 from google_cloud_mldiagnostics.reading import ProcessView
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, format_timestamp
 from ml_diagnostics_common.redaction import redact_text
@@ -26,6 +27,9 @@ STREAMS: Final = {"out": "stdout", "err": "stderr", "out+err": "output"}
 """The names of streams on the page: `output` is both in one."""
 COMPANION: Final = "companion"
 """The stream of what the companion of a process reports."""
+_KEY_START: Final = b"-----BEGIN "
+_KEY_END: Final = b"-----END "
+_LONGEST_KEY_BYTES: Final = 16_384
 
 
 class LogProcess:
@@ -37,6 +41,7 @@ class LogProcess:
         console: The last lines that its companion recorded.
         events: The reports of its companion.
         root: The diagnostics folder.
+        files: The files of `run` on its host.
     """
 
     def __init__(
@@ -46,11 +51,12 @@ class LogProcess:
         console: Sequence[ConsoleText],
         events: Sequence[CompanionEvent],
         root: Path,
+        files: Sequence[ConsoleFile],
     ) -> None:
         self.name, self.host = name, process.host
         self.index, self.pid, self.attempt = process.process_index, process.pid, process.attempt
         self._events = events
-        self._root = root
+        self._root, self._files = root, files
         facts = ProcessFacts(
             attempt=process.attempt,
             host=process.host,
@@ -71,7 +77,7 @@ class LogProcess:
             most_bytes: The last bytes of each; None for all that is kept.
             is_dated: True for reports that start with their time.
         """
-        found = Log(self._root, None, prefers_all=True).read(self._target, most_bytes)
+        found = Log(self._root, None, prefers_all=True, files=self._files).read(self._target, most_bytes)
         texts = [text._replace(stream=STREAMS.get(text.stream, text.stream)) for text in found]
         return [*texts, self._reports(is_dated=is_dated)] if self._events else texts
 
@@ -98,6 +104,15 @@ def log_processes(run: RunData, root: Path) -> list[LogProcess]:
     for process in found.values():
         of_host.setdefault(process.host, set()).add(process.process_index)
     last = run.view.attempts[-1].number if run.view.attempts else 0
+    events: dict[tuple[str, int], list[CompanionEvent]] = {}
+    for event in companions.events:
+        events.setdefault((event.host, event.pid), []).append(event)
+    consoles: dict[tuple[str, int], list[ConsoleText]] = {}
+    for key, lines in companions.lines.items():
+        consoles.setdefault(key[:2], []).append(_console(key, lines))
+    files: dict[str, list[ConsoleFile]] = {}
+    for file in console_files(root):  # Once: a folder that hosts share may have thousands.
+        files.setdefault(file.host, []).append(file)
     result, used = [], dict[str, int]()
     for (host, pid), process in found.items():
         name = host if len(of_host[host]) == 1 else f"{host}/{process.process_index}"
@@ -106,9 +121,8 @@ def log_processes(run: RunData, root: Path) -> list[LogProcess]:
         used[name] = used.get(name, 0) + 1
         if used[name] > 1:
             name = f"{name}:{pid}"
-        events = [event for event in companions.events if event.host == host and event.pid == pid]
-        console = [_console(key, lines) for key, lines in companions.lines.items() if key[:2] == (host, pid)]
-        result.append(LogProcess(process, name, console, events, root))
+        console = consoles.get((host, pid), ())
+        result.append(LogProcess(process, name, console, events.get((host, pid), ()), root, files.get(host, ())))
     return result
 
 
@@ -130,7 +144,7 @@ def printable_lines(texts: Iterable[tuple[str, Text]]) -> list[Line]:
 
 
 class Part(NamedTuple):
-    """A part of a text, of whole lines.
+    """A part of a text, of whole lines; a printed key in PEM, which is told by its first line, is in one part.
 
     Attributes:
         text: The lines, without secrets and safe to show.
@@ -160,9 +174,26 @@ def part_of(text: str, start: int, end: int) -> Part:
     if 0 < first < size and data[first - 1 : first] != b"\n":
         newline = data.find(b"\n", first) if start < 0 else data.rfind(b"\n", 0, first)
         first = newline + 1 if newline >= 0 else (first if start < 0 else 0)
+    first = _start_of_key(data, first)
     if 0 < last < size and data[last - 1 : last] != b"\n":
         newline = data.find(b"\n", last)
         last = newline + 1 if newline >= 0 else size
-    last = max(first, last)
+    last = max(first, _end_of_key(data, last))
     lines = redact_text(data[first:last].decode("utf-8", "replace")).split("\n")
     return Part("\n".join(map(safe, lines)), first, last, size)
+
+
+def _start_of_key(data: bytes, position: int) -> int:
+    """Return the start of the key that a position is in; the position if it is in none."""
+    least = max(0, position - _LONGEST_KEY_BYTES)
+    start = data.rfind(_KEY_START, least, position)
+    return start if start > data.rfind(_KEY_END, least, position) else position
+
+
+def _end_of_key(data: bytes, position: int) -> int:
+    """Return the end of the last line of the key that a position is in; the position if it is in none."""
+    if _start_of_key(data, position) == position:
+        return position
+    end = data.find(_KEY_END, position, position + _LONGEST_KEY_BYTES)
+    newline = data.find(b"\n", end) if end >= 0 else -1
+    return newline + 1 if newline >= 0 else position if end < 0 else len(data)
