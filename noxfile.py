@@ -301,6 +301,13 @@ def vendor(session: nox.Session) -> None:
 
 
 @nox.session
+def screenshots(session: nox.Session) -> None:
+    """Remake docs/pictures/ui, the pictures of the page, from runs that are made for them; needs Chromium."""
+    install(session, "tests", *PACKAGES)
+    session.run("python", "-m", "tests.console.web.screenshots", *session.posargs, env=ON_CPU)
+
+
+@nox.session
 def api(session: nox.Session) -> None:
     """Compare the public names with the last release; a breakage without an entry in .ci/public-api.toml fails."""
     install(session, "lint")
