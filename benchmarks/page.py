@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks import page_browser as look
+from benchmarks import page_browser as browsing
 from benchmarks import process
 from benchmarks.results import Row, Table, seconds
 
@@ -111,13 +111,13 @@ def _list(browser: Browser, root: Path, size: Size) -> list[Row]:
     many(root, size.runs)
     with _served(root) as server:
         url = f"http://{server.host}/"
-        look.visit(browser, url, "runs")
-        visits = [look.visit(browser, url, "runs") for _ in range(size.times)]
-        _, took, length = look.timed(server, "/api/runs", 2 * size.times)
+        browsing.visit(browser, url, "runs")
+        visits = [browsing.visit(browser, url, "runs") for _ in range(size.times)]
+        _, took, length = browsing.timed(server, "/api/runs", 2 * size.times)
         packed = len(server.get("/api/runs", headers={"Accept-Encoding": "gzip"}).body)
-    drawn = look.middle(each.ready - each.request("/api/runs")[0] for each in visits)
-    paint = look.middle(each.paint for each in visits)
-    ready = look.middle(each.ready for each in visits)
+    drawn = browsing.middle(each.ready - each.request("/api/runs")[0] for each in visits)
+    paint = browsing.middle(each.paint for each in visits)
+    ready = browsing.middle(each.ready for each in visits)
     sizes = f", {length / 1024:.0f} KiB, {packed / 1024:.0f} KiB compressed"
     return [
         _row(size, f"list of {size.runs:,} runs: the answer", took, 0.05, sizes),
@@ -135,19 +135,19 @@ def _curves(browser: Browser, root: Path, size: Size) -> list[Row]:
         _wait_read(server, f"/api/runs/{_WIDE}/points?metric=loss", size.steps)
         base = f"http://{server.host}/runs/{_WIDE}"
         points = f"/api/runs/{_WIDE}/points?metric=loss&width=560"
-        by_step = look.timed(server, f"{points}&x=step", 2 * size.times)
-        by_time = look.timed(server, f"{points}&x=time", 2 * size.times)
-        look.visit(browser, f"{base}/metrics", "metrics")
-        metrics = [look.visit(browser, f"{base}/metrics", "metrics") for _ in range(size.times)]
-        zoom = look.middle(look.zooms(browser, size.times))
-        look.visit(browser, base, "overview")
-        overview = [look.visit(browser, base, "overview") for _ in range(size.times)]
+        by_step = browsing.timed(server, f"{points}&x=step", 2 * size.times)
+        by_time = browsing.timed(server, f"{points}&x=time", 2 * size.times)
+        browsing.visit(browser, f"{base}/metrics", "metrics")
+        metrics = [browsing.visit(browser, f"{base}/metrics", "metrics") for _ in range(size.times)]
+        zoom = browsing.middle(browsing.zooms(browser, size.times))
+        browsing.visit(browser, base, "overview")
+        overview = [browsing.visit(browser, base, "overview") for _ in range(size.times)]
         for page in _PAGES[2:]:
-            look.visit(browser, f"{base}/{page}", page)
-        memory = look.resident_mib(server.process.pid)
-    first, raw_zoom = look.raw_uplot(browser, size.steps, size.times)
-    curve = look.middle(each.marks["drawn:loss"] for each in metrics)
-    tracks = look.middle(each.marks.get("tracks-settled", each.ready) for each in overview)
+            browsing.visit(browser, f"{base}/{page}", page)
+        memory = browsing.resident_mib(server.process.pid)
+    first, raw_zoom = browsing.raw_uplot(browser, size.steps, size.times)
+    curve = browsing.middle(each.marks["drawn:loss"] for each in metrics)
+    tracks = browsing.middle(each.marks.get("tracks-settled", each.ready) for each in overview)
     count = f"{size.steps:,}"
     return [
         _row(size, f"{count} points: from the navigation to the curve", curve, 0.3, raw=first),
@@ -170,7 +170,7 @@ def _costs(browser: Browser, folder: Path, size: Size) -> list[Row]:
         with _served(root) as server:
             server.get("/")
             answered = time.monotonic() - server.started
-            look.visit(browser, f"http://{server.host}/", "runs")
+            browsing.visit(browser, f"http://{server.host}/", "runs")
             cold.append((answered, time.monotonic() - server.started))
     with _served(root) as server, _writing_job(root, size.idle_seconds + 3 * _SETTLE_SECONDS):
         _wait_runs(server, 2)
@@ -180,23 +180,23 @@ def _costs(browser: Browser, folder: Path, size: Size) -> list[Row]:
         for page in ("runs", "compare", *_PAGES):
             path = {"runs": "", "compare": "compare?runs=small,last"}.get(page, f"runs/small/{page}")
             browser.events.clear()
-            look.visit(browser, f"http://{server.host}/{path.replace('/overview', '')}", page)
+            browsing.visit(browser, f"http://{server.host}/{path.replace('/overview', '')}", page)
             urls += browser.requests()
-        raw, packed = look.weight(server, urls)
+        raw, packed = browsing.weight(server, urls)
         browser.call("Network.setCacheDisabled", {"cacheDisabled": False})
-        look.visit(browser, f"http://{server.host}/runs/last", "overview")
+        browsing.visit(browser, f"http://{server.host}/runs/last", "overview")
         time.sleep(_SETTLE_SECONDS)
         since = len(browser.events)
         counters = [
-            lambda: look.cpu_seconds(server.process.pid),
-            lambda: look.cpu_seconds(browser.process.pid),
-            lambda: float(look.received(browser, since)),
+            lambda: browsing.cpu_seconds(server.process.pid),
+            lambda: browsing.cpu_seconds(browser.process.pid),
+            lambda: float(browsing.received(browser, since)),
         ]
-        of_server, of_page, arrived = look.shares(counters, size.idle_seconds)
-        memory = look.resident_mib(server.process.pid)
+        of_server, of_page, arrived = browsing.shares(counters, size.idle_seconds)
+        memory = browsing.resident_mib(server.process.pid)
     return [
-        _row(size, "cold start, to the first page", look.middle(each[0] for each in cold), 1.0),
-        _row(size, "cold start, to the drawn list", look.middle(each[1] for each in cold), 1.2),
+        _row(size, "cold start, to the first page", browsing.middle(each[0] for each in cold), 1.0),
+        _row(size, "cold start, to the drawn list", browsing.middle(each[1] for each in cold), 1.2),
         _number(size, "idle, a job writes 10 values/s: CPU of the server", 100 * of_server, 0.5, " %"),
         _number(size, "the same: CPU of the browser", 100 * of_page, 1.0, " %"),
         _number(size, "the same: bytes in a second", arrived, 200, ""),
@@ -213,13 +213,13 @@ def _reading(root: Path, size: Size) -> list[Row]:
     run.metrics, run.has_goodput = {"loss": "1"}, False
     run.write(root)
     environment = {"ML_DIAGNOSTICS_DIR": str(root), "ML_DIAGNOSTICS_BACKEND": "local"}
-    alone = look.middle(process.ours(read_alone, environment=environment) for _ in range(size.times))
+    alone = browsing.middle(process.ours(read_alone, environment=environment) for _ in range(size.times))
     cold, warm = [], []
     for turn in range(size.times):
         cache = str(root.with_name(f"cache-{turn}"))
         cold.append(process.ours(read_to_curve, environment=environment, cache=cache))
         warm.append(process.ours(read_to_curve, environment=environment, cache=cache))
-    took = look.middle(cold)
+    took = browsing.middle(cold)
     count = f"{size.entries:,} entries"
     return [
         Row(
@@ -230,7 +230,7 @@ def _reading(root: Path, size: Size) -> list[Row]:
             "<= 4 s" if size.is_full else "",
             took <= 4 if size.is_full else None,
         ),
-        _row(size, "the same from the saved state", look.middle(warm), 0.3),
+        _row(size, "the same from the saved state", browsing.middle(warm), 0.3),
     ]
 
 
@@ -257,7 +257,7 @@ def read_to_curve(cache: str) -> float:
     answer = handle(store, f"/api/runs/{_MILLION}/points", {"metric": "loss"})
     took = time.perf_counter() - started
     assert answer.status == 200
-    assert look.total_points(answer.body)
+    assert browsing.total_points(answer.body)
     return took
 
 
@@ -283,10 +283,10 @@ def _open_case(browser: Browser, path: Path, size: Size) -> Row:
     opened, requests = [], []
     for _ in range(size.times):
         browser.forget()
-        opened.append(look.visit(browser, path.as_uri(), "overview").ready)
+        opened.append(browsing.visit(browser, path.as_uri(), "overview").ready)
         requests += [url for url in browser.requests() if not url.startswith((path.as_uri(), "blob:", "about:"))]
     assert not requests, requests
-    return _row(size, "the same: opened from a file, without a request", look.middle(opened), 1.0)
+    return _row(size, "the same: opened from a file, without a request", browsing.middle(opened), 1.0)
 
 
 @contextlib.contextmanager
@@ -294,7 +294,7 @@ def _browser(folder: Path) -> Iterator[Browser]:
     from tests.console.web.browser import opened_browser
 
     with opened_browser(folder) as browser:
-        look.note_ready(browser)
+        browsing.note_ready(browser)
         yield browser
 
 
@@ -311,7 +311,7 @@ def _wait_read(server: Served, path: str, points: int, longest: float = 300.0) -
     deadline = time.monotonic() + longest
     while True:
         reply = server.get(path)
-        if reply.status == 200 and look.total_points(reply.body) >= points:
+        if reply.status == 200 and browsing.total_points(reply.body) >= points:
             return
         assert time.monotonic() < deadline, "the journal is not read"
         time.sleep(0.5)
