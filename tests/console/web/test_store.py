@@ -202,6 +202,15 @@ def test_a_run_without_signs_of_life_is_silent(
     assert "no event" in row["verdict"]
 
 
+def test_a_run_of_which_no_process_is_known_may_have_ended(store: Store, root: Path, clock: Clock) -> None:
+    clock.now_ns = made(root, "run-1", MadeAttempt(0, 99, "ACTIVE"))
+    shutil.rmtree(root / "journal")
+    clock.advance(200)
+    store.refresh()
+    (row,) = rows(store)
+    assert (row["state"], row["verdict"]) == ("unknown", "no event of any process is known: it may have ended")
+
+
 def hanging(root: Path, clock: Clock, *, silent_seconds: float = 6.0) -> MadeRun:
     """Write a run of four hosts that wait for the third one, and set the clock to some seconds after its last sign."""
     hosts = [f"vm-{host}" for host in range(4)]

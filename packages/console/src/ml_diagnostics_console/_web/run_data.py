@@ -181,6 +181,9 @@ class RunData:
         self.beat_s = beat_ns / _SECOND if beat_ns else None
         if self.hangs and self.state in ("running", "silent"):
             self._judge_hang(now_ns, beat_ns)
+        heard_ns = max(beat_ns, view.started_ns or 0)
+        if self.state == "running" and now_ns - heard_ns > SILENT_SECONDS * _SECOND:  # Else its processes are silent.
+            self.state, self.reason = "unknown", "no event of any process is known: it may have ended"
         if self.state == "silent":
             self.reason = self.reason or "no event of any process for some time"
         started_ns = view.started_ns or min((record.first_ns for record in self.history.processes.values()), default=0)
