@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,7 @@ def test_a_damaged_or_foreign_file_is_a_sentence(hanging: tuple[Path, Path], tmp
         "schema.html": f"{start}{other}</script>",
         "base64.html": f"{start}AAAA</script>",
         "types.html": f"{start}{base64.b64encode(gzip.compress(b'[1]')).decode()}</script>",
+        "deep.html": f"{start}{base64.b64encode(gzip.compress(b'[' * 10**6 + b']' * 10**6)).decode()}</script>",
     }
     for name, content in damaged.items():
         (tmp_path / name).write_text(content)
@@ -149,6 +151,50 @@ def test_a_damaged_or_foreign_file_is_a_sentence(hanging: tuple[Path, Path], tmp
     assert (done.returncode, done.stdout) == (1, "")
     assert "is not a case file" in done.stderr
     assert run_command(root, "doctor", str(tmp_path / "missing.html")).returncode == 3
+
+
+def changed_report(path: Path, keys: Sequence[str], value: object) -> str:
+    """Return the report of a case file with another value, as a block."""
+    report = json.loads(blocks_of(path.read_text())["report"])
+    where = report
+    for key in keys[:-1]:
+        where = where[key]
+    where[keys[-1]] = value
+    data = base64.b64encode(gzip.compress(json.dumps(report).encode())).decode()
+    return f'<script type="text/plain" data-report>{data}</script>'
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("last", "shown"), [10**9]),
+        (("last", "shown"), ["x"]),
+        (("last", "judged"), 10**9),
+        (("last", "attempts"), [None]),
+        (("last", "verdicts"), []),
+        (("last", "verdicts"), [{}]),
+        (("last", "not_checked"), [["x"]]),
+        (("last", "now_ns"), "now"),
+        (("explanations",), [7]),
+        (("attempts",), {"a": 1}),
+    ],
+)
+def test_values_of_a_wrong_kind_are_a_sentence(
+    hanging: tuple[Path, Path], tmp_path: Path, keys: Sequence[str], value: object
+) -> None:
+    changed = tmp_path / "changed.html"
+    changed.write_text(changed_report(hanging[1], keys, value))
+    with pytest.raises(CommandError, match="is damaged"):
+        read_case(changed)
+
+
+def test_an_explanation_cannot_control_the_terminal(hanging: tuple[Path, Path], tmp_path: Path) -> None:
+    changed = tmp_path / "changed.html"
+    evil = "first\x1b[31m\x1b]0;title\x07\u202eevil\x9b2J\nsecond"
+    changed.write_text(changed_report(hanging[1], ["explanations"], [evil]))
+    (text,) = read_case(changed).explanations
+    assert text.replace("\n", "").isprintable()
+    assert [line[:6] for line in text.splitlines()] == ["first\\", "second"]
 
 
 def test_no_planted_secret_is_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +261,14 @@ def test_a_million_points_and_128_hosts_are_small(tmp_path: Path, monkeypatch: p
     assert len(text.encode()) <= MOST_BYTES
     header, _ = decode(blocks_of(text)[f"/api/runs/{run_id}/points?metric=loss&x=step&width=1000"])
     assert header["total"] >= 1_000_000
+
+
+def test_a_long_goodput_log_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    MadeRun("long", _START_NS, [MadeAttempt(0, 20_000)], metrics={}, step_seconds=1.0).write(tmp_path)
+    monkeypatch.setattr("ml_diagnostics_console._web.run_goodput.RunGoodput.part_seconds", 0.0)
+    overview = json.loads(blocks_of(exported(tmp_path, "long", monkeypatch))["/api/runs/long"])
+    assert overview["goodput"] == pytest.approx(99.8, abs=0.2)
+    assert overview["ledger"]
 
 
 def test_a_run_of_many_metrics_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

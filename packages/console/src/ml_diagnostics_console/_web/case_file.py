@@ -23,6 +23,8 @@ from ml_diagnostics_console._web.case_answers import CaseAnswers, collect
 from ml_diagnostics_console._web.case_page import case_page
 from ml_diagnostics_console._web.case_report import encoded_reports, zipped
 from ml_diagnostics_console._web.modules import ModuleError
+from ml_diagnostics_console._web.run_data import RunData
+from ml_diagnostics_console._web.run_goodput import goodput_of
 from ml_diagnostics_console._web.store import Store
 from ml_diagnostics_console._web.verdicts import DOCTOR
 
@@ -30,6 +32,7 @@ __all__ = ["CaseFile", "case_answer", "make_case"]
 
 _MOST_BYTES: Final = 3_000_000
 _ABOUT_BYTES: Final = 8192
+_GOODPUT_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ def make_case(
     """
     with store.lock:
         run, cursor, source = store.run(run_id), store.cursor, store.place
+    _read_goodput(store, run)
     judged, encoded = encoded_reports(JobReader(question, report))
     DOCTOR.take(run, judged)
     reports = zipped(encoded)
@@ -109,6 +113,20 @@ def make_case(
     }
     blocks = _blocks(about, reports, answers)
     return CaseFile(case_page(assets, run_id, blocks), tuple(inside), tuple(left_out))
+
+
+def _read_goodput(store: Store, run: RunData) -> None:
+    """Read a run's goodput to its end: a page shows a long log before it is read, a file cannot."""
+    deadline = time.monotonic() + _GOODPUT_SECONDS
+    is_complete, was_complete = False, True
+    while not is_complete and time.monotonic() < deadline:
+        with store.lock:  # For a part of a second each time, so that others are answered in between.
+            goodput = goodput_of(run)
+            goodput.refresh(run)
+            is_complete = goodput.is_complete
+            if is_complete and not was_complete:
+                run.version += 1  # Views that were made meanwhile show that it is still read.
+            was_complete = is_complete
 
 
 def _blocks(about: dict[str, Any], reports: str, answers: CaseAnswers) -> str:
