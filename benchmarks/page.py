@@ -82,7 +82,7 @@ def measure(*, quick: bool) -> list[Table]:
     return [
         Table("The page: list of runs", note, listed),
         Table("The page: curves and tracks", f"{note} Compared with uPlot that is given all points in memory.", drawn),
-        Table("The page: what it costs", "A small journal unless said; CPU in percent of one core.", costs),
+        Table("The page: what it costs", "A small journal unless another is named; CPU in percent of one core.", costs),
         Table("The page: reading and case file", "Each in a new process.", [*rows_of_reading, *rows_of_case]),
     ]
 

@@ -40,10 +40,10 @@ _RAW = """
   const y = new Float64Array(count).map((_, index) => 2 + 9 * Math.exp(-8 * index / count) + Math.random() / 10);
   const times = {first: [], zoom: []};
   for (let turn = 0; turn < %d; turn += 1) {
-    const place = document.body.appendChild(document.createElement("div"));
+    const holder = document.body.appendChild(document.createElement("div"));
     const options = {width: 640, height: 196, scales: {x: {time: false}}, series: [{}, {stroke: "#1f5fb4"}]};
     let start = performance.now();
-    const plot = new uPlot(options, [x, y], place);
+    const plot = new uPlot(options, [x, y], holder);
     await new Promise((resolve) => queueMicrotask(resolve));
     plot.ctx.getImageData(0, 0, 1, 1);
     times.first.push(performance.now() - start);
@@ -53,7 +53,7 @@ _RAW = """
     plot.ctx.getImageData(0, 0, 1, 1);
     times.zoom.push(performance.now() - start);
     plot.destroy();
-    place.remove();
+    holder.remove();
   }
   return times;
 })()
