@@ -150,3 +150,25 @@ def test_the_policy_allows_nothing_from_elsewhere_and_nothing_inline() -> None:
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
     for forbidden in ("unsafe-inline", "unsafe-eval", "http:", "https:", "*", "blob:"):
         assert forbidden not in policy
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        '{"theme": "dark"}',
+        'state={"a": 1}',
+        "a b=1",
+        "[x]=1",
+        "=;;=",
+        'half="quoted',
+        "name=\xe9",
+        "flag",
+        "a=" + "b" * 60_000,
+    ],
+)
+def test_a_cookie_of_another_server_on_the_host_does_not_hide_the_token(other: str) -> None:
+    token = Token("secret", 8000)
+    assert token.is_in_cookie(headers(("cookie", f"{other}; mldiagnostics_8000=secret")))
+    assert token.is_in_cookie(headers(("cookie", f"mldiagnostics_8000=secret; {other}")))
+    assert token.is_in_cookie(headers(("cookie", other), ("cookie", "mldiagnostics_8000=secret")))
+    assert not token.is_in_cookie(headers(("cookie", f"{other}; mldiagnostics_8000=other")))
