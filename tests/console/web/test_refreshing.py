@@ -179,6 +179,22 @@ def test_a_quiet_stream_has_comments_and_ends_when_it_is_closed() -> None:
     assert watched == [1, -1]
 
 
+def test_pages_that_were_let_in_at_once_are_no_more_than_the_most() -> None:
+    watched: list[int] = []
+
+    async def follow() -> None:
+        stream = EventStream(_Store(), watched.append)
+        assert stream.has_capacity()
+        pages = [stream.events("") for _ in range(3 * MOST_TABS)]  # Each was asked for before another one started.
+        started = [await anext(page, b"") for page in pages]
+        assert sum(text != b"" for text in started) == stream.open_pages == MOST_TABS
+        for page in pages:
+            await page.aclose()
+
+    asyncio.run(follow())
+    assert sum(watched) == 0
+
+
 def test_pages_at_one_version_share_the_work() -> None:
     async def follow() -> int:
         store = _Store()

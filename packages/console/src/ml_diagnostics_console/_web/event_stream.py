@@ -77,6 +77,8 @@ class EventStream:
         Args:
             cursor: The version that the page has: of `Last-Event-ID`, or of the answer that it shows.
         """
+        if not self.has_capacity():  # Others opened since the request was checked.
+            return
         waker = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._wakers.add(waker)
