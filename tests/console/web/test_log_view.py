@@ -164,5 +164,33 @@ def test_parts_of_a_text_join_to_the_whole(lines: list[str], size: int) -> None:
     assert joined == text
 
 
+@given(start=st.integers(-3000, 3000), length=st.integers(0, 3000))
+def test_no_part_has_a_line_of_a_printed_key(start: int, length: int) -> None:
+    body = "".join(f"MIIEpAIBAAKCAQEA{number:048d}\n" for number in range(24))
+    text = f"before\n-----BEGIN RSA PRIVATE KEY-----\n{body}-----END RSA PRIVATE KEY-----\nafter\n" * 2
+    part = part_of(text, start, start + length if start >= 0 else 2**62)
+    assert "MIIE" not in part.text
+    assert "PRIVATE KEY" not in part.text
+
+
+def test_parts_with_a_printed_key_follow_each_other() -> None:
+    body = "".join(f"MIIEpAIBAAKCAQEA{number:048d}\n" for number in range(24))
+    text = f"before\n-----BEGIN RSA PRIVATE KEY-----\n{body}-----END RSA PRIVATE KEY-----\nafter\n"
+    for size in (1, 50, 700, 10_000):
+        position, joined = 0, ""
+        while position < len(text):
+            part = part_of(text, position, position + size)
+            assert part.start == position
+            joined, position = joined + part.text, part.end
+        assert joined == "before\n[REDACTED]\nafter\n"
+
+
+def test_a_key_without_an_end_hides_a_bounded_part() -> None:
+    text = "-----BEGIN RSA PRIVATE KEY-----\n" + "step 1 loss 2.5\n" * 10_000
+    part = part_of(text, -4096, 2**62)
+    assert part.text.startswith("step 1 loss 2.5\n")
+    assert part_of(text, 0, 100).end < len(text)
+
+
 def test_answers_are_json_whatever_was_printed(printed: Page) -> None:
     assert json.dumps(printed.json("/logs", level="all", q="red"))
