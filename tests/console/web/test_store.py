@@ -367,6 +367,25 @@ def test_a_folder_that_vanishes_is_a_note_and_what_was_read_is_shown(store: Stor
     assert store.notes == []
 
 
+@pytest.mark.parametrize("name", ["journal", "runs", ""])
+def test_a_folder_that_vanishes_for_a_while_is_not_read_twice(
+    store: Store, root: Path, clock: Clock, tmp_path: Path, name: str
+) -> None:
+    clock.now_ns = made(root)
+    store.refresh()
+    shutil.move(root / name, tmp_path / "aside")
+    clock.advance(20)
+    store.refresh()
+    (note,) = store.notes
+    assert note.endswith("does not exist any more: what was read before is shown.")
+    assert store.run("run-1").columns.points("loss") == 100
+    shutil.move(tmp_path / "aside", root / name)
+    clock.advance(20)
+    store.refresh()
+    assert store.notes == []
+    assert store.run("run-1").columns.points("loss") == 100
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_damaged_run_is_a_note_and_the_others_are_shown(store: Store, root: Path, clock: Clock) -> None:
     clock.now_ns = made(root)

@@ -106,7 +106,7 @@ class Store:
         self._by_process: dict[tuple[str, int], set[str]] = {}
         self._cloud_ns = 0
         self._rests_until = 0.0
-        self._was_read = False
+        self._was_read = self._had_journal = False
         self._shown_at = 0.0
         self._failures: dict[str, str] = {}
 
@@ -175,17 +175,30 @@ class Store:
             self._load()
         self._set_runs(*self._run_list.read())
         sources.poll_seconds = time.thread_time() - started
-        sources.read_runs([kept.run for kept in self._kept.values() if kept.run.resource], self._take)
-        for batch in sources.read_companions(self.runs()):
-            with self.lock:
-                self._companions.add(batch)
-        self._save()
+        if self._has_journal():
+            sources.read_runs([kept.run for kept in self._kept.values() if kept.run.resource], self._take)
+            for batch in sources.read_companions(self.runs()):
+                with self.lock:
+                    self._companions.add(batch)
+            self._save()
         # To list the files of thousands of runs each second costs too much. Of the first read, the entries are most.
         is_costly = self._was_read and sources.poll_seconds >= _CHEAP_POLL_SECONDS
         rest_seconds = min(_MOST_REST_SECONDS, sources.poll_seconds * _REST_FACTOR) if is_costly else 0.0
         self._rests_until, self._was_read = time.monotonic() + rest_seconds, True
         with self.lock:
             self.notes = [*self._run_list.notes, *self._failures.values(), *self.source.entries.notes()]
+
+    def _has_journal(self) -> bool:
+        """Return False if the journal was there and is not now: a reader that sees it empty would read it twice."""
+        folder = self._root / "journal"
+        is_there = folder.is_dir()
+        self._had_journal = self._had_journal or is_there
+        if is_there or not self._had_journal:
+            self._failures.pop("journal", None)
+            return True
+        if not self._run_list.notes:
+            self._failures["journal"] = f"The folder {folder} does not exist any more: what was read before is shown."
+        return self._is_cloud
 
     def _load(self) -> None:
         """Continue from the state that an earlier store saved."""
