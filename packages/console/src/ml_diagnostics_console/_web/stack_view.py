@@ -83,7 +83,9 @@ def _stacks(run: RunData, at_ns: int | None) -> dict[str, Any]:
         "sentence": sentence,
         "parts": marked(sentence, names),
         "hosts": _hosts(run, found, kinds),
-        "groups": [_group(found, index, kind) for index, kind in enumerate(kinds)],
+        "groups": [
+            _group(found, index, kind, _seconds_since(run, found, index, at_ns)) for index, kind in enumerate(kinds)
+        ],
         "icicle": icicle([(group.frames, len(group.processes)) for group in picture.groups], kinds),
         "ended": [_ended(dump) for dump in picture.ended],
         "silent": [{**_name(dump), "seconds": seconds} for dump, seconds in picture.silent],
@@ -152,7 +154,14 @@ def _name(dump: ProcessDump) -> dict[str, Any]:
     return {"name": dump.process, "index": dump.process_index}
 
 
-def _group(found: StackPicture, index: int, kind: str) -> dict[str, Any]:
+def _seconds_since(run: RunData, found: StackPicture, index: int, at_ns: int | None) -> float:
+    """Return the time since the stacks were taken for a group that is still stuck: it has not moved since; else 0."""
+    stuck = {hang.host for hang in run.hangs} if run.state == "stuck" and at_ns is None else set()
+    is_stuck = all(dump.host in stuck for dump in found.picture.groups[index].processes)
+    return max(0.0, run.now_s - found.time_ns / _SECOND_NS) if is_stuck else 0.0
+
+
+def _group(found: StackPicture, index: int, kind: str, seconds_since: float) -> dict[str, Any]:
     group = found.picture.groups[index]
     many = len(group.processes)
     text = activity_of(group.frames).text if group.frames else "did not show their main thread"
@@ -163,8 +172,8 @@ def _group(found: StackPicture, index: int, kind: str) -> dict[str, Any]:
         "frames": [_frame(frame) for frame in group.frames],
         "step": group.steps[0] if len(group.steps) == 1 else None,
         "steps": [group.steps[0], group.steps[-1]] if group.steps else None,
-        "phase": group.processes[0].phase,
-        "unchanged_seconds": found.unchanged_seconds[index],
+        "phase": safe_line(group.processes[0].phase or ""),
+        "unchanged_seconds": found.unchanged_seconds[index] + seconds_since,
         "other_threads": _other_threads(group.processes[0]),
     }
 
