@@ -53,9 +53,9 @@ def known_report(run: RunData) -> Report | None:
 
 
 def known_verdict(run: RunData) -> dict[str, Any] | None:
-    """Return the last answer on a run that has a sentence; None while there is none."""
+    """Return the last answer on a run that has a sentence, and is of its present state; None while there is none."""
     known = DOCTOR.known(run)
-    return known.answer if known is not None and known.answer["sentence"] else None
+    return known.answer if known is not None and known.state == run.state and known.answer["sentence"] else None
 
 
 class _Known(NamedTuple):
