@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from ml_diagnostics_common.payload import printable
-from ml_diagnostics_common.redaction import redact
+from ml_diagnostics_common.redaction import redact, redact_text
 
 from ml_diagnostics_console._web.answers import Answer, BadQueryError, json_answer
 from ml_diagnostics_console._web.ledger_view import bucket_percents
@@ -60,7 +60,7 @@ def _answer(runs: Sequence[RunData]) -> Answer:
     rows = config_rows([run.view.configs for run in runs], [_own_names(run) for run in runs])
     return json_answer(
         {
-            "runs": [{"id": run.id, "name": printable(run.name), "state": run.state} for run in runs],
+            "runs": [{"id": run.id, "name": printable(redact_text(run.name)), "state": run.state} for run in runs],
             "top": _top(runs),
             "rows": rows,
             "metrics": _metrics(runs),

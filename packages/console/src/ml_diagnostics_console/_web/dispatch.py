@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from google_cloud_mldiagnostics.reading import PROCESS, SESSION, natural_number
 from ml_diagnostics_common.entry import EntryContext, LogEntry
+from ml_diagnostics_common.redaction import redact_text
 
 from ml_diagnostics_console._web.run_data import RunData
 
@@ -20,6 +22,9 @@ _MOST_CONTEXTS: Final = 50_000
 _LARGEST_STEP: Final = 2**63
 _NAN: Final = float("nan")
 _INFINITY: Final = float("inf")
+
+_without_secrets: Final = functools.lru_cache(maxsize=10_000)(redact_text)
+"""Names and units return often: an entry of each value that is not finite has them."""
 
 _Appends = tuple[Callable[[float], None], Callable[[float], None], Callable[[float], None]]
 
@@ -153,7 +158,7 @@ class Dispatch:
         host = str(payload.get("hostname") or writer.host)
         process = str(payload.get("process_index") or writer.process)
         unit = str(payload.get("unit") or "1")
-        column = run.columns.column(namespace, process, host, unit)
+        column = run.columns.column(_without_secrets(namespace), process, host, _without_secrets(unit))
         column.append(_NAN if step is None else step, entry.timestamp_ns / 1e9, value)
         own_step = step if "step_index" in payload and step is not None and step >= 0 else None
         run.history.add_values(writer.host, writer.pid, entry.timestamp_ns, own_step)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.redaction import redact_text
 
 from ml_diagnostics_console._logs.lines import Line, Shown, merged, window
 from ml_diagnostics_console._logs.sources import Text
@@ -78,7 +79,7 @@ def _sources(processes: Sequence[LogProcess]) -> dict[str, Any]:
             "attempt": process.attempt,
             "stream": text.stream,
             "size": len(text.text.encode("utf-8", "surrogateescape")),
-            "origin": text.origin,
+            "origin": redact_text(text.origin),
         }
         for process in processes
         for text in process.texts()

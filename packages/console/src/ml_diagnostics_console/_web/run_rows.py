@@ -39,8 +39,8 @@ def row_of(run: RunData, pictures: Mapping[str, Any]) -> dict[str, Any]:
     loss = _finite(column.last) if (column := primary_column(run)) is not None else None
     return {
         "id": run.id,
-        "name": _shown(run.name),
-        "group": _shown(run.view.group),
+        "name": _shown(redact_text(run.name)),
+        "group": _shown(redact_text(run.view.group)),
         "state": run.state,
         "reason": _shown(redact_text(run.reason)),
         "verdict": "" if run.state == "running" else _shown(redact_text(_verdict(run))),
