@@ -25,6 +25,7 @@ from ml_diagnostics_common.story import Confidence, Story
 from ml_diagnostics_console._explanation import explain_verdict
 from ml_diagnostics_console._facts.facts import AttemptFacts, Facts
 from ml_diagnostics_console._facts.reading import JobReader
+from ml_diagnostics_console._logs.lines import safe
 from ml_diagnostics_console.doctor import judge
 from ml_diagnostics_console.report import Report
 from ml_diagnostics_console.verdict import NotChecked, Verdict
@@ -106,12 +107,15 @@ def read_case(path: Path) -> CaseReports:
         if value["schema"] != _SCHEMA:
             raise CommandError(f"{path} was made by another version: schema {value['schema']!r}, expected {_SCHEMA}")
         last, attempts = _report_of(value["last"]), tuple(map(_report_of, value["attempts"]))
-        return CaseReports(
-            last, attempts, msgspec.convert(value["explanations"], tuple[str, ...]),
-            msgspec.convert(value["notes"], tuple[str, ...]),
-        )  # fmt: skip
-    except (ValueError, KeyError, TypeError, zlib.error, OSError, msgspec.MsgspecError) as error:
+        explanations = tuple(map(_safe_lines, msgspec.convert(value["explanations"], tuple[str, ...])))
+        return CaseReports(last, attempts, explanations, msgspec.convert(value["notes"], tuple[str, ...]))
+    except (ValueError, LookupError, TypeError, RecursionError, zlib.error, msgspec.MsgspecError) as error:
         raise CommandError(f"{path} is damaged: {type(error).__name__}") from error
+
+
+def _safe_lines(text: str) -> str:
+    """Return a text of the file for a terminal: anybody may have written it."""
+    return "\n".join(map(safe, text.split("\n")))
 
 
 def _unzipped(base64_text: bytes) -> bytes:
@@ -133,7 +137,7 @@ def _as_value(report: Report) -> dict[str, Any]:
     facts = report.facts
     return {
         "name": facts.name,
-        "display_name": facts.display_name,
+        "display_name": redact_text(facts.display_name),
         "now_ns": facts.now_ns,
         "is_live": facts.is_live,
         "attempts": [attempt.number for attempt in facts.attempts],
