@@ -111,7 +111,7 @@ def test_it_has_each_answer_that_its_pages_ask_for(hanging: tuple[Path, Path]) -
     _, path = hanging
     blocks = blocks_of(path.read_text())
     base = "/api/runs/llama3-8b-pretrain-7"
-    for wanted in ("", "/verdict", "/stacks", "/configs", "/logs", "/ledger?width=1000"):
+    for wanted in ("", "/verdict", "/stacks", "/configs", "/logs", "/ledger?width=800"):
         assert f"{base}{wanted}" in blocks
     windows = [name for name in blocks if name.startswith(f"{base}/points?metric=loss&x=step")]
     assert len(windows) == 1 + 2 + 4 + 8
@@ -259,7 +259,7 @@ def test_a_million_points_and_128_hosts_are_small(tmp_path: Path, monkeypatch: p
     run_id = wide(tmp_path, 1_000_000, 128)
     text = exported(tmp_path, run_id, monkeypatch)
     assert len(text.encode()) <= MOST_BYTES
-    header, _ = decode(blocks_of(text)[f"/api/runs/{run_id}/points?metric=loss&x=step&width=1000"])
+    header, _ = decode(blocks_of(text)[f"/api/runs/{run_id}/points?metric=loss&x=step&width=800"])
     assert header["total"] >= 1_000_000
 
 

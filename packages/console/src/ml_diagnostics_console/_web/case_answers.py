@@ -31,16 +31,18 @@ __all__ = ["CaseAnswers", "CaseBlock", "collect"]
 Column = npt.NDArray[Any]
 
 _LEVELS: Final = 4
-_WIDTH: Final = 1000
-_ZOOMED_WIDTH: Final = 500
+_WIDTH: Final = 800
+_ZOOMED_WIDTH: Final = 320
+_HEAT_SHARE: Final = 2
+"""Rows of hosts have one value for so many pixels: there are as many rows as hosts."""
 _MOST_METRICS: Final = 200
 _MOST_MOMENTS: Final = 8
 _MOST_LOGS: Final = 128
 _LOG_BYTES: Final = 65_536
 _LOG_HEADERS: Final = ("x-log-size", "x-log-from", "x-log-next")
 _AXES: Final = ("time", "step", "elapsed")
-_FLOAT_BITS: Final = 24
-"""Bits of a value that are kept, as in a float of 32 bits: noise below them would be half of the file."""
+_FLOAT_BITS: Final = 18
+"""Bits of a value that are kept, of five digits: noise below them would be half of the file."""
 _TIME_COLUMNS: Final = frozenset({"x", "mean_x", "odd_x"})
 _MILLISECONDS: Final = 1000.0
 
@@ -233,10 +235,10 @@ class _Collector:
 
     def _windows(self, path: str, level: int, span: tuple[float, float] | None) -> int:
         """Add the windows of a level of one drawing, and return how many are there."""
-        base = f"{self._base}/{path}"
+        base, share = f"{self._base}/{path}", _HEAT_SHARE if path.startswith("heat?") else 1
         joint = "&" if "?" in path else "?"
         if level == 0:
-            full = f"{base}{joint}width={_WIDTH}"
+            full = f"{base}{joint}width={_WIDTH // share}"
             answer = self._ask(full)
             return int(answer is not None and self._put(full, answer, is_needed=len(self._found.blocks) < 40))
         if span is None or self._is_full:
@@ -244,7 +246,7 @@ class _Collector:
         count, kept = 2**level, 0
         edges = [span[0] + (span[1] - span[0]) * n / count for n in range(count + 1)]
         for low, high in itertools.pairwise(edges):
-            window = f"{base}{joint}from={_number(low)}&to={_number(high)}&width={_ZOOMED_WIDTH}"
+            window = f"{base}{joint}from={_number(low)}&to={_number(high)}&width={_ZOOMED_WIDTH // share}"
             answer = None if self._is_full else self._ask(window)
             kept += answer is not None and self._put(window, answer, is_needed=False)
         return kept
@@ -270,7 +272,7 @@ def _without_secrets(value: Any) -> Any:
 
 
 def _rounded(body: bytes) -> bytes:
-    """Return columns with the precision of a float of 32 bits, and times of milliseconds: they become half as large."""
+    """Return columns with values of five digits, and times of milliseconds: they become half as large."""
     header, columns = decode(body)
     header = _without_secrets(header)
     is_time = header.get("x") != "step"
