@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,3 +150,20 @@ def test_a_state_that_cannot_be_saved_is_not_needed(root: Path, monkeypatch: pyt
     first = new_store(root)
     assert len(first.runs()) == 2
     assert new_store(root)._dispatch.count == first._dispatch.count
+
+
+def test_a_state_of_too_many_values_is_not_saved(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_state, "_MOST_BYTES", 1000)
+    new_store(root)
+    assert not (root / "cache").exists()
+
+
+def test_what_a_killed_process_left_is_removed(root: Path) -> None:
+    folder = root / "cache" / "ui"
+    folder.mkdir(parents=True)
+    old, new = folder / ".state.1-1.new", folder / ".state.2-2.new"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    new_store(root)
+    assert sorted(path.name for path in folder.iterdir()) == [".state.2-2.new", "state"]

@@ -11,6 +11,7 @@ import contextlib
 import os
 import struct
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -33,6 +34,8 @@ _MAGIC: Final = b"MLDUI1\0\0"
 _LENGTH: Final = struct.Struct("<Q")
 _CHECK: Final = struct.Struct("<I")
 _STEP_TYPES: Final = ("<i4", "<f8")
+_MOST_BYTES: Final = 2**30
+_UNFINISHED_SECONDS: Final = 3600.0
 _LONGEST_HEADER_BYTES: Final = 2**30
 _DOUBTS: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error)
 
@@ -52,11 +55,14 @@ def save_state(path: Path, root: Path, position: Mapping[str, Any], runs: Iterab
         own = list(run.columns)
         columns += own
         described.append({"id": run.id, "history": run.history.to_json(), "columns": [_describe(one) for one in own]})
+    if sum(array.nbytes for column in columns for array in column.arrays) > _MOST_BYTES:
+        return False
     header = {"version": __version__, "root": str(root), "position": position, "runs": described}
     new = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.new")
     try:
         text = msgspec.json.encode(header)
         make_private_folder(path.parent)
+        _remove_unfinished(path)
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             check = _write(file, text, columns)
             file.write(_CHECK.pack(check))
@@ -66,6 +72,14 @@ def save_state(path: Path, root: Path, position: Mapping[str, Any], runs: Iterab
             new.unlink()
         return False
     return True
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Remove what processes left that were killed while they saved."""
+    for unfinished in path.parent.glob(f".{path.name}.*.new"):
+        with contextlib.suppress(OSError):
+            if time.time() - unfinished.stat().st_mtime > _UNFINISHED_SECONDS:
+                unfinished.unlink()
 
 
 def _describe(column: Column) -> list[Any]:
