@@ -73,18 +73,16 @@ class Dispatch:
         context: EntryContext | None = None
         writer: _Writer | None = None
         plain: dict[str, _Appends] = {}
-        last_ns, last_step = 0, -1
+        last_ns, step_ns, last_step = 0, 0, -1
         count = 0
         for entry in entries:
             count += 1
             if entry.context is not context:
                 if writer is not None and last_ns:
-                    writer.run.history.add_values(
-                        writer.host, writer.pid, last_ns, last_step if last_step >= 0 else None
-                    )
+                    _note_values(writer, last_ns, step_ns, last_step)
                 context = entry.context
                 writer = self._writer_of(context)
-                plain, last_ns, last_step = writer.plain, 0, -1
+                plain, last_ns, step_ns, last_step = writer.plain, 0, 0, -1
             own, payload = entry.own_resource_labels, entry.payload
             known = plain.get(own.get(_NAMESPACE, "")) if own is not None else None
             if known is not None and "values" in payload and "unit" in payload:
@@ -106,12 +104,12 @@ class Dispatch:
                     if timestamp_ns >= last_ns:
                         last_ns = timestamp_ns
                         if step is not _NAN:
-                            last_step = int(step)
+                            step_ns, last_step = timestamp_ns, int(step)
                     continue
             assert writer is not None
             self._add_other(entry, writer)
         if writer is not None and last_ns:
-            writer.run.history.add_values(writer.host, writer.pid, last_ns, last_step if last_step >= 0 else None)
+            _note_values(writer, last_ns, step_ns, last_step)
         self.count += count
 
     def _writer_of(self, context: EntryContext) -> _Writer:
@@ -194,3 +192,11 @@ def _step(step: Any) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return found if found is not None and abs(found) < _LARGEST_STEP else None
+
+
+def _note_values(writer: _Writer, last_ns: int, step_ns: int, last_step: int) -> None:
+    """Note when a process recorded its last value, and its last one with a step: in a hang it goes on without steps."""
+    history = writer.run.history
+    history.add_values(writer.host, writer.pid, last_ns)
+    if last_step >= 0:
+        history.add_values(writer.host, writer.pid, step_ns, last_step)
