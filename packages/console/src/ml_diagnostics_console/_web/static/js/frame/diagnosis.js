@@ -75,7 +75,7 @@ export function createDiagnosis(api, base, sentence) {
       h("div.why-grid", null,
         h("div.why-main", null,
           proofs.length > 0 && h("section", null, h("h3", null, "Proofs"), h("ol.proofs", null, proofs.map(proof))),
-          others.length > 0 && h("section", null, h("h3", null, "Then"), others.map(command)),
+          others.length > 0 && h("section", null, h("h3", null, "Then"), others.map((next) => command(next))),
           also.length > 0 && list("Also", also)),
         h("div.why-side", null,
           facts.length > 0 && h("dl.pairs", null, facts.map(([name, text]) => [h("dt", null, name),
