@@ -159,8 +159,10 @@ export async function show(page, api, state) {
     function row(metric) {
       const box = h("input", { type: "checkbox", on: { change: () => toggle(metric, box.checked) } });
       box.checked = isShown(metric);
+      const isLost = metric.points > 0 && (metric.last === null || metric.last === undefined); // JSON has no NaN
       return h("label.metric-row", { title: metric.name }, box, h("span.cut", null, metric.name),
-        h("span.metric-last", null, formatInUnit(metric.last, compactUnit(metric.unit))));
+        h("span.metric-last", { classes: [isLost && "is-bad"] },
+          isLost ? "NaN" : formatInUnit(metric.last, compactUnit(metric.unit))));
     }
 
     draw();

@@ -9,6 +9,7 @@ import { runPath } from "../router.js";
 import { attemptEnds, status } from "../shapes.js";
 
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+const LOSS = /(^|[_/])loss$/i;
 const SPARK = { width: 96, height: 24, left: 2 };
 
 /** The columns: key of the order ("" cannot be sorted), title, class. */
@@ -42,7 +43,8 @@ export function runRow(row, { index, now, isSelected, isCurrent, onSelect }) {
   h("div.col-goodput", { role: "gridcell" }, goodput(row)),
   h("div.col-attempts", { role: "gridcell" }, row.attempts ? attemptEnds(row.attempts, 5) : null),
   h("div.col-step", { role: "gridcell" }, stepText(row)),
-  h("div.col-loss", { role: "gridcell" }, sparkline(row.spark), h("span.loss-value", null, lossText(row))),
+  h("div.col-loss", { role: "gridcell" }, sparkline(row.spark),
+    h("span.loss-value", { classes: [isLossLost(row) && "is-bad"] }, lossText(row))),
   h("div.col-duration", { role: "gridcell" }, durationText(row, now)),
   h("div.col-start", { role: "gridcell", title: formatClock(row.started) }, formatDay(row.started, now)),
   h("div.col-sign", { role: "gridcell", title: formatClock(row.beat) }, signText(row, now)));
@@ -51,7 +53,9 @@ export function runRow(row, { index, now, isSelected, isCurrent, onSelect }) {
 /** Show the numbers of a run in its row, which is in the document. */
 export function showNumbers(element, row, now) {
   setText(element.querySelector(".col-step"), stepText(row));
-  setText(element.querySelector(".loss-value"), lossText(row));
+  const loss = element.querySelector(".loss-value");
+  setText(loss, lossText(row));
+  loss.classList.toggle("is-bad", isLossLost(row));
   setText(element.querySelector(".col-duration"), durationText(row, now));
   setText(element.querySelector(".col-sign"), signText(row, now));
 }
@@ -60,8 +64,15 @@ function stepText({ step }) {
   return step === null || step === undefined ? "–" : formatWhole(step);
 }
 
-function lossText({ loss }) {
-  return loss === null || loss === undefined ? "" : formatShort(loss);
+function lossText(row) {
+  if (row.loss === null || row.loss === undefined) return isLossLost(row) ? "NaN" : "";
+  return formatShort(row.loss);
+}
+
+/** JSON has no NaN: a loss that has a value and no number is none. */
+function isLossLost({ loss, metrics }) {
+  return (loss === null || loss === undefined) && Object.entries(metrics ?? {}).some(([name, value]) =>
+    value === null && LOSS.test(name));
 }
 
 function durationText(row, now) {
