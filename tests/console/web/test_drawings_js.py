@@ -430,3 +430,39 @@ answer(given.map((metrics) => {
     assert found_many[2][:3] == ["loss", "step_time", "learning_rate"]
     assert found_one[0] == ["eval/loss", "host_cpu_utilization", "process_memory"]
     assert found_none == [[], [], []]
+
+
+def test_a_run_that_ended_shows_no_track_of_one_value_a_host() -> None:
+    script = """
+const { chooseTracks } = await load("pages/track_choice.js");
+answer(given.map(([metrics, isLive]) => {
+  const { curves, rows } = chooseTracks(metrics, { isLive });
+  return [curves, rows].map((part) => part.map(({ name }) => name));
+}));
+"""
+    loss = {"name": "loss", "unit": "", "hosts": 1, "points": 90, "has_steps": True}
+    once = {"name": "host_cpu_utilization", "unit": "%", "hosts": 3, "points": 3, "has_steps": False}
+    often = {"name": "host_memory_utilization", "unit": "%", "hosts": 3, "points": 6, "has_steps": False}
+    given = [[[loss, once, often], False], [[loss, once, often], True], [[once], False]]
+    ended, live, only = run_script(script, given)
+    assert ended == [["loss"], ["host_memory_utilization"]]
+    assert live == [["loss"], ["host_cpu_utilization", "host_memory_utilization"]]
+    assert only == [[], ["host_cpu_utilization"]]
+
+
+def test_stacks_of_a_run_that_ended_are_the_last_that_show_where_it_was() -> None:
+    script = """
+const { endedGroups, newestStacks } = await load("pages/groups.js");
+const asked = [];
+const api = { json: async (path) => {
+  asked.push(path);
+  const at = Number(path.split("at=")[1] ?? 3);
+  return { at, moments: [1, 2, 3], groups: at < 3 ? [{}] : [], ended: [{ name: "w0" }] };
+} };
+const found = await newestStacks(api, "/api/runs/r");
+const ended = endedGroups([{ name: "w0", text: "killed", step: 4 }, { name: "w1", text: "killed", step: 5 }]);
+answer([found.at, asked, ended]);
+"""
+    at, asked, ended = run_script(script, None)
+    assert (at, asked) == (2, ["/api/runs/r/stacks", "/api/runs/r/stacks?at=2"])
+    assert ended == [{"kind": "ended", "sentence": "killed", "hosts": ["w0", "w1"], "step": None}]

@@ -34,6 +34,8 @@ def test_the_buckets_are_all_of_the_time(failed: Page) -> None:
     assert answer["goodput"] == pytest.approx(answer["ledger"][0]["percent"], abs=0.1)
     assert answer["ledger"][0]["title"] == "Productive"
     assert answer["totals"]["steps"] in (30, 31)
+    assert answer["totals"]["began"] <= answer["started"]
+    assert answer["attempt_list"][-1]["last_step"] == answer["step"]
 
 
 def test_each_restart_has_its_cause_and_its_cost(restarted: Page) -> None:

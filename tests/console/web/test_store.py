@@ -236,7 +236,7 @@ def test_a_run_that_hangs_is_stuck_while_it_gives_signs_of_life(store: Store, ro
     store.refresh()
     (row,) = rows(store)
     assert (row["state"], row["attempts"]) == ("silent", "h")
-    assert row["reason"] == "ended, or lost, after a hang at step 99: no sign of life of any process"
+    assert row["reason"] == "Ended, or lost, after a hang at step 99: no sign of life of any process"
 
 
 def test_a_hang_is_taken_back_by_a_later_step(store: Store, root: Path, clock: Clock) -> None:

@@ -100,9 +100,8 @@ def _attempts(run: RunData, report: JobReport | None) -> list[dict[str, Any]]:
 
 
 def _last_step(attempt: AttemptSpan, of_ledger: int | None) -> int | None:
-    if of_ledger is not None:
-        return of_ledger
-    return max((process.step for process in attempt.view.processes if process.step is not None), default=None)
+    """Return the last step of any process, as the row of the run has it: the ledger's may have no end."""
+    return max((process.step for process in attempt.view.processes if process.step is not None), default=of_ledger)
 
 
 def _disruptions(run: RunData, report: JobReport | None) -> list[dict[str, Any]]:
@@ -171,8 +170,10 @@ def _side(end: ProcessEnd) -> str:
 def _totals(run: RunData, report: JobReport | None, disruptions: list[dict[str, Any]]) -> dict[str, Any]:
     end_s = run.ended_s if run.ended_s is not None else (run.now_s if run.is_live else run.beat_s or run.now_s)
     wall = report.wall_ns / _SECOND if report is not None else max(0.0, end_s - run.started_s)
+    began_s = run.started_s if report is None else min(run.started_s, report.start_ns / _SECOND)
     productive = None if report is None else report.buckets[Bucket.PRODUCTIVE] / _SECOND
     return {
+        "began": began_s if run.started_s else None,
         "wall_seconds": wall if run.started_s else None,
         "productive_seconds": productive,
         "disruption_seconds": None if report is None else math.fsum(each["cost_seconds"] for each in disruptions),

@@ -185,7 +185,7 @@ class RunData:
         if self.state == "running" and now_ns - heard_ns > SILENT_SECONDS * _SECOND:  # Else its processes are silent.
             self.state, self.reason = "unknown", "no event of any process is known: it may have ended"
         if self.state == "silent":
-            self.reason = self.reason or "no event of any process for some time"
+            self.reason = self.reason or "No event of any process for some time"
         started_ns = view.started_ns or min((record.first_ns for record in self.history.processes.values()), default=0)
         self.started_s = started_ns / _SECOND
         self.ended_s = view.ended_ns / _SECOND if view.ended_ns is not None else None
@@ -215,7 +215,7 @@ class RunData:
         at = "" if first.step is None else f" at step {first.step:,}"
         if now_ns - beat_ns > SILENT_SECONDS * _SECOND:
             self.state = "silent"
-            self.reason = f"ended, or lost, after a hang{at}: no sign of life of any process"
+            self.reason = f"Ended, or lost, after a hang{at}: no sign of life of any process"
             return
         self.state = "stuck"
         by_frame: dict[str, list[Hang]] = {}

@@ -2,9 +2,34 @@
 
 import { h } from "../dom.js";
 import { formatCount, formatDuration, formatWhole } from "../format.js";
+import { urlOf } from "../router.js";
 
 const MOST_NAMES = 6;
 const FEW_NAMES = 2; // so many stand in the sentence itself
+const MOST_MOMENTS = 5;
+
+/** Return the stacks of the newest moment at which a process still showed where it was; else the newest of all. */
+export async function newestStacks(api, base) {
+  const newest = await api.json(`${base}/stacks`);
+  if (newest.groups.length || !newest.ended?.length) return newest;
+  for (const at of newest.moments.slice(-1 - MOST_MOMENTS, -1).reverse()) {
+    const found = await api.json(urlOf(`${base}/stacks`, { at })).catch(() => newest);
+    if (found.groups.length) return found;
+  }
+  return newest;
+}
+
+/** Return a group for each way in which processes have ended. */
+export function endedGroups(ended) {
+  const groups = new Map();
+  for (const { name, text, step } of ended) {
+    const group = groups.get(text) ?? { kind: "ended", sentence: text, hosts: [], step };
+    group.hosts.push(name);
+    if (group.step !== step) group.step = null;
+    groups.set(text, group);
+  }
+  return [...groups.values()];
+}
 
 /**
  * Build the list.

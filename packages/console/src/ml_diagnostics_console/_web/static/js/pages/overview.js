@@ -10,7 +10,7 @@ import { createTracks } from "../draw/tracks.js";
 import { clockText } from "../draw/time_axis.js";
 import { formatBytes, formatCount, formatDay, formatDuration, formatWhole } from "../format.js";
 import { runPath } from "../router.js";
-import { groupList } from "./groups.js";
+import { endedGroups, groupList, newestStacks } from "./groups.js";
 import { emptyWithHelp } from "./help.js";
 import { provers } from "./proof.js";
 import { tiles } from "./tiles.js";
@@ -66,7 +66,7 @@ export async function show(page, api, state) {
   async function loadStacks() {
     let found = null;
     try {
-      found = await api.json(`${base}/stacks`);
+      found = await newestStacks(api, base);
     } catch {
       return; // The stacks page says why.
     }
@@ -76,7 +76,7 @@ export async function show(page, api, state) {
     const place = h("div.map-place");
     const link = h("a", { href: runPath(run.id, "stacks") }, "Stacks →");
     fill(stacks, card("Who waits for whom", { right: link, second: found.at ? clockText(found.at) : null }, place,
-      groupList(found.groups, { isShort: true })));
+      groupList([...found.groups, ...endedGroups(found.ended ?? [])], { isShort: true })));
     stacks.hidden = false;
     map = createHostMap(place);
     map.show(found.hosts);
@@ -149,14 +149,16 @@ function createClock(api, base, state, getRun) {
 
   function start() {
     const run = getRun();
-    const whole = [run.started ?? run.now, Math.max(run.ended ?? run.now, (run.started ?? run.now) + 0.1)];
+    const began = run.totals?.began ?? run.started ?? run.now;
+    const whole = [began, Math.max(run.ended ?? run.now, began + 0.1)];
     const [from, to] = [state.number("from"), state.number("to")];
-    const span = from !== null && to !== null && to > from ? [whole[0] + from, whole[0] + to] : null;
+    const origin = run.started ?? 0;
+    const span = from !== null && to !== null && to > from ? [origin + from, origin + to] : null;
     tracks = createTracks(place, { whole, span, attempts: run.attempt_list ?? [], onSpan });
     const shared = { api, base, isAll: () => tracks.isAll() };
     const titles = new Map((run.ledger ?? []).map(({ bucket, title }) => [bucket, title]));
     tracks.add(ledgerTrack({ ...shared, titles, attempts: () => getRun().attempt_list ?? [] }));
-    const { curves, rows } = chooseTracks(run.metrics_list ?? []);
+    const { curves, rows } = chooseTracks(run.metrics_list ?? [], { isLive: LIVE.has(run.state) });
     for (const metric of curves) tracks.add(curveTrack({ ...shared, metric }));
     if (rows.length) tracks.add(heatTrack({ ...shared, metrics: rows, chosen: state.get("rows"), onChoose }));
     tracks.add(eventsTrack({ events: () => getRun().events ?? [] }));

@@ -8,7 +8,7 @@ import { formatAgo, formatCount, formatDuration, formatWhole } from "../format.j
 import { showParts } from "../frame/diagnosis.js";
 import { bindKeys } from "../keys.js";
 import { urlOf } from "../router.js";
-import { framesOf, groupList } from "./groups.js";
+import { framesOf, groupList, newestStacks } from "./groups.js";
 import { emptyWithHelp } from "./help.js";
 import { provers } from "./proof.js";
 
@@ -22,7 +22,7 @@ export async function show(page, api, state) {
   const base = `/api/runs/${encodeURIComponent(state.run)}`;
   const prove = provers(api, base);
   const pathAt = (at) => urlOf(`${base}/stacks`, { at: at === null ? "" : at });
-  let answer = await api.json(pathAt(state.number("at")));
+  let answer = state.get("at") === "" ? await newestStacks(api, base) : await api.json(pathAt(state.number("at")));
   const sentence = h("p.stack-sentence");
   const pointed = h("p.second.pointed-host", { "aria-hidden": "true" });
   const mapPlace = h("div.map-place");

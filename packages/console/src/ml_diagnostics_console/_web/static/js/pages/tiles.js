@@ -6,7 +6,7 @@ import { formatCount, formatDuration, formatInUnit, formatPercent, formatShort, 
 
 const LOSS = /(^|[_/])loss$/i;
 const STEP_TIME = /^step_time$/i;
-const NOT_LOST = new Set(["productive", "excluded", "in-flight"]);
+const NOT_LOST = new Set(["productive", "excluded"]);
 
 /**
  * Build the tiles of a run; what is not known is left out, or says so.
@@ -21,7 +21,7 @@ export function tiles(run, { typicalStep = null, prove = (content) => content } 
 
 function tile(name, figure, second, proved = (content) => content) {
   return h("div.tile", null, h("div.tile-name", null, name),
-    h("div.tile-figure", null, proved(withSmallUnits(figure))),
+    h("div.tile-figure", { classes: [figure === "NaN" && "is-bad"] }, proved(withSmallUnits(figure))),
     h("div.tile-second", { title: second }, second));
 }
 
@@ -35,7 +35,8 @@ export function withSmallUnits(text) {
 
 function goodput(run) {
   if (run.goodput === null || run.goodput === undefined) return tile("Goodput", "-", "not measured");
-  const lost = (run.ledger ?? []).filter(({ bucket, seconds }) => seconds > 0 && !NOT_LOST.has(bucketSlug(bucket)));
+  const lost = (run.ledger ?? []).filter(({ bucket, seconds }) => seconds > 0 && !NOT_LOST.has(bucketSlug(bucket))
+    && !(bucketSlug(bucket) === "in-flight" && run.state === "running")); // a step that runs may still end well
   const most = lost.reduce((best, row) => (best === null || row.seconds > best.seconds ? row : best), null);
   return tile("Goodput", formatPercent(run.goodput), most ? `most lost: ${lowered(most.title)}` : "nothing lost");
 }
@@ -76,6 +77,11 @@ function disruptions(run) {
 }
 
 function wallTime(run) {
-  const seconds = run.started === null ? null : (run.ended ?? run.now) - run.started;
-  return tile("Wall time", formatDuration(seconds), run.ended === null ? "so far" : "from start to end");
+  const isSilent = run.ended === null && run.state === "silent" && Boolean(run.beat);
+  const end = run.ended ?? (isSilent ? run.beat : run.now);
+  const began = run.totals?.began ?? run.started;
+  const before = run.started - began; // a recorder may start before the run's own record does
+  const words = before > 0.01 * (end - began) ? `with ${formatDuration(before)} before the run`
+    : isSilent ? "from start to the last sign" : run.ended === null ? "so far" : "from start to end";
+  return tile("Wall time", formatDuration(began === null ? null : end - began), words);
 }

@@ -8,10 +8,16 @@ const MOST_CURVES = 4;
 
 /**
  * Choose tracks.
- * @param {{name: string, unit: string, hosts: number}[]} metrics
+ * @param {{name: string, unit: string, hosts: number, points: number}[]} metrics
+ * @param {{isLive?: boolean}} options `isLive`: more values may come; else a metric with one value a host is no track,
+ *   unless there is nothing else.
  * @returns {{curves: Object[], rows: Object[]}} Curves in order, and the metrics that rows of hosts can show.
  */
-export function chooseTracks(metrics) {
+export function chooseTracks(metrics, { isLive = true } = {}) {
+  if (!isLive) {
+    const drawn = metrics.filter(({ points, hosts }) => !(points < 2 * Math.max(1, hosts)));
+    if (drawn.length) return chooseTracks(drawn);
+  }
   const rows = metrics.filter(({ hosts }) => hosts > 1);
   const isTime = ({ unit }) => unit === "s" || unit === "seconds";
   const first = (test, within = metrics) => within.find((metric) => test(metric) && !curves.includes(metric));
@@ -29,7 +35,7 @@ export function chooseTracks(metrics) {
     take(firstOf(MEMORY, () => true));
   }
   // A run without any of these still shows what it has.
-  for (const metric of metrics) if (curves.length < 2 && !curves.includes(metric)) take(metric);
+  for (const metric of metrics) if (curves.length < 2 && ![...curves, ...rows].includes(metric)) take(metric);
   const duty = rows.findIndex(({ name }) => /duty|utilization/i.test(name));
   if (duty > 0) rows.unshift(...rows.splice(duty, 1));
   return { curves, rows };
