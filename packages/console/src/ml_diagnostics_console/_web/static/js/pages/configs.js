@@ -96,7 +96,7 @@ export async function show(page, api, state) {
     fill(known, runs.filter((row) => row.id !== state.run).map((row) => h("option", { value: row.id }, row.state)));
   }
 
-  /** Offer the newest completed run of the group: "what was different from the run that worked?" */
+  /** Offer the last run of the group that completed before, or after: "what was different from the run that worked?" */
   async function suggest() {
     if (api.isFile) {
       other.parentElement.hidden = true;
@@ -110,11 +110,11 @@ export async function show(page, api, state) {
     if (isClosed) return;
     const own = runs.find((row) => row.id === state.run);
     const against = state.get("against");
-    const good = own?.group && runs.find((row) => row.group === own.group && row.state === "completed"
-      && row.id !== own.id);
+    const completed = runs.filter((row) => row.group === own?.group && row.state === "completed" && row.id !== own.id);
+    const good = completed.find((row) => row.started < own.started) ?? completed.at(-1);
     fill(near, good && good.id !== against && h("button.button", { type: "button",
       on: { click: () => choose(good.id) } },
-      `Last completed: ${good.name || good.id}`),
+      `${good.started < own.started ? "Last" : "Next"} completed: ${good.name || good.id}`),
     against && h("button.button", { type: "button", on: { click: () => choose("") } }, "This run alone"),
     against && h("a.button", { href: urlOf("/compare", { runs: `${state.run},${against}` }) }, "Compare curves"));
   }
