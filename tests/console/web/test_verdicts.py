@@ -144,3 +144,8 @@ def test_a_job_that_has_made_steps_has_not_failed_before_the_first_one(failed: P
     )
     answer = verdicts.answer_of(dataclasses.replace(report, shown=(headline,)))
     assert answer["sentence"] == "The hosts differ: vm-1 runs another config."
+
+
+def test_a_duration_at_the_end_of_a_sentence_is_marked_whole() -> None:
+    parts = marked("no progress for 1 min 14 s.")
+    assert [part["text"] for part in parts if part["kind"] == "bold"] == ["1 min 14 s"]

@@ -16,7 +16,7 @@ __all__ = ["marked", "safe_line"]
 _MOST_NAMES: Final = 300
 _LONGEST: Final = 2_000
 _NUMBER: Final = r"\d[\d,]*(?:\.\d+)?"
-_BOLD: Final = rf"{_NUMBER} (?:d|h|min|ms|us|s|%)(?: {_NUMBER} (?:d|h|min|s))?(?![\w.])|(?<=\bstep ){_NUMBER}"
+_BOLD: Final = rf"{_NUMBER} (?:d|h|min|ms|us|s|%)(?: {_NUMBER} (?:d|h|min|s))?(?!\w|\.\d)|(?<=\bstep ){_NUMBER}"
 _CODE: Final = (
     r"[\w.<>]+ \([^()\s]+\.\w+:\d+\)|(?<![\w/])(?:[A-Z]\w*(?:Error|Exception|Interrupt)|SIG[A-Z]{3,6})\b|`[^`]+`"
 )
