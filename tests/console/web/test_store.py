@@ -128,20 +128,22 @@ def test_runs_are_in_the_order_of_their_starts_and_last_is_the_newest(store: Sto
     assert len(answer.body) < 300
 
 
-def test_an_answer_waits_until_the_first_refresh_has_something_to_show(store: Store, root: Path, clock: Clock) -> None:
+def test_an_answer_waits_until_the_first_refresh_has_something_to_show(
+    store: Store, root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock.now_ns = made(root)
-    is_asked, whole = threading.Event(), store.source.entries.read
+    is_reading, is_asked, whole = threading.Event(), threading.Event(), store.source.entries.read
 
     def read_late(*arguments: Any) -> Any:
+        is_reading.set()
         is_asked.wait(10)
         time.sleep(0.1)
         yield from whole(*arguments)
 
-    store.source.entries.read = read_late  # type: ignore[method-assign]
+    monkeypatch.setattr(store.source.entries, "read", read_late)
     thread = threading.Thread(target=store.refresh)
     thread.start()
-    while store._has_rows.is_set():
-        time.sleep(0.001)
+    assert is_reading.wait(10)
     is_asked.set()
     assert [row["state"] for row in rows(store)] == ["completed"]
     thread.join()

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.reading import CloudSource
@@ -82,3 +85,31 @@ def test_entries_of_a_cloud_are_counted_once(recorded: str, control_plane_server
         store.refresh()
         now_ns[0] += 40 * SECOND_NS
     assert store.run(recorded).columns.points("loss") == 20
+
+
+def test_a_cloud_that_does_not_answer_keeps_no_request_waiting_for_long(
+    recorded: str, control_plane_server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = CloudSource("test-project", None, pytest.fail, lambda _: None)
+    store = Store(source)
+    asked, answers = threading.Event(), threading.Event()
+    list_runs = source.control_plane.list_runs
+
+    def list_late() -> Any:
+        asked.set()
+        assert answers.wait(60)
+        return list_runs()
+
+    monkeypatch.setattr(source.control_plane, "list_runs", list_late)
+    refreshing = threading.Thread(target=store.refresh)
+    refreshing.start()
+    assert asked.wait(10)
+    started = time.monotonic()
+    for _ in range(10):
+        found = json.loads(handle(store, "/api/runs", {}).body)
+    assert time.monotonic() - started < 10
+    assert (found["rows"], found["notes"]) == ([], [f"There is no answer on {store.place} yet."])
+    answers.set()
+    refreshing.join(60)
+    found = json.loads(handle(store, "/api/runs", {}).body)
+    assert ([row["id"] for row in found["rows"]], found["notes"]) == ([recorded], [])

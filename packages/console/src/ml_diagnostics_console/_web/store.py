@@ -27,6 +27,7 @@ from ml_diagnostics_console._web.changes import Changes
 from ml_diagnostics_console._web.companions import Companions
 from ml_diagnostics_console._web.dispatch import Dispatch
 from ml_diagnostics_console._web.entry_sources import EntrySources
+from ml_diagnostics_console._web.first_rows import FirstRows
 from ml_diagnostics_console._web.kept_run import KeptRun
 from ml_diagnostics_console._web.ledger_view import bucket_percents
 from ml_diagnostics_console._web.run_data import Resource, RunData
@@ -53,6 +54,7 @@ _SETTLED_AT: Final = 200_000
 _SAVED_AT: Final = 300_000
 _SAVE_SECONDS: Final = 900.0
 _MOST_WAIT_SECONDS: Final = 30.0
+_MOST_CLOUD_WAIT_SECONDS: Final = 3.0
 _SHOWN_SECONDS: Final = 2.0
 _LONG_COLUMN: Final = 50_000
 _UPDATES_AT_ONCE: Final = 50
@@ -93,8 +95,7 @@ class Store:
         self._state_path = cache / "state" if cache is not None and not self._is_cloud else None
         self._saved_count, self._save_again_at = 0, 0.0
         self._refreshing = threading.Lock()
-        self._has_rows = threading.Event()
-        self._has_rows.set()
+        self._first_rows = FirstRows()
         self._companions = Companions()
         self._kept: dict[str, KeptRun] = {}
         self._listed: list[RunData] | None = None
@@ -153,20 +154,22 @@ class Store:
         with self._refreshing:
             now_ns = self._clock_ns()
             if not self._was_read:
-                self._has_rows.clear()
+                if self._is_cloud and not self.notes:
+                    self.notes = [f"There is no answer on {self.place} yet."]
+                self._first_rows.expect(_MOST_CLOUD_WAIT_SECONDS if self._is_cloud else _MOST_WAIT_SECONDS)
             try:
                 if self._is_due(now_ns):
                     self._read()
                 self._update_runs(now_ns)
             finally:
-                self._has_rows.set()
+                self._first_rows.have()
             self._read_goodput()
             with self.lock:
                 self.now_s = now_ns / 1e9
 
     def wait_for_rows(self) -> None:
         """Wait while the first refresh has nothing to show yet; do not hold the lock."""
-        self._has_rows.wait(_MOST_WAIT_SECONDS)
+        self._first_rows.wait()
 
     def _read(self) -> None:
         started, sources = time.thread_time(), self._sources
@@ -265,7 +268,7 @@ class Store:
             with self.lock:
                 self.notes = [f"The journal is still read: {self._dispatch.count:,} entries so far."]
             self._shown_at = time.monotonic()
-            self._has_rows.set()
+            self._first_rows.have()
         return []
 
     def _settle(self) -> None:
