@@ -82,6 +82,26 @@ def test_the_command_prints_what_is_inside_and_what_was_left_out(hanging: tuple[
     assert piped.stdout.startswith("<!doctype html>")
 
 
+def test_a_file_that_cannot_be_written_is_named(hanging: tuple[Path, Path], tmp_path: Path) -> None:
+    root, _ = hanging
+    missing = tmp_path / "missing" / "case.html"
+    done = run_command(root, "export", "last", str(missing))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{missing} could not be written: No such file or directory" in done.stderr.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_file_is_replaced(hanging: tuple[Path, Path], tmp_path: Path) -> None:
+    root, _ = hanging
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        done = run_command(root, "export", "last", str(path), "--force")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "is not a file, and is not replaced" in done.stderr.replace("\n", " ")
+    assert pipe.is_fifo()
+
+
 @pytest.mark.parametrize("options", [(), ("--all",), ("--format", "json"), ("--attempt", "2"), ("--attempt", "all")])
 def test_the_doctor_gives_the_same_report_of_the_file(hanging: tuple[Path, Path], options: tuple[str, ...]) -> None:
     root, path = hanging

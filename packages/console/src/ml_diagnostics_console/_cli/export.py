@@ -45,6 +45,8 @@ class ExportCommand:
         path = Path(options.file)
         if options.file != "-" and path.exists() and not options.force:
             raise CommandError(f"{path} exists; --force replaces it")
+        if options.file != "-" and path.exists() and not path.is_file():
+            raise CommandError(f"{path} is not a file, and is not replaced; '-' writes to stdout")
         source = source_of(options.read_from, options.region, console)
         run_id = resource_id(source.find(options.run))
         from ml_diagnostics_console._facts.reading import Question
@@ -72,12 +74,19 @@ class ExportCommand:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file as a whole, or not at all."""
+    """Write a file as a whole, or not at all.
+
+    Raises:
+        CommandError: It cannot be written.
+    """
     import os
 
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".mldiagnostics.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        with draft.open("x", encoding="utf-8") as file:  # Never through a link that somebody else has put there.
+            file.write(text)
         draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    except OSError as error:
+        if not isinstance(error, FileExistsError):
+            draft.unlink(missing_ok=True)
+        raise CommandError(f"{path} could not be written: {error.strerror}") from error
