@@ -27,7 +27,7 @@ _SIZES: Final = re.compile(r"\b(\d+) vs (\d+)\b")
 
 
 class _Report(NamedTuple):
-    """What the library wrote."""
+    """The line that the library wrote on a mismatch."""
 
     process: ProcessFacts
     line: str
