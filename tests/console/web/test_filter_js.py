@@ -274,3 +274,13 @@ def test_texts_show_what_would_hide_or_reorder_them() -> None:
     assert dict(zip(texts, run_script(script, list(texts)), strict=True)) == texts
     kept = "const { visible } = await load('dom.js'); answer(visible(given, true));"
     assert run_script(kept, "a\tb\x1b") == "a\tb\\x1b"
+
+
+def test_a_loss_that_is_not_finite_needs_attention_for_a_day() -> None:
+    script = """
+const { isLossLost, needsAttention } = await load("filter.js");
+answer(given.map((row) => [isLossLost(row), needsAttention(row, 100_000)]));
+"""
+    lost = {"state": "completed", "loss": None, "metrics": {"loss": None}, "ended": 90_000}
+    rows = [lost, {**lost, "ended": 1_000}, {**lost, "metrics": {}}, {**lost, "loss": 0.5, "metrics": {"loss": 0.5}}]
+    assert run_script(script, rows) == [[True, True], [True, False], [False, False], [False, False]]

@@ -10,6 +10,7 @@
 
 const TERM = /(!?)(?:([\w./-]+)\s*(<=|>=|!=|<|>|=|:)\s*)?("[^"]*"?|[^\s,]+)[\s,]*/y;
 const NUMBER = /^([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(us|ms|min|kB|MB|GB|TB|[shdkMG%])?$/;
+const LOSS = /(^|[_/])loss$/i;
 const UNITS = {
   us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, d: 86400, "%": 1, k: 1e3, M: 1e6, G: 1e9, kB: 1e3, MB: 1e6, GB: 1e9,
     TB: 1e12,
@@ -177,8 +178,14 @@ export function sortRows(rows, order, now) {
   return keyed.map(({ row }) => row);
 }
 
-/** Return true if a run needs attention: stuck, silent, or failed within the last day. */
+/** Return true if the last loss of a run is not finite: JSON has no NaN, so the metric is there without a number. */
+export function isLossLost({ loss, metrics }) {
+  return (loss === null || loss === undefined) && Object.entries(metrics ?? {}).some(([name, value]) =>
+    value === null && LOSS.test(name));
+}
+
+/** Return true if a run needs attention: stuck, silent, or failed or with a loss that is not finite in the last day. */
 export function needsAttention(row, now) {
   if (row.state === "stuck" || row.state === "silent") return true;
-  return row.state === "failed" && now - (row.ended ?? row.beat ?? row.started ?? 0) < 86_400;
+  return (row.state === "failed" || isLossLost(row)) && now - (row.ended ?? row.beat ?? row.started ?? 0) < 86_400;
 }

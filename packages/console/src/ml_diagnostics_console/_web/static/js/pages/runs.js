@@ -138,7 +138,7 @@ function createTable(page, api, state, answer) {
     const focused = segments.contains(document.activeElement) ? document.activeElement.dataset.state : null;
     fill(segments, STATES.map(([name, title, isOfState]) => h("button", {
       type: "button", "aria-pressed": String(name === key), data: { state: name }, on: { click: () => choose(name) },
-      title: name === "attention" ? "Stuck, silent, or failed within the last day" : null,
+      title: name === "attention" ? "Stuck, silent, or failed or with a NaN loss within the last day" : null,
     }, title, h("span.count", null, formatWhole(all.reduce((sum, row) => sum + (isOfState(row, time) ? 1 : 0), 0))))));
     if (focused !== null) segments.querySelector(`[data-state="${focused}"]`)?.focus();
   }

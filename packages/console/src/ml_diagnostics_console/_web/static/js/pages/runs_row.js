@@ -2,14 +2,13 @@
 
 import { bucketColour, bucketSlug, bucketTitle, BUCKET_ORDER } from "../buckets.js";
 import { h, s, setText } from "../dom.js";
-import { durationOf } from "../filter.js";
+import { durationOf, isLossLost } from "../filter.js";
 import { formatAge, formatClock, formatCount, formatDay, formatDuration, formatPercent, formatShort, formatWhole }
   from "../format.js";
 import { runPath } from "../router.js";
 import { attemptEnds, status } from "../shapes.js";
 
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-const LOSS = /(^|[_/])loss$/i;
 const SPARK = { width: 96, height: 24, left: 2 };
 
 /** The columns: key of the order ("" cannot be sorted), title, class. */
@@ -67,12 +66,6 @@ function stepText({ step }) {
 function lossText(row) {
   if (row.loss === null || row.loss === undefined) return isLossLost(row) ? "NaN" : "";
   return formatShort(row.loss);
-}
-
-/** JSON has no NaN: a loss that has a value and no number is none. */
-function isLossLost({ loss, metrics }) {
-  return (loss === null || loss === undefined) && Object.entries(metrics ?? {}).some(([name, value]) =>
-    value === null && LOSS.test(name));
 }
 
 function durationText(row, now) {
