@@ -265,11 +265,11 @@ export function stripe(context, left, right, top, height, colour, thick = 1.5) {
 function drawEdges(context, { low, high, above, below }, view, colours, format) {
   context.textAlign = "left";
   context.textBaseline = "top";
-  const width = writeOver(context, format(high), 3, 2, colours.faint, colours.sheet);
-  if (above !== null) writeOver(context, `↑ ${format(above)}`, 3 + width + 10, 2, colours.soft, colours.sheet);
+  const width = writeOver(context, format(high), 3, 3, colours.faint, colours.sheet);
+  if (above !== null) writeOver(context, `↑ ${format(above)}`, 3 + width + 10, 3, colours.soft, colours.sheet);
   context.textBaseline = "bottom";
-  const lowWidth = writeOver(context, format(low), 3, view.height - 1, colours.faint, colours.sheet);
+  const lowWidth = writeOver(context, format(low), 3, view.height - 3, colours.faint, colours.sheet);
   if (below !== null) {
-    writeOver(context, `↓ ${format(below)}`, 3 + lowWidth + 10, view.height - 1, colours.soft, colours.sheet);
+    writeOver(context, `↓ ${format(below)}`, 3 + lowWidth + 10, view.height - 3, colours.soft, colours.sheet);
   }
 }

@@ -2,7 +2,7 @@
 
 import { fill, h } from "../dom.js";
 import { durationOf } from "../filter.js";
-import { formatAge, formatDuration } from "../format.js";
+import { formatAge, formatDuration, formatPercent, formatWhole } from "../format.js";
 import { runPath } from "../router.js";
 import { status } from "../shapes.js";
 
@@ -30,7 +30,7 @@ function attentionRows(rows, now) {
 export function showAttention(place, rows, now) {
   const all = attentionRows(rows, now);
   const shown = all.slice(0, MOST);
-  const key = JSON.stringify(shown.map((row) => [row.id, row.state, row.verdict, when(row, now)]).concat(all.length));
+  const key = JSON.stringify(shown.map((row) => [row.id, row.state, sentence(row), when(row, now)]).concat(all.length));
   if (place.dataset.key === key) return;
   place.dataset.key = key;
   place.hidden = shown.length === 0;
@@ -50,9 +50,17 @@ function when(row, now) {
   return `${formatAge(now - (row.ended ?? row.beat))} ago`;
 }
 
+/** Return what is to be said of a run; how far one is that runs changes more often than its verdict. */
+function sentence({ state, step, steps, goodput, verdict, reason }) {
+  if (state !== "running") return verdict || reason || "The reason is not known.";
+  const isKnown = (value) => value !== null && value !== undefined;
+  return [isKnown(step) && `step ${formatWhole(step)}${steps ? ` of ${formatWhole(steps)}` : ""}`,
+    isKnown(goodput) && `${formatPercent(goodput)} goodput`].filter(Boolean).join(", ");
+}
+
 function line(row, now) {
   return h("li", null, h("a.attention", { href: runPath(row.id) }, status(row.state),
     h("bdi.attention-name.cut", null, row.name || row.id),
-    h("span.attention-text", null, row.verdict || row.reason || "The reason is not known."),
+    h("span.attention-text", null, sentence(row)),
     h("span.attention-when", null, when(row, now))));
 }

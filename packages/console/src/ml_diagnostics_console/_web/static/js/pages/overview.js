@@ -205,7 +205,7 @@ function createClock(api, base, state, getRun) {
   }
 
   function laterLedger() {
-    const seconds = Math.min(300, Math.max(30, GROWN_PIXELS * pixelSeconds()));
+    const seconds = Math.min(300, Math.max(10, GROWN_PIXELS * pixelSeconds()));
     ledgerTimer ||= setTimeout(() => {
       ledgerTimer = 0;
       if (!tracks.isAll() || document.hidden) return;
