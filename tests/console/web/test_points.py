@@ -265,3 +265,14 @@ def test_the_heat_of_what_is_not_finite_is_nothing() -> None:
     assert (cells[3, :24] == 255).all()
     assert (cells[0] != 255).all()
     assert header["hosts"] == ["vm-0", "1", "2", "3"]
+
+
+def test_the_heat_of_hosts_that_are_alike_has_one_colour() -> None:
+    run = made_run([])
+    for host in range(4):
+        for number in range(50):
+            run.columns.column("cpu", str(host), "%", "").append(number, START_S + number, 199.0 + number % 2)
+    header, columns = asked(run, heat, metric="cpu", width=50)
+    assert header["odd"] is None
+    assert header["hi"] - header["lo"] > 19
+    assert columns["heat"].max() - columns["heat"].min() < 20

@@ -20,6 +20,8 @@ _NOTHING: Final = 255
 _LEVELS: Final = 254
 _MOST_CELLS: Final = 6_000_000
 _QUANTILES: Final = (0.005, 0.995)
+_LEAST_RANGE: Final = 0.1
+"""The least range of colours where no host is odd, as a share of the values."""
 
 
 def heat(run: RunData, query: Query) -> Answer:
@@ -45,6 +47,9 @@ def heat(run: RunData, query: Query) -> Answer:
         if odd is not None:  # What is odd is in the range of colours, though it is rare.
             own = means[odd.row][np.isfinite(means[odd.row])]
             low, high = min(low, quantile(own, 0.01)), max(high, quantile(own, 0.99))
+        elif high - low < _LEAST_RANGE * abs(high + low) / 2:  # Hosts that are alike look alike.
+            middle, half = (low + high) / 2, _LEAST_RANGE * abs(high + low) / 4
+            low, high = middle - half, middle + half
         with np.errstate(invalid="ignore", over="ignore"):
             levels = np.clip((means - low) / (high - low if high > low else 1.0), 0.0, 1.0) * _LEVELS
         cells = np.where(np.isfinite(means), np.nan_to_num(levels).round(), _NOTHING).astype(np.uint8)
