@@ -166,10 +166,15 @@ def resident_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def received(browser: Browser, since: int) -> int:
-    """Return the bytes that arrived after so many events, also of the stream that has not ended."""
+def received(browser: Browser, since: int, part: str = "") -> int:
+    """Return the bytes that arrived after so many events, for requests with a text in their URL.
+
+    The stream of events counts, too, although it has not ended.
+    """
+    sent = [each["params"] for each in browser.events if each["method"] == "Network.requestWillBeSent"]
+    wanted = {each["requestId"] for each in sent if part in each["request"]["url"]}
     arrived = [each["params"] for each in browser.events[since:] if each["method"] == "Network.dataReceived"]
-    return sum(each["encodedDataLength"] or each["dataLength"] for each in arrived)
+    return sum(each["encodedDataLength"] or each["dataLength"] for each in arrived if each["requestId"] in wanted)
 
 
 def shares(measure: Sequence[Callable[[], float]], seconds: float) -> list[float]:
