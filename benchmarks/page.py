@@ -186,13 +186,13 @@ def _costs(browser: Browser, folder: Path, size: Size) -> list[Row]:
             weights.append(browsing.weight(server, urls) if page in ("runs", _PAGES[-1]) else (0, 0))
         browser.call("Network.setCacheDisabled", {"cacheDisabled": False})
         browser.forget()
-        [blank] = browsing.shares([lambda: browsing.cpu_seconds(browser.process.pid)], size.idle_seconds / 4)
+        [blank] = browsing.shares([browsing.Cpu(browser.process.pid)], size.idle_seconds / 4)
         browsing.visit(browser, f"http://{server.host}/runs/last", "overview")
         time.sleep(_SETTLE_SECONDS)
         since = len(browser.events)
         counters: list[Callable[[], float]] = [
-            lambda: browsing.cpu_seconds(server.process.pid),
-            lambda: browsing.cpu_seconds(browser.process.pid),
+            browsing.Cpu(server.process.pid),
+            browsing.Cpu(browser.process.pid),
             lambda: browsing.received(browser, since),
             lambda: browsing.received(browser, since, "/api/events"),
         ]

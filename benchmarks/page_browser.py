@@ -146,19 +146,31 @@ def timed(server: Served, path: str, times: int) -> tuple[float, float, int]:
     return took[0], middle(took[1:]), len(reply.body)
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and of its living descendants."""
-    fields = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields[int(folder.name)] = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # It has ended.
-    family = {pid}
-    while more := {each for each, values in fields.items() if int(values[1]) in family} - family:
-        family |= more
-    return sum(int(fields[each][11]) + int(fields[each][12]) for each in family if each in fields) / _TICKS
+class Cpu:
+    """The CPU time of a process and of all descendants that it has had since this was made.
+
+    Args:
+        pid: The process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._ticks: dict[int, int] = {}
+
+    def __call__(self) -> float:
+        """Return it, in seconds; a process that has ended counts as it was last seen."""
+        fields = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    fields[int(folder.name)] = (folder / "stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue  # It has ended.
+        family = {self._pid}
+        while more := {each for each, values in fields.items() if int(values[1]) in family} - family:
+            family |= more
+        self._ticks |= {each: int(fields[each][11]) + int(fields[each][12]) for each in family if each in fields}
+        return sum(self._ticks.values()) / _TICKS
 
 
 def resident_mib(pid: int) -> float:
