@@ -134,6 +134,18 @@ def test_the_verdict_on_a_live_run_is_kept_until_its_state_changes(failed: Page)
     wait_until(lambda: verdicts.DOCTOR.known(run) != before, LONG_SECONDS)
 
 
+def test_a_verdict_of_long_ago_is_not_shown_while_a_new_one_is_worked_out(
+    failed: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known(failed)
+    assert failed.run is not None
+    failed.run.version += 1
+    monkeypatch.setattr(verdicts, "_MOST_PAUSES", 0.0)
+    assert failed.json("/verdict") == {"state": "working"}
+    monkeypatch.undo()
+    assert known(failed)["state"] == "ready"
+
+
 def test_a_job_that_has_made_steps_has_not_failed_before_the_first_one(failed: Page) -> None:
     known(failed)
     assert failed.run is not None

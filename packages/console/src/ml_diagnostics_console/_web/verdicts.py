@@ -31,6 +31,8 @@ _LEAST_SECONDS: Final = 30.0
 """A live run changes each second. Its verdict is worked out again after this time, or a hundred times what it took, so
 that an open page costs little; at once if its state changes."""
 _FACTOR: Final = 100.0
+_MOST_PAUSES: Final = 2.0
+"""A page that is opened long after another one was closed must not begin with what was true then."""
 _READERS: Final = 4
 """The readers that are kept, so that a run that is asked about again costs only what is new."""
 _PROOFS: Final = 5
@@ -90,12 +92,14 @@ class Doctor:
         self._is_started = False
 
     def ask(self, run: RunData) -> dict[str, Any]:
-        """Return the answer on a run, and have it worked out if it is not known, or old."""
+        """Return the answer on a run, and have it worked out if it is not known, or old; a very old one is none."""
         with self._lock:
             known = self._known.get(run)
             if known is None or self._is_old(known, run):
                 self._request(run)
-            return known.answer if known is not None else {"state": "working"}
+                if known is None or time.monotonic() - known.at > _MOST_PAUSES * _pause(known):
+                    return {"state": "working"}
+            return known.answer
 
     def known(self, run: RunData) -> _Known | None:
         """Return what is known of a run."""
@@ -124,8 +128,7 @@ class Doctor:
     def _is_old(self, known: _Known, run: RunData) -> bool:
         if known.version == run.version:
             return False
-        pause = max(_LEAST_SECONDS, _FACTOR * known.seconds)
-        return not run.is_live or known.state != run.state or time.monotonic() - known.at > pause
+        return not run.is_live or known.state != run.state or time.monotonic() - known.at > _pause(known)
 
     def _request(self, run: RunData) -> None:
         key = f"{diagnostics_directory()}/{run.id}"
@@ -174,6 +177,11 @@ class Doctor:
         while len(self._readers) > _READERS:
             del self._readers[next(iter(self._readers))]
         return reader
+
+
+def _pause(known: _Known) -> float:
+    """Return the time after which the verdict on a live run is worked out again, in seconds."""
+    return max(_LEAST_SECONDS, _FACTOR * known.seconds)
 
 
 DOCTOR: Final = Doctor()
