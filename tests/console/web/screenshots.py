@@ -33,11 +33,11 @@ _WIDE = "llama3-8b-pretrain-7"
 
 
 class Scene:
-    """A picture.
+    """A picture of the page.
 
     Attributes:
         name: The name of its file, without `-dark` and the suffix.
-        path: What is opened.
+        path: The path of the page.
         page: The mark of the complete page.
         height: The height of the window, in CSS pixels.
         width: Its width.
