@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_console._web.config_view import compared_words, config_rows
+from ml_diagnostics_console._web.companions import Companions
+from ml_diagnostics_console._web.config_view import compared_words, config_rows, configs
+from ml_diagnostics_console._web.queries import Query
+from ml_diagnostics_console._web.run_data import RunData
 
 from .recorded import Page
 
@@ -47,6 +53,23 @@ def test_runs_are_compared_by_how_they_did(restarted: Page) -> None:
     assert sum(percent for _, percent in top["goodput"]["buckets"][0]) == pytest.approx(100)
     assert set(answer["metrics"]) == {"loss", "learning_rate", "step_time"}
     assert answer["metrics"][-1] == "step_time"
+
+
+def test_a_loss_that_is_not_a_number_differs_most() -> None:
+    run, other = (RunData(name, Companions()) for name in ("run-1", "run-2"))
+    for one, last in ((run, math.nan), (other, 0.5)):
+        for step in range(20):
+            one.columns.column("accuracy", "0", "", "").append(step, 1e9 + step, 0.1 if one is run else 0.9)
+            one.columns.column("loss", "0", "", "").append(step, 1e9 + step, 0.5 if step < 10 else last)
+
+    class Runs:
+        def run(self, run_id: str) -> RunData:
+            return other
+
+    answer = json.loads(configs(run, Query({"against": "run-2"}), Runs()).body)  # type: ignore[arg-type]
+    top = {row["key"]: row for row in answer["top"]}
+    assert top["last loss"]["values"] == ["NaN", 0.5]
+    assert answer["metrics"] == ["loss", "accuracy"]
 
 
 def test_bad_comparisons_are_refused(restarted: Page) -> None:

@@ -192,7 +192,7 @@ def _top(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     buckets = [[] if report is None else bucket_percents(report) for report in reports]
     ideal = [None if report is None else report.ideal_step_seconds for report in reports]
     steps = [_step_seconds(run) or seconds for run, seconds in zip(runs, ideal, strict=True)]
-    losses = [_finite(column.last) if (column := primary_column(run)) is not None else None for run in runs]
+    losses = [None if (column := primary_column(run)) is None else _number_or_nan(column.last) for run in runs]
     names = [name for run in runs if (name := primary_metric(run.columns.names())) is not None]
     loss = names[0].replace("_", " ") if names else "loss"
     return [
@@ -238,19 +238,27 @@ def _has_steps(run: RunData, name: str) -> bool:
 
 
 def _spread(runs: Sequence[RunData], name: str) -> float:
-    """Return by how much the last values of runs differ, in relation to their size; -1 if one run alone has it."""
+    """Return by how much the last values of runs differ, in relation to their size; -1 if one run alone has it.
+
+    Nothing differs more than values of which some are finite, and some are not.
+    """
     means = []
+    is_lost = False
     for run in runs:
         column = run.columns.first(name)
         values = column.value[-max(1, len(column) // 10) :] if column is not None else np.empty(0)
+        is_lost = is_lost or (len(values) > 0 and not math.isfinite(values[-1]))
         values = values[np.isfinite(values)]
         if len(values):
             means.append(float(np.mean(values)))
+    if is_lost and means:
+        return math.inf
     if len(means) < 2:
         return -1.0
     size = max(map(abs, means))
     return (max(means) - min(means)) / size if size > 0 else 0.0
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _number_or_nan(value: float | None) -> float | str | None:
+    """Return a value; the text NaN for one that is not finite, which JSON has no number for."""
+    return value if value is None or math.isfinite(value) else "NaN"

@@ -84,7 +84,8 @@ function sectionTitle(section) {
 
 function topRow({ key, kind, values, buckets = [] }) {
   return h("tr.diff-top", null, h("th", { scope: "row" }, key), values.map((value, at) => h("td", null,
-    value === null ? dash() : (FORMS[kind] ?? String)(value, buckets[at]))));
+    value === null ? dash() : value === "NaN" ? h("b.is-failed", null, value)
+      : (FORMS[kind] ?? String)(value, buckets[at]))));
 }
 
 function configRows(row, runs, isOne) {
