@@ -1,4 +1,4 @@
-"""What a browser does with the page: when it is complete, what it fetched, how long a zoom takes, and raw uPlot."""
+"""The page in a browser, for its benchmark: when it is complete, what it fetched, and how long a zoom takes."""
 
 from __future__ import annotations
 
