@@ -130,7 +130,7 @@ def test_the_verdict_on_a_live_run_is_kept_until_its_state_changes(failed: Page)
     assert failed.json("/verdict") == first
     assert verdicts.DOCTOR.known(run) == before
     run.state = state
-    verdicts.DOCTOR.ask(run)
+    assert verdicts.DOCTOR.ask(run) == {"state": "working"}
     wait_until(lambda: verdicts.DOCTOR.known(run) != before, LONG_SECONDS)
 
 

@@ -92,12 +92,15 @@ class Doctor:
         self._is_started = False
 
     def ask(self, run: RunData) -> dict[str, Any]:
-        """Return the answer on a run, and have it worked out if it is not known, or old; a very old one is none."""
+        """Return the answer on a run, and have it worked out if it is not known, or old.
+
+        One of another state, or of long ago, is none: "slow" is not why a run has ended.
+        """
         with self._lock:
             known = self._known.get(run)
             if known is None or self._is_old(known, run):
                 self._request(run)
-                if known is None or time.monotonic() - known.at > _MOST_PAUSES * _pause(known):
+                if known is None or known.state != run.state or _age(known) > _MOST_PAUSES * _pause(known):
                     return {"state": "working"}
             return known.answer
 
@@ -128,7 +131,7 @@ class Doctor:
     def _is_old(self, known: _Known, run: RunData) -> bool:
         if known.version == run.version:
             return False
-        return not run.is_live or known.state != run.state or time.monotonic() - known.at > _pause(known)
+        return not run.is_live or known.state != run.state or _age(known) > _pause(known)
 
     def _request(self, run: RunData) -> None:
         key = f"{diagnostics_directory()}/{run.id}"
@@ -177,6 +180,10 @@ class Doctor:
         while len(self._readers) > _READERS:
             del self._readers[next(iter(self._readers))]
         return reader
+
+
+def _age(known: _Known) -> float:
+    return time.monotonic() - known.at
 
 
 def _pause(known: _Known) -> float:
