@@ -250,7 +250,8 @@ def test_commands_lead_to_the_page_that_shows_the_same() -> None:
     pages = {
         "mldiagnostics logs digits-1 --host vm-2 --around 'step 85'": "/runs/digits-1/logs?host=vm-2&around=step:85",
         "mldiagnostics logs digits-1": "/runs/digits-1/logs",
-        "mldiagnostics metrics digits-1 loss --plot": "/runs/digits-1/metrics",
+        "mldiagnostics metrics digits-1 loss --plot": "/runs/digits-1/metrics?show=loss",
+        "mldiagnostics metrics digits-1 --plot": "/runs/digits-1/metrics",
         "tpu-stacks show --job digits-1": "/runs/digits-1/stacks",
         "tpu-stacks dump 4711 --native": None,
         "mldiagnostics ssh digits-1 vm-2 -- dmesg": None,

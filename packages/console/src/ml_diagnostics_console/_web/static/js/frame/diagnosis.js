@@ -129,7 +129,9 @@ export function pageOf(command) {
     const [, step] = /--around '?step[ :](\d+)'?/.exec(command) ?? [];
     return urlOf(runPath(words[0], "logs"), { host: option("--host"), around: step && `step:${step}` });
   }
-  if (program === "mldiagnostics" && verb === "metrics" && words.length > 1) return runPath(words[0], "metrics");
+  if (program === "mldiagnostics" && verb === "metrics" && words.length > 1) {
+    return urlOf(runPath(words[0], "metrics"), { show: /^[\w./]/.test(words[1]) ? words[1] : "" });
+  }
   if (program === "tpu-stacks" && verb === "show" && option("--job")) return runPath(option("--job"), "stacks");
   return null;
 }

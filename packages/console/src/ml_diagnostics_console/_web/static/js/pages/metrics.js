@@ -57,6 +57,7 @@ export async function show(page, api, state) {
     new Promise((resolve) => setTimeout(resolve, LONGEST_MS)),
   ]);
   document.documentElement.dataset.ready = "metrics";
+  cards.get(state.get("show"))?.element.scrollIntoView({ block: "nearest" }); // one that a verdict leads to
 
   function settings() {
     const [from, to] = [state.number("from"), state.number("to")];
