@@ -206,8 +206,8 @@ def answer_of(report: Report) -> dict[str, Any]:
 
     headline, attempt = report.headline, report.facts.attempt
     title = TITLES[headline.verdict_class]
-    if headline.verdict_class is VerdictClass.BEFORE_START and attempt is not None and attempt.best_step is not None:
-        title = ""  # Hosts that differ are of this class, also where the job has made steps.
+    if headline.verdict_class is VerdictClass.BEFORE_START and attempt is not None and attempt.best_step:
+        title = ""  # Hosts that differ are of this class, also where the job has made steps; step 0 may be in flight.
     text = safe_line(headline.sentence).rstrip(".")
     sentence = f"{title}: {text}." if title else f"{text[:1].upper()}{text[1:]}."
     hosts = {process.host for process in report.facts.processes} | set(headline.hosts)
