@@ -173,6 +173,12 @@ def test_a_damaged_or_foreign_file_is_a_sentence(hanging: tuple[Path, Path], tmp
     assert run_command(root, "doctor", str(tmp_path / "missing.html")).returncode == 3
 
 
+def test_a_file_that_was_cut_says_so_in_a_browser(hanging: tuple[Path, Path]) -> None:
+    text = hanging[1].read_text()
+    assert text.count("If this stays, the file was cut off") == 1
+    assert text.index("If this stays, the file was cut off") < text.index("data-about")
+
+
 def changed_report(path: Path, keys: Sequence[str], value: object) -> str:
     """Return the report of a case file with another value, as a block."""
     report = json.loads(blocks_of(path.read_text())["report"])

@@ -24,6 +24,8 @@ _ICON: Final = re.compile(r'<link rel="icon"[^>]*>')
 _URL: Final = re.compile(r'url\("?([^)"]+)"?\)')
 _CLASSIC: Final = "vendor/uplot/uPlot.iife.min.js"
 _CLASSIC_STYLE: Final = "vendor/uplot/uPlot.min.css"
+_CUT: Final = "<p>The rest of this file is not loaded yet. If this stays, the file was cut off: ask for it again.</p>"
+"""What the page shows until its scripts, which are last in the file, replace it."""
 _DATA_TYPES: Final = {".woff2": "font/woff2", ".svg": "image/svg+xml", ".png": "image/png"}
 
 
@@ -61,6 +63,7 @@ class _Page:
         shell = re.sub(r"<title>[^<]*</title>", lambda _: f"<title>{_escaped(title)}</title>", shell)
         classic = "" if has_classic else self._script(self._read(_CLASSIC))
         scripts = classic + self._script(inlined_modules(start[1], self._read))
+        shell = shell.replace("</main>", f"{_CUT}</main>")
         shell = shell.replace("</head>", "".join(map(self._style, styles)) + "</head>")
         shell = shell.replace("</body>", f"{blocks}\n{scripts}</body>")
         left = re.search(r'(?:src|href)="(?:/static|https?:)[^"]*"', shell[: shell.index(blocks)] if blocks else shell)
