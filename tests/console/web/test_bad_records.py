@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from ml_diagnostics_common.entry import COMPANION_LOG_ID
 from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_console._web.assets import Assets
+from ml_diagnostics_console._web.case_file import case_answer
+from ml_diagnostics_console._web.verdicts import DOCTOR
 
 from .made_runs import MadeAttempt, MadeRun
 from .recorded import Page, page_of
@@ -119,3 +122,18 @@ def test_a_run_without_any_record_has_all_its_views(empty: Page) -> None:
         answer = empty.ask(path, {name: value} if name else {})
         assert answer.status in (200, 404), (view, answer.body)
         assert b"could not be worked out" not in answer.body
+
+
+def test_a_run_that_is_deleted_while_it_is_open_is_a_sentence(
+    restarted_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(restarted_folder, folder)
+    page = page_of(folder, monkeypatch)
+    assert page.run is not None
+    shutil.rmtree(folder / "runs" / page.run.id)
+    DOCTOR.wait(page.run, 30)
+    assert f"no run {page.run.id}" in json.dumps(page.json("/verdict"))
+    case = case_answer(page.store, page.run.id, Assets())
+    assert (case.status, f"no run {page.run.id}" in json.loads(case.body)["error"]) == (404, True)
+    assert [record.exc_info for record in caplog.records if record.exc_info] == []

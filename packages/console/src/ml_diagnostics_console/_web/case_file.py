@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
+from google_cloud_mldiagnostics.exceptions import RunNotFoundError
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
 from ml_diagnostics_console._facts.reading import JobReader, Question
@@ -62,7 +63,7 @@ def case_answer(store: Store, run_id: str, assets: Assets) -> Answer:
         with store.lock:
             run_id = store.run(run_id).id
         case = make_case(store, run_id, assets, Question(run_id, kubernetes="off"))
-    except NotThereError as error:
+    except (NotThereError, RunNotFoundError) as error:
         return json_answer({"error": str(error)}, 404)
     except (ModuleError, DiagnosticsError) as error:
         return json_answer({"error": f"the case file could not be made: {error}"}, 500)

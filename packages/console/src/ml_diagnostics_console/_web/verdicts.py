@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from ml_diagnostics_common.entry import split_insert_id
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.texts import one_line
 
 from ml_diagnostics_console._web.answers import Answer, json_answer
@@ -168,7 +169,8 @@ class Doctor:
             return report, answer_of(report)
         except Exception as error:  # A page without a verdict is better than none.
             self._readers.pop(key, None)
-            _logger.warning("no verdict on %s", run_id, exc_info=True)
+            is_expected = isinstance(error, DiagnosticsError)  # As that the run was deleted meanwhile.
+            _logger.warning("no verdict on %s: %s", run_id, error, exc_info=not is_expected)
             return None, _failed(error)
 
     def _reader(self, key: str, run_id: str) -> JobReader:
