@@ -134,6 +134,18 @@ def test_hostile_texts_in_the_list_are_shown_as_text(server: Served, browser: Br
     _check(browser, server.host)
 
 
+def test_a_long_unit_does_not_widen_the_page(tmp_path: Path, browser: Browser) -> None:
+    run = MadeRun("long", _START_NS, [MadeAttempt(0, 100)], hosts=["vm-0", "vm-1"], metrics={"loss": "u" * 300})
+    run.host_metrics = {"host_step_time": "<b>" + "u" * 300}
+    run.write(tmp_path)
+    with served(tmp_path) as server:
+        for tab, page in (("", "overview"), ("/metrics", "metrics")):
+            browser.open(f"http://{server.host}/runs/long{tab}")
+            browser.wait_ready(page)
+            assert browser.value("document.documentElement.scrollWidth <= window.innerWidth"), page
+        _check(browser, server.host)
+
+
 def test_the_token_opens_the_page_and_leaves_the_address(root: Path, browser: Browser) -> None:
     with served(root, "--token") as running:
         browser.open(running.url)
