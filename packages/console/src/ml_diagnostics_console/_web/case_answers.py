@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ml_diagnostics_common.redaction import redact_text
 
 from ml_diagnostics_console._web.answers import Answer
-from ml_diagnostics_console._web.case_report import zipped
+from ml_diagnostics_console._web.case_report import without_secrets, zipped
 from ml_diagnostics_console._web.routes import handle
 from ml_diagnostics_console._web.store import Store
 from ml_diagnostics_console._web.wire import MAGIC, decode, encode
@@ -257,24 +257,14 @@ def _safe(answer: Answer) -> bytes:
     if answer.body.startswith(MAGIC):
         return _rounded(answer.body)
     if answer.media_type.startswith("application/json"):
-        return msgspec.json.encode(_without_secrets(msgspec.json.decode(answer.body)))
+        return msgspec.json.encode(without_secrets(msgspec.json.decode(answer.body)))
     return redact_text(answer.body.decode("utf-8", "replace")).encode()
-
-
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, str):
-        return redact_text(value)
-    if isinstance(value, dict):
-        return {redact_text(key): _without_secrets(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_secrets(item) for item in value]
-    return value
 
 
 def _rounded(body: bytes) -> bytes:
     """Return columns with values of five digits, and times of milliseconds: they become half as large."""
     header, columns = decode(body)
-    header = _without_secrets(header)
+    header = without_secrets(header)
     is_time = header.get("x") != "step"
     rounded = []
     for name, column in columns.items():

@@ -30,7 +30,7 @@ from ml_diagnostics_console.doctor import judge
 from ml_diagnostics_console.report import Report
 from ml_diagnostics_console.verdict import NotChecked, Verdict
 
-__all__ = ["CaseReports", "encoded_reports", "read_case", "zipped"]
+__all__ = ["CaseReports", "encoded_reports", "read_case", "without_secrets", "zipped"]
 
 _SCHEMA: Final = 1
 _MOST_ATTEMPTS: Final = 20
@@ -73,14 +73,14 @@ def encoded_reports(reader: JobReader) -> tuple[Report, bytes]:
         DiagnosticsError: The job cannot be read.
     """
     facts = reader.read()
-    last = _without_secrets(judge(facts))
+    last = _safe_report(judge(facts))
     first = max(0, len(facts.attempts) - _MOST_ATTEMPTS)
-    attempts = [_without_secrets(judge(facts.of_attempt(index))) for index in range(first, len(facts.attempts))]
+    attempts = [_safe_report(judge(facts.of_attempt(index))) for index in range(first, len(facts.attempts))]
     verdicts = [last.headline, *(each for each in last.verdicts if each is not last.headline)][:_MOST_EXPLAINED]
     ids = {ref.id for verdict in verdicts for ref in verdict.evidence}
     entries = reader.entries(ids) if ids else {}
     for entry in entries.values():  # Before they are wrapped into lines, where a secret is no longer recognized.
-        entry.payload = _redacted(entry.payload)
+        entry.payload = without_secrets(entry.payload)
     texts = [explain_verdict(last, verdict, entries=entries)[:_MOST_TEXT] for verdict in verdicts]
     value = {
         "schema": _SCHEMA,
@@ -170,9 +170,9 @@ def _report_of(value: dict[str, Any]) -> Report:
     return Report(facts, verdicts, shown, not_checked, msgspec.convert(value["observations"], tuple[str, ...]))
 
 
-def _without_secrets(report: Report) -> Report:
+def _safe_report(report: Report) -> Report:
     """Return a report without the secrets in its texts."""
-    verdicts = msgspec.convert(_redacted(msgspec.to_builtins(report.verdicts)), tuple[Verdict, ...])
+    verdicts = msgspec.convert(without_secrets(msgspec.to_builtins(report.verdicts)), tuple[Verdict, ...])
     shown = tuple(verdicts[report.verdicts.index(each)] for each in report.shown)
     not_checked = tuple(each._replace(why=redact_text(each.why)) for each in report.not_checked)
     return replace(
@@ -190,14 +190,14 @@ def _attempt(number: int) -> AttemptFacts:
     return AttemptFacts(number, State.UNKNOWN, "", None, None, (), nothing)
 
 
-def _redacted(value: Any) -> Any:
-    """Return a value of JSON without the secrets in its texts."""
+def without_secrets(value: Any) -> Any:
+    """Return a value of JSON without the secrets in its texts and keys."""
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, dict):
-        return {key: _redacted(item) for key, item in value.items()}
+        return {redact_text(key): without_secrets(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_redacted(item) for item in value]
+        return [without_secrets(item) for item in value]
     return value
 
 
