@@ -140,10 +140,10 @@ def test_a_verdict_of_long_ago_is_not_shown_while_a_new_one_is_worked_out(
     known(failed)
     assert failed.run is not None
     failed.run.version += 1
-    monkeypatch.setattr(verdicts, "_MOST_PAUSES", 0.0)
-    assert failed.json("/verdict") == {"state": "working"}
-    monkeypatch.undo()
-    assert known(failed)["state"] == "ready"
+    with monkeypatch.context() as patch:
+        patch.setattr(verdicts, "_MOST_PAUSES", 0.0)
+        assert failed.json("/verdict") == {"state": "working"}
+    assert known(failed)["class"] == "crash"
 
 
 def test_a_job_that_has_made_steps_has_not_failed_before_the_first_one(failed: Page) -> None:
@@ -156,6 +156,10 @@ def test_a_job_that_has_made_steps_has_not_failed_before_the_first_one(failed: P
     )
     answer = verdicts.answer_of(dataclasses.replace(report, shown=(headline,)))
     assert answer["sentence"] == "The hosts differ: vm-1 runs another config."
+    *earlier, attempt = report.facts.attempts
+    facts = dataclasses.replace(report.facts, attempts=(*earlier, dataclasses.replace(attempt, best_step=0)))
+    answer = verdicts.answer_of(dataclasses.replace(report, shown=(headline,), facts=facts))
+    assert answer["sentence"].startswith("Failed before the first step: the hosts differ")
 
 
 def test_a_duration_at_the_end_of_a_sentence_is_marked_whole() -> None:
