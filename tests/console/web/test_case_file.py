@@ -238,6 +238,8 @@ def test_no_planted_secret_is_inside(tmp_path: Path, monkeypatch: pytest.MonkeyP
     data = b"\n".join([text.encode(), *blocks_of(text).values()]).decode("utf-8", "replace")
     assert "[REDACTED]" in data
     assert [secret for _, secret in planted if secret in data] == []
+    assert "settings" in blocks_of(text)["report"].decode()
+    assert "opensesame" not in data
 
 
 def make_leaking(root: Path, lines: list[str]) -> None:
@@ -261,6 +263,7 @@ def make_leaking(root: Path, lines: list[str]) -> None:
     )
     at = _START_NS + 35 * 10**9
     fields = {"verb": "stacktraceanalyzer", "message": "\n".join(lines[3 * part : 4 * part])}
+    fields |= {"settings": {"password": "opensesame"}}
     frames = [f"call (/job/{text}.py:1)" for text in lines[4 * part : 4 * part + 20]]
     group = {"threads": 1, "main": True, "names": ["MainThread"], "frames": frames}
     companion.append({**fields, "kind": "snapshot", "groups": [group], "threads": 1, "time_ns": at}, timestamp_ns=at)

@@ -19,7 +19,7 @@ import msgspec
 from google_cloud_mldiagnostics.reading import State
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.files import read_regular
-from ml_diagnostics_common.redaction import redact_text
+from ml_diagnostics_common.redaction import redact, redact_text
 from ml_diagnostics_common.story import Confidence, Story
 
 from ml_diagnostics_console._explanation import explain_verdict
@@ -80,7 +80,7 @@ def encoded_reports(reader: JobReader) -> tuple[Report, bytes]:
     ids = {ref.id for verdict in verdicts for ref in verdict.evidence}
     entries = reader.entries(ids) if ids else {}
     for entry in entries.values():  # Before they are wrapped into lines, where a secret is no longer recognized.
-        entry.payload = without_secrets(entry.payload)
+        entry.payload = redact(entry.payload)
     texts = [explain_verdict(last, verdict, entries=entries)[:_MOST_TEXT] for verdict in verdicts]
     value = {
         "schema": _SCHEMA,
