@@ -11,6 +11,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
@@ -242,6 +243,24 @@ def test_no_planted_secret_is_inside(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "opensesame" not in data
 
 
+def test_the_log_of_a_host_that_is_named_like_a_secret_is_found_by_its_shown_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "hf_" + "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zAbC"
+    run = MadeRun("secret", _START_NS, [MadeAttempt(0, 20, "FAILED", "x")], hosts=[f"vm-{secret}"])
+    run.write(tmp_path)
+    labels = {"job": "secret", "run": "secret", "attempt": "1", "host": f"vm-{secret}", "pid": "4001"}
+    companion = Journal(
+        "tpu.googleapis.com/runtime_monitor", root=tmp_path, labels=labels, about_pid=4001, clock_ns=lambda: _START_NS
+    )
+    printed = {"verb": "stacktraceanalyzer", "kind": "console", "stream": "out", "message": "hello\n"}
+    companion.append(printed, timestamp_ns=_START_NS + 35 * 10**9)
+    companion.close(5)
+    text = exported(tmp_path, "secret", monkeypatch)
+    assert secret not in text
+    assert "/api/runs/secret/logs?host=vm-%5BREDACTED%5D&stream=stdout&tail=4096" in blocks_of(text)
+
+
 def make_leaking(root: Path, lines: list[str]) -> None:
     """Write a run with secrets in its configs, reasons, messages, frames and printed lines."""
     part = len(lines) // 6
@@ -262,8 +281,8 @@ def make_leaking(root: Path, lines: list[str]) -> None:
         "tpu.googleapis.com/runtime_monitor", root=root, labels=labels, about_pid=4001, clock_ns=lambda: _START_NS
     )
     at = _START_NS + 35 * 10**9
-    fields = {"verb": "stacktraceanalyzer", "message": "\n".join(lines[3 * part : 4 * part])}
-    fields |= {"settings": {"password": "opensesame"}}
+    fields: dict[str, Any] = {"verb": "stacktraceanalyzer", "message": "\n".join(lines[3 * part : 4 * part])}
+    fields["settings"] = {"password": "opensesame"}
     frames = [f"call (/job/{text}.py:1)" for text in lines[4 * part : 4 * part + 20]]
     group = {"threads": 1, "main": True, "names": ["MainThread"], "frames": frames}
     companion.append({**fields, "kind": "snapshot", "groups": [group], "threads": 1, "time_ns": at}, timestamp_ns=at)

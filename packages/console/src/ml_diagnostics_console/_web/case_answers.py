@@ -187,7 +187,8 @@ class _Collector:
             choice = {"host": str(source.get("host", "")), "stream": str(source.get("stream", ""))}
             answer = self._ask(f"{self._base}/logs?{urlencode({**choice, 'tail': str(_LOG_BYTES)})}")
             if answer is not None:  # Under the path that the page asks for: it shows more than it expects.
-                shown = f"{self._base}/logs?{urlencode({**choice, 'tail': '4096'})}"
+                asked = {**choice, "host": redact_text(choice["host"]), "tail": "4096"}
+                shown = f"{self._base}/logs?{urlencode(asked)}"
                 self._put(shown, answer, is_needed=False, shown=shown)
         if sources:
             self._found.inside.append(f"the last {_LOG_BYTES // 1024} kB of {min(len(sources), _MOST_LOGS)} logs")
