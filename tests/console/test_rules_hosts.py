@@ -27,6 +27,7 @@ from ml_diagnostics_console._facts.facts import (
 )
 from ml_diagnostics_console._rules import all_rules
 from ml_diagnostics_console._rules.observations import observations
+from ml_diagnostics_console.report import format_verdict
 from ml_diagnostics_console.verdict import Blame, Confidence, NotChecked, Part, Verdict, VerdictClass
 
 from tests.console.made_facts import after, attempt, facts, process, ref
@@ -77,6 +78,14 @@ def test_b5_names_the_host_with_another_version() -> None:
     assert verdict.blame is Blame.USER
     assert verdict.confidence is Confidence.LIKELY
     assert verdict.verdict_class is VerdictClass.BEFORE_START
+
+
+def test_a_job_whose_hosts_differ_and_that_makes_steps_has_not_failed_before_the_first_one() -> None:
+    processes = of_versions("0.10.2", "0.10.2", "0.9.1")
+    waiting = facts(processes)
+    assert format_verdict(only(waiting, "B5"), 80, waiting)[0].startswith("Failed before the first step: the hosts")
+    training = facts([replace(each, last_step=Fact(30, (ref(),), after(30.0))) for each in processes])
+    assert format_verdict(only(training, "B5"), 80, training)[0].startswith("The hosts differ: host-2")
 
 
 def test_b5_of_two_hosts_names_both() -> None:

@@ -56,7 +56,7 @@ def explain_verdict(
         entries: The entries of its evidence by id, to print their payloads in full.
     """
     columns = min(width or _WIDTH, 120)
-    lines = [*format_verdict(verdict, columns), "", "evidence"]
+    lines = [*format_verdict(verdict, columns, report.facts), "", "evidence"]
     for ref in verdict.evidence:
         when = "" if ref.time_ns is None else f"{format_timestamp(ref.time_ns)}  "
         lines += _item(f"{when}{ref.host}  {ref.source}  {ref.id}", columns)

@@ -25,7 +25,7 @@ from ml_diagnostics_console.verdict import (
     VerdictClass,
 )
 
-__all__ = ["BLAMES", "STYLES", "TITLES", "Report", "format_cost", "format_report", "format_verdict"]
+__all__ = ["BLAMES", "STYLES", "TITLES", "Report", "format_cost", "format_report", "format_verdict", "title_of"]
 
 TITLES: Final[Mapping[VerdictClass, str]] = {
     VerdictClass.WAITING: "Waiting",
@@ -124,10 +124,10 @@ def format_report(report: Report, width: int | None = None, *, with_all: bool = 
     """
     columns = _WIDTH if width is None else max(40, min(width, _MOST_WIDTH))
     headline = report.headline
-    lines = format_verdict(headline, columns)
+    lines = format_verdict(headline, columns, report.facts)
     others = report.verdicts if with_all else report.shown
     for number, verdict in enumerate((each for each in others if each is not headline), 2):
-        lines += _wrapped(f"also {number}", _sentence(verdict), columns)
+        lines += _wrapped(f"also {number}", _sentence(verdict, report.facts), columns)
         if with_all:
             lines += _details(verdict, columns)
     lines += _not_checked(report, columns, with_all=with_all)
@@ -138,9 +138,26 @@ def format_report(report: Report, width: int | None = None, *, with_all: bool = 
     return "\n".join(lines)
 
 
-def format_verdict(verdict: Verdict, width: int) -> list[str]:
-    """Return a verdict as lines: the sentence, its proof, its cost, the side that has to act, and what to do."""
-    return [*_fill(_sentence(verdict), width, "", "  "), *_details(verdict, width)]
+def format_verdict(verdict: Verdict, width: int, facts: Facts | None = None) -> list[str]:
+    """Return a verdict as lines: the sentence, its proof, its cost, the side that has to act, and what to do.
+
+    Args:
+        verdict: The verdict.
+        width: The columns of the terminal.
+        facts: The facts of the job; None for one that did not start.
+    """
+    return [*_fill(_sentence(verdict, facts), width, "", "  "), *_details(verdict, width)]
+
+
+def title_of(verdict: Verdict, facts: Facts | None) -> str:
+    """Return the start of a verdict's sentence; empty if it is complete.
+
+    Hosts that differ are of the class before_start, also in a job that made steps; step 0 may be in flight.
+    """
+    attempt = facts.attempt if facts is not None else None
+    if verdict.verdict_class is VerdictClass.BEFORE_START and attempt is not None and attempt.best_step:
+        return ""
+    return TITLES[verdict.verdict_class]
 
 
 def _details(verdict: Verdict, width: int) -> list[str]:
@@ -179,9 +196,9 @@ BLAMES: Final[Mapping[Blame, str]] = {
 }
 
 
-def _sentence(verdict: Verdict) -> str:
-    title = TITLES[verdict.verdict_class]
-    text = f"{title}: {verdict.sentence}" if title else verdict.sentence
+def _sentence(verdict: Verdict, facts: Facts | None) -> str:
+    title = title_of(verdict, facts)
+    text = f"{title}: {verdict.sentence}" if title else f"{verdict.sentence[:1].upper()}{verdict.sentence[1:]}"
     mark = "" if verdict.verdict_class is VerdictClass.HEALTHY else f"   [{verdict.confidence.value}]"
     return f"{text.rstrip('.')}.{mark}"
 

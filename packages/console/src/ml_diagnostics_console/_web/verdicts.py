@@ -203,13 +203,11 @@ def answer_of(report: Report) -> dict[str, Any]:
     Args:
         report: The report.
     """
-    from ml_diagnostics_console.report import BLAMES, TITLES, format_cost
-    from ml_diagnostics_console.verdict import Blame, VerdictClass
+    from ml_diagnostics_console.report import BLAMES, format_cost, title_of
+    from ml_diagnostics_console.verdict import Blame
 
-    headline, attempt = report.headline, report.facts.attempt
-    title = TITLES[headline.verdict_class]
-    if headline.verdict_class is VerdictClass.BEFORE_START and attempt is not None and attempt.best_step:
-        title = ""  # Hosts that differ are of this class, also where the job has made steps; step 0 may be in flight.
+    headline = report.headline
+    title = title_of(headline, report.facts)
     text = safe_line(headline.sentence).rstrip(".")
     sentence = f"{title}: {text}." if title else f"{text[:1].upper()}{text[1:]}."
     hosts = {process.host for process in report.facts.processes} | set(headline.hosts)
