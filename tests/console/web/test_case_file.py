@@ -294,6 +294,7 @@ def make_leaking(root: Path, lines: list[str]) -> None:
     companion.close(5)
 
 
+@pytest.mark.slow
 def test_128_hosts_and_their_stacks_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = wide(tmp_path, 3000, 128)
     text = exported(tmp_path, run_id, monkeypatch)
