@@ -36,7 +36,6 @@ class _Route(NamedTuple):
     is_locked: bool = True
 
 
-# The owner of a view adds its row here.
 _TABLE: Final = (
     _Route("/api/runs", "runs_view.runs"),
     _Route("/api/runs/{run}", "overview.overview"),
@@ -107,10 +106,5 @@ def _arguments(route: _Route, store: Store, parts: Mapping[str, str], query: Que
 def _function(name: str) -> Callable[..., Answer]:
     """Return a view's function. Views are imported when they are first asked for: the page is there sooner."""
     module, _, function = name.rpartition(".")
-    try:
-        found: Callable[..., Answer] = getattr(import_module(f"ml_diagnostics_console._web.{module}"), function)
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(__package__ or "?"):
-            raise
-        raise NotThereError("There is nothing at this address.") from None
+    found: Callable[..., Answer] = getattr(import_module(f"{__package__}.{module}"), function)
     return found
