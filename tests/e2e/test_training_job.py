@@ -148,7 +148,8 @@ def check_the_run_of_a_killed_job(run: dict[str, Any]) -> None:
 def check_the_pictures(folder: Path, run_name: str) -> None:
     """Check that they are those of the documentation; a browser takes those of the page of the profiles."""
     has_browser = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
-    shown = {file.name for file in PICTURES.iterdir() if has_browser or not file.name.startswith("profile")}
+    files = [file for file in PICTURES.iterdir() if file.is_file()]
+    shown = {file.name for file in files if has_browser or not file.name.startswith("profile")}
     assert {file.name for file in folder.iterdir()} == shown
     for name in shown:
         assert (folder / name).read_bytes().startswith(b"<?xml" if name.endswith(".svg") else b"\x89PNG"), name

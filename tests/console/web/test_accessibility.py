@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,13 @@ class Site:
         self.browser.open(self._base + self.paths[page])
         self.browser.wait_ready(page)
 
+    def wait_until_nothing_comes(self) -> None:
+        """Wait for what a complete page gets later: the doctor's verdict, and who waits for whom."""
+        count, before = self.browser.value(_ELEMENTS), -1
+        while count != before:
+            time.sleep(0.5)
+            count, before = self.browser.value(_ELEMENTS), count
+
     def violations(self, rules: list[str], kind: str = "tag") -> list[dict[str, Any]]:
         """Return what axe-core finds on the page as it is shown."""
         if not self.browser.value("'axe' in window"):
@@ -110,6 +118,7 @@ def _grave(violations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in violations if each["impact"] in _GRAVE]
 
 
+_ELEMENTS = "document.querySelectorAll('*').length"
 PAGES = ["runs", "overview", "metrics", "stacks", "profiles", "logs", "configs", "compare"]
 
 
@@ -136,6 +145,9 @@ def wide(site: Site, request: pytest.FixtureRequest) -> Site:
     """The site with one page open in a wide window: all tests of a page follow each other."""
     site.browser.use_theme("light")
     site.open(request.param, 1400, 900)
+    if request.param == "overview":
+        site.browser.wait_for("[...document.querySelectorAll('a')].some((a) => a.textContent.startsWith('Stacks →'))")
+    site.wait_until_nothing_comes()
     return site
 
 

@@ -25,7 +25,7 @@ _URL: Final = re.compile(r'url\("?([^)"]+)"?\)')
 _CLASSIC: Final = "vendor/uplot/uPlot.iife.min.js"
 _CLASSIC_STYLE: Final = "vendor/uplot/uPlot.min.css"
 _CUT: Final = "<p>The rest of this file is not loaded yet. If this stays, the file was cut off: ask for it again.</p>"
-"""What the page shows until its scripts, which are last in the file, replace it."""
+"""The page shows it until its scripts, which are last in the file, replace it."""
 _DATA_TYPES: Final = {".woff2": "font/woff2", ".svg": "image/svg+xml", ".png": "image/png"}
 
 
