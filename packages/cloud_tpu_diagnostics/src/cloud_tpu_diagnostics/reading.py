@@ -18,6 +18,7 @@ from cloud_tpu_diagnostics._dumps.grouping import (
 from cloud_tpu_diagnostics._dumps.parser import Dump, Frame, ThreadStack, parse_dumps
 from cloud_tpu_diagnostics._dumps.snapshot import Snapshot
 from cloud_tpu_diagnostics._stacks.history import StackHistory, StackPicture, odd_groups
+from cloud_tpu_diagnostics._stacks.trace_files import dumps_of_processes
 
 __all__ = [
     "Dump",
@@ -32,6 +33,7 @@ __all__ = [
     "activity_of",
     "comparable_frames",
     "describe",
+    "dumps_of_processes",
     "group_threads",
     "is_compiler",
     "main_thread",

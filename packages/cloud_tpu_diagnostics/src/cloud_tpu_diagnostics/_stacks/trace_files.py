@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,7 +25,15 @@ from cloud_tpu_diagnostics._dumps.parser import Dump, parse_dumps
 from cloud_tpu_diagnostics._dumps.text import HEADER_START
 from cloud_tpu_diagnostics.entries import LOG_ID
 
-__all__ = ["TraceFileName", "interval_seconds", "newest_of", "parse_name", "read_trace_files", "with_endings"]
+__all__ = [
+    "TraceFileName",
+    "dumps_of_processes",
+    "interval_seconds",
+    "newest_of",
+    "parse_name",
+    "read_trace_files",
+    "with_endings",
+]
 
 _NAME: Final = re.compile(r"stack_trace_\d{4}(?:_\d\d){5}_(?P<host>[^\x00-\x1f]+)_(?P<pid>\d{1,10})(?:-\d+)?\.txt")
 _MOST_BYTES: Final = 4 << 20
@@ -99,30 +107,70 @@ def read_trace_files(path: str, notes: list[str]) -> list[ProcessDump]:
     found: list[ProcessDump] = []
     over: set[ProcessDump] = set()
     for name, data, time_ns, is_locked in files:
-        dumps = parse_dumps(data)
-        newest = newest_of(dumps)
-        if newest is None:
+        dump = _newest_dump(name, data, time_ns)
+        if dump is None:
             continue
-        known = parse_name(re.split(r"[/\\]", name)[-1]) or TraceFileName(" ".join(Path(name).stem.splitlines()), 0)
-        is_here = known.host == trace_file.host_in_names()
-        host = identity().host if is_here else known.host
-        dump = ProcessDump(
-            process=host,
-            host=host,
-            process_index=None,
-            pid=known.pid,
-            step=newest.step,
-            phase=None,
-            time_ns=time_ns,
-            threads=newest.threads,
-            headline=newest.headline,
-            interval_seconds=next(filter(None, map(interval_seconds, reversed(dumps))), None),
-        )
         found.append(dump)
         # A process holds a lock on its file, which is visible from other containers.
-        if is_here and is_locked is False:
+        if dump.host == identity().host and is_locked is False:
             over.add(dump)
     return with_endings(found, over.__contains__, notes=notes)
+
+
+def dumps_of_processes(pids: Collection[int], folder: Path | None = None) -> dict[Path, ProcessDump]:
+    """Return the newest dumps of processes of this host in a folder of trace files, by file.
+
+    Files of other users, and those that cannot be read, are skipped: everybody may write to the usual folder.
+
+    Args:
+        pids: The ids of the processes.
+        folder: The folder; None for the usual one.
+    """
+    try:
+        paths = sorted((folder or trace_file.FOLDER).iterdir())
+    except OSError:
+        return {}
+    found: dict[Path, ProcessDump] = {}
+    for path in paths:
+        known = parse_name(path.name)
+        if known is None or known.pid not in pids or known.host != trace_file.host_in_names() or not _is_own(path):
+            continue
+        for name, data, time_ns, _ in _read_local(str(path), []):
+            dump = _newest_dump(name, data, time_ns)
+            if dump is not None:
+                found[path] = dump
+    return found
+
+
+def _is_own(path: Path) -> bool:
+    """Return True for a file of this user."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == getattr(os, "getuid", lambda: 0)()
+
+
+def _newest_dump(name: str, data: bytes, time_ns: int) -> ProcessDump | None:
+    """Return the newest dump of a file; None if it has none."""
+    dumps = parse_dumps(data)
+    newest = newest_of(dumps)
+    if newest is None:
+        return None
+    known = parse_name(re.split(r"[/\\]", name)[-1]) or TraceFileName(" ".join(Path(name).stem.splitlines()), 0)
+    host = identity().host if known.host == trace_file.host_in_names() else known.host
+    return ProcessDump(
+        process=host,
+        host=host,
+        process_index=None,
+        pid=known.pid,
+        step=newest.step,
+        phase=None,
+        time_ns=time_ns,
+        threads=newest.threads,
+        headline=newest.headline,
+        interval_seconds=next(filter(None, map(interval_seconds, reversed(dumps))), None),
+    )
 
 
 def _read_cloud(path: str) -> Iterator[tuple[str, bytes, int, bool | None]]:

@@ -30,6 +30,7 @@ from ml_diagnostics_console._facts.monitored_events import MonitoredEvent
 from ml_diagnostics_console._facts.profile import read_profile
 from ml_diagnostics_console._facts.profile_facts import ProfileFacts
 from ml_diagnostics_console._facts.run_records import RunRecords
+from ml_diagnostics_console._facts.trace_stacks import with_trace_stacks
 from ml_diagnostics_console.verdict import Ref
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class JobReader:
         names = {str(run.get("displayName", "")), str(run["name"]).rpartition("/")[2], _workload_of(run)}
         self._read_companions(first_ns, names)
         view = self._source.view(run, self._history, has_endings=True)
-        attempts = attempts_of_runs(view, self._lives, self._records)
+        attempts = with_trace_stacks(attempts_of_runs(view, self._lives, self._records))
         judged = self._judged(attempts)
         is_live = view.state is State.ACTIVE and (judged is None or judged == len(attempts) - 1)
         ended_ns = max([self._records.last_ns, *_last_events(attempts), 1])
