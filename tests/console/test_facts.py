@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.exceptions import RunNotFoundError
-from google_cloud_mldiagnostics.reading import PROCESS, State
+from google_cloud_mldiagnostics.reading import CONFIGS, PROCESS, State
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.command.errors import NotFoundError
@@ -396,6 +396,27 @@ def test_metrics_of_a_writer_at_a_time_are_as_those_of_all_in_the_order_of_time(
     assert contents_of(apart.curves) == contents_of(merged.curves)
     assert sorted(map(repr, apart.take_last_metrics())) == sorted(map(repr, merged.take_last_metrics()))
     assert (apart.entry_count, apart.last_ns) == (merged.entry_count, merged.last_ns) == (150, after(19))
+
+
+def test_attempts_with_one_pid_as_in_containers_have_records_of_their_own() -> None:
+    def entry(seconds: float, attempt: str, name: str, payload: dict[str, Any]) -> LogEntry:
+        labels = {"host": "job-0-0", "pid": "1", "attempt": attempt}
+        context = EntryContext("log", "", {}, labels, writer=f"w{attempt}")
+        return LogEntry(after(seconds), int(seconds), payload, context, own_resource_labels={"namespace": name})
+
+    records = RunRecords()
+    for number, version in enumerate(("0.9.1", "0.10.2"), 1):
+        records.add(
+            [
+                entry(60 * number, str(number), PROCESS, {"pid": 1, "attempt": number, "expected_processes": number}),
+                entry(60 * number + 1, str(number), CONFIGS, {"softwareConfigs": {"jax_version": version}}),
+            ]
+        )
+    first, second = records.of_process("job-0-0", 1, 1), records.of_process("job-0-0", 1, 2)
+    assert (first.software, second.software) == ({"jax_version": "0.9.1"}, {"jax_version": "0.10.2"})
+    assert first.last is not None
+    assert first.last.payload["expected_processes"] == 1
+    assert records.of_process("job-0-0", 1, 3).last is None
 
 
 def test_a_curve_of_weeks_keeps_its_extremes_in_bounded_memory() -> None:

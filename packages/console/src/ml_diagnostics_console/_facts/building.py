@@ -149,8 +149,8 @@ def _attempt_at(life: Life, attempts: Sequence[AttemptView]) -> int:
 
 def _of_view(process: ProcessView, life: Life | None, records: RunRecords, reason_ref: Ref) -> ProcessFacts:
     """Return a process of a run."""
-    own = records.of_process(process.host, process.pid)
-    fields = dict(records.fields(process.host, process.pid))
+    own = records.of_process(process.host, process.pid, process.attempt)
+    fields = dict(own.last.payload) if own.last is not None else {}
     refs = _refs_of_end(life) if life is not None else []
     if own.last is not None and process.has_own_end:
         # ended_ns of a run's end is that of the entry.

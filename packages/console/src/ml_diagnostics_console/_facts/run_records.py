@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from google_cloud_mldiagnostics.reading import CONFIGS, LOSSES_NAMESPACE, PROCESS, SESSION, natural_number, texts
 from ml_diagnostics_common.entry import EntryContext, LogEntry
@@ -72,7 +72,8 @@ class RunRecords:
         self.curves = Curves()
         self.entry_count = 0
         self.last_ns = 0
-        self._processes: dict[tuple[str, str], ProcessRecords] = {}
+        self._processes: dict[tuple[str, str], dict[int, ProcessRecords]] = {}
+        """By host and pid, then by attempt: in containers all attempts have one pid."""
         # By the identity of the context, which the entries keep alive, and the name of the metric.
         self._last: dict[tuple[int, str], LogEntry] = {}
         self._last_with_step: dict[tuple[int, str], LogEntry] = {}
@@ -116,8 +117,9 @@ class RunRecords:
         for entry in shown:
             name, labels = entry.resource_label("namespace"), entry.context.labels
             if name != SESSION:
-                key = (labels.get("host", ""), labels.get("pid", ""))
-                self._processes.setdefault(key, ProcessRecords()).add(name, entry)
+                attempts = self._processes.setdefault((labels.get("host", ""), labels.get("pid", "")), {})
+                attempt = natural_number(labels.get("attempt")) or 0
+                attempts.setdefault(attempt, ProcessRecords()).add(name, entry)
             self.last_ns = max(self.last_ns, entry.timestamp_ns)
         self.entry_count += len(shown)
         return shown
@@ -132,14 +134,16 @@ class RunRecords:
         self._last_with_step.clear()
         return sorted(taken, key=lambda entry: (entry.timestamp_ns, entry.sequence))
 
-    def of_process(self, host: str, pid: int) -> ProcessRecords:
-        """Return what a process recorded; empty records if it recorded nothing."""
-        return self._processes.get((host, str(pid))) or ProcessRecords()
+    def of_process(self, host: str, pid: int, attempt: int) -> ProcessRecords:
+        """Return what a process recorded; empty records if it recorded nothing.
 
-    def fields(self, host: str, pid: int) -> Mapping[str, Any]:
-        """Return the last entry of a process on itself."""
-        last = self.of_process(host, pid).last
-        return last.payload if last is not None else {}
+        Args:
+            host: Its host.
+            pid: Its process id.
+            attempt: Its attempt of the run, from 1; entries of other programs may have none.
+        """
+        attempts = self._processes.get((host, str(pid)), {})
+        return attempts.get(attempt) or attempts.get(0) or ProcessRecords()
 
 
 _NOT_METRICS = frozenset({PROCESS, CONFIGS, LOSSES_NAMESPACE, SESSION})
