@@ -32,6 +32,8 @@ __all__ = ["Command", "Program", "edits", "nearest_flag"]
 
 _SHELLS = ("bash", "zsh", "fish", "tcsh")
 _MOST_EDITS = 2
+_AGAIN_SECONDS = 0.05
+"""The finalizer that dropped an interrupt is over by then."""
 
 
 class Command(Protocol):
@@ -224,21 +226,45 @@ class _PrintCompletion(argparse.Action):
 def _signals_as_keyboard_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM and SIGHUP within the block, so that cleanup runs as after Ctrl-C.
 
-    Ignored signals stay ignored, as under nohup.
+    Ignored signals stay ignored, as under nohup. Python drops an exception that is raised while an object is finalized:
+    then the signal is sent once more.
     """
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():
         numbers = []
     before = {number: signal.getsignal(number) for number in numbers}
+    report_unraisable = sys.unraisablehook
+
+    def send_again(dropped: sys.UnraisableHookArgs) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            report_unraisable(dropped)
+            return
+        again = threading.Timer(_AGAIN_SECONDS, _send_to_main_thread, [next(iter(numbers))])
+        again.daemon = True
+        again.start()
+
     try:
         for number, handler in before.items():
             if handler != signal.SIG_IGN:
                 signal.signal(number, _interrupt)
+        if numbers:
+            sys.unraisablehook = send_again
         yield
     finally:
+        if sys.unraisablehook is send_again:
+            sys.unraisablehook = report_unraisable
         for number, handler in before.items():
             if handler is not None:  # None: the handler was not set from Python, and cannot be restored.
                 signal.signal(number, handler)
+
+
+def _send_to_main_thread(number: int) -> None:
+    """Send a signal to the main thread, which may be waiting in the kernel: in another one it would not end that."""
+    ident = threading.main_thread().ident
+    if ident is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(ident, number)
+    else:
+        signal.raise_signal(number)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -73,7 +73,7 @@ class RunRecords:
         self.entry_count = 0
         self.last_ns = 0
         self._processes: dict[tuple[str, str], dict[int, ProcessRecords]] = {}
-        """By host and pid, then by attempt: in containers all attempts have one pid."""
+        """The records by host and pid, then by attempt: in containers all attempts have one pid."""
         # By the identity of the context, which the entries keep alive, and the name of the metric.
         self._last: dict[tuple[int, str], LogEntry] = {}
         self._last_with_step: dict[tuple[int, str], LogEntry] = {}
