@@ -317,4 +317,4 @@ raise_signal(signal.SIGUSR1)
         tmp_path / "d",
     )
     assert code == 0
-    assert err.count("Current thread") == 2
+    assert err.count("Current thread") >= 2  # On a machine where Python is late, C writes one more.
