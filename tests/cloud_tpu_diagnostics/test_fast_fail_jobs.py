@@ -59,6 +59,7 @@ def test_processes_that_end_well_in_any_order_end_no_other(tmp_path: Path) -> No
         assert job.entries(FAST_FAIL) == []
 
 
+@pytest.mark.timing
 def test_a_process_that_cannot_run_python_leaves_its_stacks_and_is_killed(tmp_path: Path) -> None:
     stuck = """
 def keep_the_gil():

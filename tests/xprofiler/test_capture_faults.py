@@ -156,6 +156,7 @@ def test_a_host_with_a_fast_clock_is_captured_with_a_note_on_the_effect(
     assert "compare `date`" in errors
 
 
+@pytest.mark.timing
 def test_hosts_that_start_together_need_no_note(
     jobs: list[ProfilerServiceServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,7 @@ def statuses(ran: Ended) -> dict[str, str]:
     return {row.split()[0]: row.split()[1] for row in rows}
 
 
+@pytest.mark.timing
 @needs_gcloud
 def test_vms_and_every_worker_of_a_slice_start_together_and_write_to_the_bucket_themselves(
     capture: Command, machines: Machines

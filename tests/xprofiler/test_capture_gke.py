@@ -70,6 +70,7 @@ def commands_in(cluster: KubernetesServer, pod: str) -> list[tuple[str, ...]]:
     return [command.argv for command in cluster.pod(pod).commands]
 
 
+@pytest.mark.timing
 def test_all_pods_start_together_and_write_to_the_bucket_themselves(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], bucket: CloudStorageServer
 ) -> None:
@@ -87,6 +88,7 @@ def test_all_pods_start_together_and_write_to_the_bucket_themselves(
     assert all(job.requests[0].time < job.profiles[0].start_ns / 1e9 for job in jobs)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("ahead", [-90, 90])
 def test_with_a_wrong_local_clock_the_pods_start_together_by_theirs(
     capture: Command, cluster: KubernetesServer, tmp_path: Path, ahead: int

@@ -40,6 +40,7 @@ def bucket(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyP
     return cloud_storage_server
 
 
+@pytest.mark.timing
 def test_all_hosts_start_together_and_are_in_one_session_that_xprof_opens(
     capture: Command, ports: list[int], tmp_path: Path
 ) -> None:

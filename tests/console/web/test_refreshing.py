@@ -76,7 +76,7 @@ def test_without_a_viewer_it_reads_rarely_and_at_once_for_the_next_one(monkeypat
     started = time.monotonic()
     refreshing.freshen()
     assert store.reads >= 2
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < _SECONDS
     refreshing.watch(1)
     before = store.reads
     _wait(lambda: store.reads > before + 3)
@@ -120,7 +120,7 @@ def test_a_request_does_not_wait_for_a_read_that_hangs(monkeypatch: pytest.Monke
     refreshing.start()
     started = time.monotonic()
     refreshing.freshen()
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < _SECONDS / 2
     hanging.set()
     refreshing.stop()
 
