@@ -149,6 +149,7 @@ def test_the_state_of_a_job_arrives_with_the_next_ping(network: Network) -> None
     member.report(JobState("step", 5, 0.5, 1.0))
     network.clock.added += 3
     network.until(lambda: network.hub.decision._peers[1].state == JobState("step", 5, 0.5, 1.0))
+    assert network.hub.decision.first_cause is None
 
 
 def test_a_broken_connection_is_made_again_with_all_that_was_not_acknowledged(network: Network) -> None:
@@ -159,6 +160,7 @@ def test_a_broken_connection_is_made_again_with_all_that_was_not_acknowledged(ne
     network.until(lambda: not member.is_joined)
     network.clock.added += 2
     network.until(lambda: member.first_cause)
+    assert network.hub.decision.first == {1}
 
 
 def test_members_give_up_after_a_minute_without_a_hub_and_nothing_is_decided(network: Network) -> None:
@@ -227,6 +229,7 @@ def test_a_line_that_is_too_long_is_refused(network: Network) -> None:
     with network.stranger() as end:
         end.sendall(b"x" * 5000)
         network.refuses("oversize")
+        assert network.hub.refused.total() == 1
 
 
 def test_a_slow_drip_is_refused_after_five_seconds(network: Network) -> None:

@@ -300,6 +300,7 @@ except ValueError:
     assert "Timeout (" in err
 
 
+@pytest.mark.timing  # Where Python is late by half a second, C writes one dump more.
 def test_a_second_block_off_the_main_thread_has_the_signal_too(tmp_path: Path) -> None:
     code, _, err = run(
         """
@@ -317,4 +318,4 @@ raise_signal(signal.SIGUSR1)
         tmp_path / "d",
     )
     assert code == 0
-    assert err.count("Current thread") >= 2  # On a machine where Python is late, C writes one more.
+    assert err.count("Current thread") == 2

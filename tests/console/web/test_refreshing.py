@@ -65,6 +65,7 @@ def test_it_reads_at_once_and_then_again() -> None:
     assert (store.reads, notes) == (reads, [])
 
 
+@pytest.mark.timing
 def test_without_a_viewer_it_reads_rarely_and_at_once_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ml_diagnostics_console._web.refreshing._IDLE_AFTER_SECONDS", 0.0)
     store = _Store()
@@ -76,7 +77,7 @@ def test_without_a_viewer_it_reads_rarely_and_at_once_for_the_next_one(monkeypat
     started = time.monotonic()
     refreshing.freshen()
     assert store.reads >= 2
-    assert time.monotonic() - started < _SECONDS
+    assert time.monotonic() - started < 2
     refreshing.watch(1)
     before = store.reads
     _wait(lambda: store.reads > before + 3)
@@ -111,6 +112,7 @@ def test_listeners_are_called_after_changes_alone() -> None:
     refreshing.stop()
 
 
+@pytest.mark.timing
 def test_a_request_does_not_wait_for_a_read_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ml_diagnostics_console._web.refreshing._FIRST_WAIT_SECONDS", 0.05)
     hanging = threading.Event()
@@ -120,7 +122,7 @@ def test_a_request_does_not_wait_for_a_read_that_hangs(monkeypatch: pytest.Monke
     refreshing.start()
     started = time.monotonic()
     refreshing.freshen()
-    assert time.monotonic() - started < _SECONDS / 2
+    assert time.monotonic() - started < 1
     hanging.set()
     refreshing.stop()
 
