@@ -138,7 +138,13 @@ def measure(*, quick: bool) -> list[Table]:
         ),
         Row("the host that failed first, though the 127 others report before it", f"{', '.join(hosts)} (tpu-17)"),
     ]
-    return [Table("The doctor", "A job whose host 17 ran out of memory, from the journal in the page cache.", rows)]
+    return [
+        Table(
+            "The doctor",
+            "A job of 128 hosts, of which host 17 ran out of memory; its journal is in the page cache.",
+            rows,
+        )
+    ]
 
 
 def _asked(entries: int, *, times: int, summary_every: int = _SUMMARY_EVERY) -> commands.Finished:

@@ -83,7 +83,7 @@ def _write(path: Path, text: str) -> None:
 
     draft = path.with_name(f".mldiagnostics.{os.getpid()}")
     try:
-        with draft.open("x", encoding="utf-8") as file:  # Never through a link that somebody else has put there.
+        with draft.open("x", encoding="utf-8") as file:  # Never through a link that another user has made.
             file.write(text)
         draft.replace(path)
     except OSError as error:

@@ -18,7 +18,7 @@ from ml_diagnostics_console.verdict import Blame, NextCommand, Ref, Verdict, Ver
 OVERLAP_SECONDS = 5.0
 _DISPLACED_TEXT = "a request from a newer incarnation"
 _DISPLACED = re.compile(_DISPLACED_TEXT)
-"""JAX's coordination service to the process whose index another one has (jaxlib 0.10: coordination_service.cc)."""
+"""JAX's coordination service writes it to a process if another one has its index (jaxlib 0.10)."""
 _VARIABLES = "JAX_PROCESS_ID|TPU_WORKER_ID|JOB_COMPLETION_INDEX|SLURM_PROCID|RANK|MEGASCALE_SLICE_ID"
 
 

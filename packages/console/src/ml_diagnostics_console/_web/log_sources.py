@@ -144,7 +144,7 @@ def printable_lines(texts: Iterable[tuple[str, Text]]) -> list[Line]:
 
 
 class Part(NamedTuple):
-    """A part of a text, of whole lines; a printed key in PEM, which is told by its first line, is in one part.
+    """A part of a text, of whole lines; a printed PEM key, which is recognized by its first line, is in one part.
 
     Attributes:
         text: The lines, without secrets and safe to show.

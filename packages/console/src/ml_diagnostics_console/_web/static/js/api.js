@@ -72,7 +72,7 @@ export function createApi(source) {
   return api;
 }
 
-/** Answers over the net, from the server that the page came from. */
+/** Answers from the server of the page. */
 export function netSource() {
   return {
     async get(path, signal) {

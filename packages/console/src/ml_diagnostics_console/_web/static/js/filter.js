@@ -157,7 +157,7 @@ const ORDERS = {
 };
 
 /**
- * Return rows in an order such as "start.desc"; what is not known comes last, equal ones newest first.
+ * Return rows in an order such as "start.desc"; unknown values are last, equal ones newest first.
  *
  * @param {object[]} rows
  * @param {string} order A key of name, status, goodput, attempts, step, loss, duration, start, sign, with ".desc" or

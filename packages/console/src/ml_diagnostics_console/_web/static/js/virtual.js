@@ -8,7 +8,7 @@ const SPARE = 6; // Rows above and below, so that a fast scroll shows no gap.
  * @param {HTMLElement} element The list's element; its rows get `top` from here, and stand absolutely.
  * @param {object} options
  * @param {HTMLElement|null} options.scroller The element that scrolls; null: the page.
- * @param {() => number} options.rowHeight The height of a row in px; asked anew when the window changes.
+ * @param {() => number} options.rowHeight The height of a row in px; called again when the window changes.
  * @param {(index: number) => HTMLElement} options.make Makes the element of a row.
  */
 export function createVirtual(element, { scroller = null, rowHeight, make }) {
@@ -63,7 +63,7 @@ export function createVirtual(element, { scroller = null, rowHeight, make }) {
   }
 
   const list = {
-    /** Show a list of so many rows, all made anew. */
+    /** Show a list of so many rows, all of them new. */
     show(length) {
       count = length;
       for (const row of rows.values()) row.remove();
@@ -71,7 +71,7 @@ export function createVirtual(element, { scroller = null, rowHeight, make }) {
       element.style.setProperty("height", `${count * height}px`);
       draw(true);
     },
-    /** Make one row anew, if it is in the document. */
+    /** Rebuild one row, if it is in the document. */
     renew(index) {
       const old = rows.get(index);
       if (!old) return;

@@ -1,4 +1,4 @@
-/** A card with the chart of one metric, of one run or of several; it is built when it comes into view. */
+/** A card with the chart of one metric, of one run or of several; it is built when it is scrolled into view. */
 
 import { card, fill, h, setText } from "../dom.js";
 import { formatCount, formatDuration, formatInUnit, formatLarge, formatWhole } from "../format.js";

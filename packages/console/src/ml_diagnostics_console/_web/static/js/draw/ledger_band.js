@@ -49,7 +49,7 @@ function addShares(columns, left, right, bucket, { width, count, isNew }) {
       columns.set(column, (shares = new Float64Array(count)));
     }
     const share = Math.min(right, column + 1) - Math.max(left, column);
-    // A piece shorter than a float can tell still counts: a moment is shown.
+    // A piece shorter than a float can resolve still counts: a moment is shown.
     if (share > 0 || (isNew && shares[bucket] === 0)) shares[bucket] += Math.max(share, 1e-9);
   }
 }

@@ -1,4 +1,4 @@
-// Tells readers of the screen what changed its status, at most once a minute.
+// Announces changes of status to screen readers, at most once a minute.
 
 import { setText } from "../dom.js";
 import { statusWord } from "../shapes.js";

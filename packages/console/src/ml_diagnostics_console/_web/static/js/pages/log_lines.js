@@ -26,7 +26,7 @@ function levelOf(text) {
  * Make a view of lines.
  *
  * @param {HTMLElement} element An element that scrolls.
- * @param {{onTop?: () => void, onBottom?: () => void}} options Called when an end comes near.
+ * @param {{onTop?: () => void, onBottom?: () => void}} options Called near an end.
  */
 export function createLines(element, { onTop = null, onBottom = null } = {}) {
   const body = h("div.log-lines");
@@ -60,7 +60,7 @@ export function createLines(element, { onTop = null, onBottom = null } = {}) {
      *
      * @param {object[]} next The lines.
      * @param {{keep?: "bottom"|"top"|"place"|"exact", added?: number}} options What stays in view: `place` follows the
-     *   end where it was in view; `added` lines came above.
+     *   end where it was in view; `added` lines were inserted above.
      */
     show(next, { keep = "place", added = 0 } = {}) {
       const wasAtEnd = element.scrollTop + element.clientHeight >= element.scrollHeight - LINE_PX;

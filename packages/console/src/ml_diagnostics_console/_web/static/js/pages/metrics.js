@@ -1,4 +1,4 @@
-// The metrics of a run: a list, and a chart for each one that is wanted, built when it comes into view.
+// The metrics of a run: a list, and a chart for each one that is wanted, built when it is scrolled into view.
 
 import { add, empty, fill, h, setText } from "../dom.js";
 import { loadUplot } from "../draw/chart.js";

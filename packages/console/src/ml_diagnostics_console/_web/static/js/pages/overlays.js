@@ -3,7 +3,7 @@
 import { add, button, empty, fill, h } from "../dom.js";
 import { formatCount } from "../format.js";
 
-const FIRST = 24; // Charts that are there at once; each is drawn when it comes into view.
+const FIRST = 24; // Charts that are there at once; each is drawn when it is scrolled into view.
 
 /**
  * Show the charts.

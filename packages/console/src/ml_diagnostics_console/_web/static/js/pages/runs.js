@@ -115,7 +115,7 @@ function createTable(page, api, state, answer) {
     apply();
   }
 
-  /** Filter, sort and draw; the rows that are visible are made anew. */
+  /** Filter, sort and draw; the visible rows are rebuilt. */
   function apply() {
     const all = [...rows.values()];
     const time = now();
@@ -226,7 +226,7 @@ function createTable(page, api, state, answer) {
     else state.go(path);
   }
 
-  /** The row that has the focus is the current one, however it came there. */
+  /** The row that has the focus is the current one, by whatever means it got there. */
   function onFocus(event) {
     const id = event.target.closest(".run-row")?.dataset.id;
     if (id === undefined || shown[current]?.id === id) return;
@@ -334,7 +334,7 @@ function createTable(page, api, state, answer) {
     }
   }
 
-  /** Show what changed of a run: numbers alone as text, all else by a row that is made anew. */
+  /** Show what changed of a run: numbers alone as text, all else by a new row. */
   function renew(row, fields) {
     const index = shown.indexOf(row);
     let element = index < 0 ? null : list.shown().get(index);
