@@ -2,13 +2,13 @@
 
 import { bucketColour, bucketSlug, bucketTitle, BUCKET_ORDER } from "../buckets.js";
 import { h, s, setText } from "../dom.js";
+import { decodeSpark } from "../draw/spark.js";
 import { durationOf, isLossLost } from "../filter.js";
 import { formatAge, formatClock, formatCount, formatDay, formatDuration, formatPercent, formatShort, formatWhole }
   from "../format.js";
 import { runPath } from "../router.js";
 import { attemptEnds, status } from "../shapes.js";
 
-const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 const SPARK = { width: 96, height: 24, left: 2 };
 
 /** The columns: key of the order ("" cannot be sorted), title, class. */
@@ -104,15 +104,15 @@ export function goodputBar(buckets) {
 /** Return the course of the loss from 28 letters of 6 bits; a space is a gap. */
 function sparkline(letters) {
   if (!letters) return null;
-  const values = [...letters].map((letter) => LETTERS.indexOf(letter));
+  const values = decodeSpark(letters);
   const { width, height, left } = SPARK;
   const x = (at) => left + (at * (width - 2 * left)) / Math.max(1, values.length - 1);
-  const y = (value) => 3 + ((63 - value) * (height - 6)) / 63;
+  const y = (value) => 3 + (1 - value) * (height - 6);
   let path = "";
   let isDown = false;
   let last = null;
   values.forEach((value, at) => {
-    if (value < 0) {
+    if (value === null) {
       isDown = false;
       return;
     }
