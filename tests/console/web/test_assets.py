@@ -56,7 +56,7 @@ def test_a_file_is_found_by_its_listed_name_alone(tmp_path: Path) -> None:
     (tmp_path / "secret.py").write_text("s")
     (tmp_path.parent / "outside.js").write_text("o")
     (tmp_path / "link.js").symlink_to(tmp_path.parent / "outside.js")
-    assets = Assets(tmp_path)
+    assets = Assets({"": tmp_path})
     assert assets.names() == ["js/a.js"]
     for name in (
         "js/a.js/",
@@ -72,10 +72,33 @@ def test_a_file_is_found_by_its_listed_name_alone(tmp_path: Path) -> None:
         assert assets.find(name) is None
 
 
+def test_files_of_more_than_one_folder_have_names_of_their_own(tmp_path: Path) -> None:
+    for folder in ("own", "other"):
+        (tmp_path / folder / "js").mkdir(parents=True)
+        (tmp_path / folder / "js" / "a.js").write_text(folder)
+    assets = Assets({"": tmp_path / "own", "other/": tmp_path / "other", "absent/": tmp_path / "absent"})
+    assert assets.names() == ["js/a.js", "other/js/a.js"]
+    assert (assets.text("js/a.js"), assets.text("other/js/a.js")) == ("own", "other")
+    assert assets.find("absent/a.js") is None
+    with pytest.raises(KeyError):
+        assets.text("other/b.js")
+
+
+def test_the_page_has_its_own_files_and_those_of_xprofiler_without_importing_it() -> None:
+    program = (
+        "import sys; from ml_diagnostics_console._web.assets import STATIC, page_folders; "
+        "folders = page_folders(); print(folders[''] == STATIC, folders['xprofiler/'], 'xprofiler' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    is_own, folder, is_imported = done.stdout.split()
+    assert (is_own, is_imported) == ("True", "False")
+    assert Path(folder).parts[-3:] == ("xprofiler", "serve", "static")
+
+
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "a.js"
     path.write_text("one")
-    assets = Assets(tmp_path)
+    assets = Assets({"": tmp_path})
     first = assets.find("a.js")
     assert first is not None
     assert assets.find("a.js") is first

@@ -57,6 +57,19 @@ def test_modules_in_a_circle_work() -> None:
     assert _run(modules) == "true\n"
 
 
+@needs_node
+def test_a_module_of_another_distribution_that_is_missing_fails_when_it_is_used() -> None:
+    modules = {
+        "main.js": (
+            'const draw = () => import("./xprofiler/a.js");\nconsole.log("starts");\n'
+            "draw().catch((error) => console.log(error.message));\n"
+            "draw().catch((error) => console.log(error.message));\n"
+        )
+    }
+    sentence = "This installation lacks xprofiler/a.js.\n"
+    assert _run(modules) == f"starts\n{sentence}{sentence}"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -83,16 +96,8 @@ def test_nothing_in_a_script_ends_its_element() -> None:
 @needs_node
 def test_the_modules_of_the_page_become_a_valid_script(tmp_path: Path) -> None:
     assert NODE is not None
-    assets = Assets()
-
-    def read(name: str) -> str:
-        asset = assets.find(name)
-        if asset is None:
-            raise KeyError(name)
-        return asset.data.decode()
-
     script = tmp_path / "page.js"
-    script.write_text(inlined_modules("js/main.js", read))
+    script.write_text(inlined_modules("js/main.js", Assets().text))
     subprocess.run([NODE, "--check", str(script)], check=True, timeout=30)
 
 

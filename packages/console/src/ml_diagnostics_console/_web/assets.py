@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["STATIC", "Asset", "Assets"]
+__all__ = ["STATIC", "Asset", "Assets", "page_folders"]
 
 STATIC: Final = Path(__file__).parent / "static"
+
+_XPROFILER: Final = "xprofiler/"
+_XPROFILER_FOLDER: Final = ("serve", "static")
 
 _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -46,17 +51,33 @@ class Asset:
     etag: str
 
 
+def page_folders() -> dict[str, Path]:
+    """Return the folders of the page's files, by what their names begin with.
+
+    The drawing of a profile is a part of xprofiler, whose own page has it, too. Nothing of xprofiler is imported here.
+    """
+    folders = {"": STATIC}
+    try:
+        found = importlib.util.find_spec(_XPROFILER.rstrip("/"))
+    except (ImportError, ValueError):
+        found = None
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        folders[_XPROFILER] = Path(folder, *_XPROFILER_FOLDER)
+    return folders
+
+
 class Assets:
-    """The files below a folder, by their path with slashes.
+    """The files below some folders, by their path with slashes.
 
     A file that changes on disk is read again, so that an upgrade or a developer's edit shows at the next reload.
 
     Args:
-        folder: The folder; links in it are not followed out of it.
+        folders: Each folder by what the names of its files begin with: "" or a name that ends with a slash. One that
+            does not exist has no files. Links in a folder are not followed out of it. None for those of the page.
     """
 
-    def __init__(self, folder: Path = STATIC) -> None:
-        self._folder = folder
+    def __init__(self, folders: Mapping[str, Path] | None = None) -> None:
+        self._folders = page_folders() if folders is None else dict(folders)
         self._lock = threading.Lock()
         self._paths: dict[str, Path] = {}
         self._listed_at = float("-inf")
@@ -72,7 +93,7 @@ class Assets:
         """Return a listed file; None for anything else.
 
         Args:
-            name: The path below the folder, with slashes.
+            name: The path below its folder, with slashes, after what names of that folder begin with.
         """
         with self._lock:
             if name not in self._paths and time.monotonic() - self._listed_at > _RELIST_SECONDS:
@@ -90,15 +111,31 @@ class Assets:
                 return None
             return known[1]
 
+    def text(self, name: str) -> str:
+        """Return the text of a listed file.
+
+        Args:
+            name: As for `find`.
+
+        Raises:
+            KeyError: There is no such file.
+        """
+        asset = self.find(name)
+        if asset is None:
+            raise KeyError(name)
+        return asset.data.decode()
+
     def _list(self) -> None:
-        root = self._folder.resolve()
-        found = (path for path in root.rglob("*") if path.suffix in _MEDIA_TYPES and not path.name.startswith("."))
-        self._paths = {
-            path.relative_to(root).as_posix(): path
-            for path in found
-            if path.is_file() and path.resolve().is_relative_to(root)
-        }
+        self._paths = {name: path for prefix, folder in self._folders.items() for name, path in _listed(prefix, folder)}
         self._listed_at = time.monotonic()
+
+
+def _listed(prefix: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    root = folder.resolve()
+    for path in root.rglob("*"):
+        is_wanted = path.suffix in _MEDIA_TYPES and not path.name.startswith(".")
+        if is_wanted and path.is_file() and path.resolve().is_relative_to(root):
+            yield f"{prefix}{path.relative_to(root).as_posix()}", path
 
 
 def _read(path: Path) -> Asset:

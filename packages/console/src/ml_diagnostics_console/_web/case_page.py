@@ -50,7 +50,7 @@ class _Page:
         self._style_hashes: list[str] = []
 
     def text(self, title: str, blocks: str) -> str:
-        shell = self._read("index.html")
+        shell = self._text("index.html")
         start = _MODULE.search(shell)
         if start is None:
             raise ModuleError("index.html has no module")
@@ -58,11 +58,11 @@ class _Page:
         styles = [_CLASSIC_STYLE] if _CLASSIC_STYLE not in shell else []
         has_classic = _CLASSIC in shell
         shell = _STYLE.sub(lambda found: self._style(found[1]), shell)
-        shell = _SCRIPT.sub(lambda found: self._script(self._read(found[1])), shell)
+        shell = _SCRIPT.sub(lambda found: self._script(self._text(found[1])), shell)
         shell = _ICON.sub(f'<link rel="icon" href="{self._data_url("icon.svg")}">', shell)
         shell = re.sub(r"<title>[^<]*</title>", lambda _: f"<title>{_escaped(title)}</title>", shell)
-        classic = "" if has_classic else self._script(self._read(_CLASSIC))
-        scripts = classic + self._script(inlined_modules(start[1], self._read))
+        classic = "" if has_classic else self._script(self._text(_CLASSIC))
+        scripts = classic + self._script(inlined_modules(start[1], self._assets.text))
         shell = shell.replace("</main>", f"{_CUT}</main>")
         shell = shell.replace("</head>", "".join(map(self._style, styles)) + "</head>")
         shell = shell.replace("</body>", f"{blocks}\n{scripts}</body>")
@@ -77,7 +77,7 @@ class _Page:
         rules += "connect-src 'none'; base-uri 'none'; form-action 'none'"
         return f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
 
-    def _read(self, name: str) -> str:
+    def _text(self, name: str) -> str:
         return self._bytes(name).decode()
 
     def _bytes(self, name: str) -> bytes:
@@ -98,7 +98,7 @@ class _Page:
                 return found[0]
             return f'url("{self._data_url(posixpath.normpath(posixpath.join(posixpath.dirname(name), path)))}")'
 
-        text = _URL.sub(inlined, self._read(name))
+        text = _URL.sub(inlined, self._text(name))
         self._style_hashes.append(_hash(text))
         return f"<style>{text}</style>\n"
 

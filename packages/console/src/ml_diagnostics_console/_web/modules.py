@@ -2,7 +2,8 @@
 
 The modules stay as they are but for their imports and exports: each becomes a function that runs once, when the first
 module that imports it does. Understood are the forms that the page's modules have: `import {a, b as c} from`, `import *
-as ns from`, `import "..."`, `import("./literal.js")`, `export` of functions, classes, constants and lists.
+as ns from`, `import "..."`, `import("./literal.js")`, `export` of functions, classes, constants and lists. Modules of
+another distribution may be missing: then one fails when it is first used, with a sentence.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _DYNAMIC: Final = re.compile(r"\bimport\(\s*\"([^\"]+)\"\s*\)")
 _DECLARED: Final = re.compile(r"^export\s+((?:async\s+)?function\s*\*?|class|const|let)\s+(\w+)", re.MULTILINE)
 _LISTED: Final = re.compile(r"^export\s*\{([^}]*)\}(?:\s*from\s*\"([^\"]+)\")?;?", re.MULTILINE)
 _LEFT: Final = re.compile(r"^[ \t]*(?:import\b(?!\()|export\b).*|\bimport\.meta\b|\bimport\((?!\")", re.MULTILINE)
+_OPTIONAL: Final = ("xprofiler/",)
 _END: Final = re.compile(r"</(script)", re.IGNORECASE)
 _START: Final = '(() => {\n"use strict";\nconst __loaded = new Map();\n'
 _LOAD: Final = """function __load(name) {
@@ -28,7 +30,12 @@ _LOAD: Final = """function __load(name) {
   if (exported === undefined) {
     exported = {};
     __loaded.set(name, exported);
-    __modules[name](exported);
+    try {
+      __modules[name](exported);
+    } catch (error) {
+      __loaded.delete(name);
+      throw error;
+    }
   }
   return exported;
 }
@@ -86,6 +93,8 @@ def _text_of(name: str, read: Callable[[str], str]) -> str:
     try:
         return read(name)
     except KeyError:
+        if name.startswith(_OPTIONAL):
+            return f'throw new Error("This installation lacks {name}.");'
         raise ModuleError(f"there is no module {name}") from None
 
 
