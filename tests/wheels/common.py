@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 import ml_diagnostics_common
+from ml_diagnostics_common import page
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_common.redaction import redact_text
@@ -21,4 +22,6 @@ with tempfile.TemporaryDirectory() as folder:
     payloads = [entry.payload for batch in reader.read_new() for entry in batch]
 assert payloads == [{"number": 0}, {"number": 1}, {"number": 2}], payloads
 assert "hunter2" not in redact_text("password=hunter2")
+for name in ("dom.js", "elements.css", "format.js", "tokens.css"):
+    assert (page.FOLDER / name).stat().st_size, name
 print("common: writes and reads")

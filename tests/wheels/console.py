@@ -29,6 +29,6 @@ with tempfile.TemporaryDirectory() as folder:
     assert opened.returncode == 1, opened  # The extra is not installed here.
     assert "pip install 'ml-diagnostics-console[web]'" in opened.stderr, opened
 files = Path(ml_diagnostics_console.__file__).parent / "_web" / "static"
-for name in ("index.html", "js/main.js", "css/tokens.css", "vendor/vendor.json", "vendor/inter/LICENSE.txt"):
+for name in ("index.html", "js/main.js", "css/base.css", "vendor/vendor.json", "vendor/inter/LICENSE.txt"):
     assert (files / name).is_file(), name
 print("ml_diagnostics_console: names what failed")

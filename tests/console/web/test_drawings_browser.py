@@ -83,7 +83,7 @@ def pages(hung_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def bucket_colours(theme: str) -> dict[str, str]:
     """Return the colours of the buckets of a theme, from the style sheet."""
-    text = (STATIC / "css" / "tokens.css").read_text("utf-8")
+    text = (STATIC / "common" / "tokens.css").read_text("utf-8")
     part = text.split('data-theme="dark"] {')[1] if theme == "dark" else text.split("@media")[0]
     return dict(re.findall(r"--bucket-([a-z-]+): #([0-9a-f]{6})", part))
 

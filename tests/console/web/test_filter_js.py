@@ -271,9 +271,9 @@ def test_texts_show_what_would_hide_or_reorder_them() -> None:
         "zero\u200bwidth\ufeff": "zero\\u200bwidth\\ufeff",
         "line\u2028separator": "line\\u2028separator",
     }
-    script = "const { visible } = await load('dom.js'); answer(given.map((text) => visible(text)));"
+    script = "const { visible } = await load('../common/dom.js'); answer(given.map((text) => visible(text)));"
     assert dict(zip(texts, run_script(script, list(texts)), strict=True)) == texts
-    kept = "const { visible } = await load('dom.js'); answer(visible(given, true));"
+    kept = "const { visible } = await load('../common/dom.js'); answer(visible(given, true));"
     assert run_script(kept, "a\tb\x1b") == "a\tb\\x1b"
 
 

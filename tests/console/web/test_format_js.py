@@ -24,7 +24,7 @@ from .node import needs_node, run_script
 pytestmark = needs_node
 
 _CALL = """
-const format = await load("format.js");
+const format = await load("../common/format.js");
 const number = (value) => (typeof value === "string" ? Number(value) : value);
 answer(given.values.map((values) => format[given.name](...values.map(number))));
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ml_diagnostics_console._web.assets import STATIC
+from .node import STATIC
 
 _IMPORT = re.compile(r'^(?:import|export)[^;]*?from "(\.[^"]+)"', re.MULTILINE | re.DOTALL)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ml_diagnostics_common import page
+
 __all__ = ["STATIC", "Asset", "Assets", "page_folders"]
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -54,9 +56,10 @@ class Asset:
 def page_folders() -> dict[str, Path]:
     """Return the folders of the page's files, by what their names begin with.
 
-    The drawing of a profile is a part of xprofiler, whose own page has it, too. Nothing of xprofiler is imported here.
+    Elements, texts and colours are a part of common, the drawing of a profile is one of xprofiler; its own page has
+    both, too. Nothing of xprofiler is imported here.
     """
-    folders = {"": STATIC}
+    folders = {"": STATIC, "common/": page.FOLDER}
     try:
         found = importlib.util.find_spec(_XPROFILER.rstrip("/"))
     except (ImportError, ValueError):

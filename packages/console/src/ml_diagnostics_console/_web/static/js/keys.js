@@ -1,6 +1,6 @@
 // Keys of the page. Each part binds its own while it is shown; `?` lists all of them.
 
-import { add, button, h } from "./dom.js";
+import { add, button, h } from "../common/dom.js";
 
 const bindings = new Set();
 

@@ -1,7 +1,7 @@
 // Starts the page: chooses where answers come from, and shows what the URL says.
 
 import { ApiError, caseSource, createApi, netSource } from "./api.js";
-import { add, button, card, fill, h } from "./dom.js";
+import { add, button, card, fill, h } from "../common/dom.js";
 import { createEvents } from "./events.js";
 import { createHeader } from "./frame/header.js";
 import { createLive } from "./frame/live.js";

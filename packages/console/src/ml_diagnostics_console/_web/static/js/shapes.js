@@ -1,6 +1,6 @@
 // Status and attempt ends as shapes: each has a form of its own besides its colour, and a word beside it.
 
-import { h, s } from "./dom.js";
+import { h, s } from "../common/dom.js";
 
 const CIRCLE = { cx: 8, cy: 8, r: 7 };
 const WORDS = {

@@ -1,8 +1,8 @@
 /** Where the time went: the whole as one bar, then a row for each bucket; what was lost has its own scale. */
 
 import { bucketColour, bucketSlug } from "../buckets.js";
-import { formatDuration, formatPercent } from "../format.js";
-import { h } from "../dom.js";
+import { formatDuration, formatPercent } from "../../common/format.js";
+import { h } from "../../common/dom.js";
 
 const PRODUCTIVE = "productive";
 const EXCLUDED = "excluded";

@@ -1,11 +1,11 @@
 /** A card with the chart of one metric, of one run or of several; it is built when it is scrolled into view. */
 
-import { card, fill, h, setText } from "../dom.js";
-import { formatCount, formatDuration, formatInUnit, formatLarge, formatWhole } from "../format.js";
+import { card, fill, h, setText } from "../../common/dom.js";
+import { formatCount, formatDuration, formatInUnit, formatLarge, formatWhole } from "../../common/format.js";
 import { createChart, commonRange } from "./chart.js";
 import { asBand, metricTitle, withOddInRange } from "./curve.js";
 import { appendPoints } from "./live_points.js";
-import { tableTwin } from "./table_twin.js";
+import { tableTwin } from "../../common/table_twin.js";
 import { clockText } from "./time_axis.js";
 import { onTheme, tokens } from "./tokens.js";
 

@@ -1,7 +1,7 @@
 /** Stacks of many hosts as an icicle: outermost frames on top, the width is the number of hosts. */
 
-import { formatWhole } from "../format.js";
-import { h } from "../dom.js";
+import { formatWhole } from "../../common/format.js";
+import { h } from "../../common/dom.js";
 
 const LEAST_WIDTH = 180; // pixels, so that the branch of one host in 64 can be read
 const NARROWEST = 64; // where there are too many branches for the space, it scrolls beyond this

@@ -1,8 +1,8 @@
 /** The kinds of tracks of a run: ledger, curve, rows of hosts, events. Each fetches what its span needs. */
 
 import { bucketTitle } from "../buckets.js";
-import { h } from "../dom.js";
-import { formatCount, formatDuration, formatInUnit, formatPercent, formatWhole } from "../format.js";
+import { h } from "../../common/dom.js";
+import { formatCount, formatDuration, formatInUnit, formatPercent, formatWhole } from "../../common/format.js";
 import { asBand, drawCurve, metricTitle, shownRange, withOddInRange } from "./curve.js";
 import { appendPoints } from "./live_points.js";
 import { cellAt, drawHeat, heatHeight, hostMeans, paintHeat } from "./heat.js";

@@ -1,8 +1,8 @@
 /** Tracks on one clock: a column of drawings with one axis of time, one hairline and one zoom for all. */
 
 import { bindKeys } from "../keys.js";
-import { formatDuration } from "../format.js";
-import { fill, h, setText } from "../dom.js";
+import { formatDuration } from "../../common/format.js";
+import { fill, h, setText } from "../../common/dom.js";
 import { fitted, pictureCanvas } from "./canvas.js";
 import { listenToGestures } from "./gestures.js";
 import { attemptSpan, clamped, isSame, panned, zoomed } from "./span.js";

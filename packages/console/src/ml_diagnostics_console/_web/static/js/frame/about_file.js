@@ -1,7 +1,7 @@
 // What a case file holds, and what was left out of it.
 
-import { add, button, h } from "../dom.js";
-import { formatDay } from "../format.js";
+import { add, button, h } from "../../common/dom.js";
+import { formatDay } from "../../common/format.js";
 
 /**
  * Show it in a dialog.

@@ -1,8 +1,8 @@
 // The first card of the runs page: what is stuck, what failed within the hour, what runs; a sentence each.
 
-import { fill, h } from "../dom.js";
+import { fill, h } from "../../common/dom.js";
 import { durationOf } from "../filter.js";
-import { formatAge, formatDuration, formatPercent, formatWhole } from "../format.js";
+import { formatAge, formatDuration, formatPercent, formatWhole } from "../../common/format.js";
 import { runPath } from "../router.js";
 import { status } from "../shapes.js";
 

@@ -1,7 +1,7 @@
 // The doctor's answer under a run's name: its sentence, what it rests on, what to do next. The server works it out
 // after the page is there; until then the run's own sentence stands.
 
-import { add, button, copyable, fill, h } from "../dom.js";
+import { add, button, copyable, fill, h } from "../../common/dom.js";
 import { runPath, urlOf } from "../router.js";
 import { showEntries } from "./entries.js";
 

@@ -1,7 +1,7 @@
 // The recorded events that a number or a proof was made of.
 
-import { add, button, fill, h } from "../dom.js";
-import { formatClock, formatCount } from "../format.js";
+import { add, button, fill, h } from "../../common/dom.js";
+import { formatClock, formatCount } from "../../common/format.js";
 
 /**
  * Show them in a dialog.

@@ -1,6 +1,6 @@
 // The bar at the foot of the runs page: what is selected, and "Compare n".
 
-import { button, fill, h } from "../dom.js";
+import { button, fill, h } from "../../common/dom.js";
 
 let place = null;
 

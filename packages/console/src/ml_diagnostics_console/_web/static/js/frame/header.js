@@ -1,6 +1,6 @@
 // The line at the top of all pages: where one is, whether it is live, keys, theme.
 
-import { copyText, fill, h, s, setText } from "../dom.js";
+import { copyText, fill, h, s, setText } from "../../common/dom.js";
 import { showList } from "../keys.js";
 import { runPath } from "../router.js";
 import { brandMark } from "../shapes.js";

@@ -1,6 +1,6 @@
 // Announces changes of status to screen readers, at most once a minute.
 
-import { setText } from "../dom.js";
+import { setText } from "../../common/dom.js";
 import { statusWord } from "../shapes.js";
 
 const INTERVAL_MS = 60_000;

@@ -1,6 +1,6 @@
 // What the reader of the data has to say: a source that fails, entries that were left out. Lines, not pop-ups.
 
-import { fill, h } from "../dom.js";
+import { fill, h } from "../../common/dom.js";
 
 /**
  * @param {HTMLElement} place Where the notes stand.

@@ -1,7 +1,7 @@
 // What stands around each page of a run: name and status, the verdict, facts, tabs.
 
-import { add, button, copyText, fill, h, setText } from "../dom.js";
-import { formatAge, formatClock, formatCount, formatDay } from "../format.js";
+import { add, button, copyText, fill, h, setText } from "../../common/dom.js";
+import { formatAge, formatClock, formatCount, formatDay } from "../../common/format.js";
 import { bindKeys } from "../keys.js";
 import { runPath } from "../router.js";
 import { attemptEnds, badge } from "../shapes.js";

@@ -1,7 +1,7 @@
 // What differs between runs: numbers and configs as a table, then the curves over each other.
 
-import { add, card, empty, fill, h, setText } from "../dom.js";
-import { formatCount } from "../format.js";
+import { add, card, empty, fill, h, setText } from "../../common/dom.js";
+import { formatCount } from "../../common/format.js";
 import { runPath, urlOf } from "../router.js";
 import { seriesSwatch, showDiff } from "./diff_table.js";
 import { showOverlays } from "./overlays.js";

@@ -1,7 +1,7 @@
 // The configs of a run, or what differs from another one.
 
-import { add, card, empty, fill, h, setText } from "../dom.js";
-import { formatCount } from "../format.js";
+import { add, card, empty, fill, h, setText } from "../../common/dom.js";
+import { formatCount } from "../../common/format.js";
 import { urlOf } from "../router.js";
 import { showDiff, showSections } from "./diff_table.js";
 

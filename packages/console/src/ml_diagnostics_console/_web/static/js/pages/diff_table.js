@@ -1,7 +1,7 @@
 // The table of what differs between runs: a column a run, values that differ tinted. Used by compare and configs.
 
-import { add, card, empty, fill, h } from "../dom.js";
-import { formatDuration, formatNumber, formatPercent, formatWhole } from "../format.js";
+import { add, card, empty, fill, h } from "../../common/dom.js";
+import { formatDuration, formatNumber, formatPercent, formatWhole } from "../../common/format.js";
 import { runPath } from "../router.js";
 import { status } from "../shapes.js";
 import { goodputBar } from "./runs_row.js";

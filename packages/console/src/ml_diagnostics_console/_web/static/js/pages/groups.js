@@ -1,7 +1,7 @@
 // Groups of hosts that are in the same place, as a list: the sentence of each, its hosts, its frames.
 
-import { h } from "../dom.js";
-import { formatCount, formatDuration, formatWhole } from "../format.js";
+import { h } from "../../common/dom.js";
+import { formatCount, formatDuration, formatWhole } from "../../common/format.js";
 import { urlOf } from "../router.js";
 
 const MOST_NAMES = 6;

@@ -1,6 +1,6 @@
 // What a part without data says: a sentence, and the command or line of code that would fill it.
 
-import { copyable, h } from "../dom.js";
+import { copyable, h } from "../../common/dom.js";
 
 /**
  * Build it from a sentence of the server, in which code stands in backticks; the first code can be copied.

@@ -1,7 +1,7 @@
 // One stream of a process: its last 4,096 bytes, or all of it by ranges of 64 kB.
 
-import { h, setText } from "../dom.js";
-import { formatBytes, formatWhole } from "../format.js";
+import { h, setText } from "../../common/dom.js";
+import { formatBytes, formatWhole } from "../../common/format.js";
 import { urlOf } from "../router.js";
 import { createLines, linesOf } from "./log_lines.js";
 

@@ -1,7 +1,7 @@
 // Lines of logs in a virtual list: 20 px each, with time, host and text. Text enters as text only.
 
-import { h, visible } from "../dom.js";
-import { formatClock, formatTimeOfDay } from "../format.js";
+import { h, visible } from "../../common/dom.js";
+import { formatClock, formatTimeOfDay } from "../../common/format.js";
 import { createVirtual } from "../virtual.js";
 
 const LINE_PX = 20;

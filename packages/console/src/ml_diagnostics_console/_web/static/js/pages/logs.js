@@ -1,7 +1,7 @@
 // What the processes of a run printed: the end of each stream, all of one, lines that match, lines around a step.
 
-import { add, button, card, empty, fill, h, setText } from "../dom.js";
-import { formatCount, formatWhole } from "../format.js";
+import { add, button, card, empty, fill, h, setText } from "../../common/dom.js";
+import { formatCount, formatWhole } from "../../common/format.js";
 import { urlOf } from "../router.js";
 import { createLogFile } from "./log_file.js";
 import { createLines } from "./log_lines.js";

@@ -1,6 +1,6 @@
 // The controls above charts: axis, scale, range, smoothing, and the runs that lie over this one.
 
-import { button, fill, h } from "../dom.js";
+import { button, fill, h } from "../../common/dom.js";
 import { bindKeys } from "../keys.js";
 import { urlOf } from "../router.js";
 

@@ -1,11 +1,11 @@
 // The metrics of a run: a list, and a chart for each one that is wanted, built when it is scrolled into view.
 
-import { add, empty, fill, h, setText } from "../dom.js";
+import { add, empty, fill, h, setText } from "../../common/dom.js";
 import { loadUplot } from "../draw/chart.js";
 import { appendDelay } from "../draw/live_points.js";
 import { createChartCard } from "../draw/chart_card.js";
 import { panned, zoomed } from "../draw/span.js";
-import { formatCount, formatInUnit } from "../format.js";
+import { formatCount, formatInUnit } from "../../common/format.js";
 import { bindKeys } from "../keys.js";
 import { metricControls } from "./metric_controls.js";
 import { chooseTracks, sortedMetrics } from "./track_choice.js";

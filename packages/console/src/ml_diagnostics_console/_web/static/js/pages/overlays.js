@@ -1,7 +1,7 @@
 // The curves of several runs over each other, a chart a metric, the most differing first.
 
-import { add, button, empty, fill, h } from "../dom.js";
-import { formatCount } from "../format.js";
+import { add, button, empty, fill, h } from "../../common/dom.js";
+import { formatCount } from "../../common/format.js";
 
 const FIRST = 24; // Charts that are there at once; each is drawn when it is scrolled into view.
 

@@ -1,14 +1,14 @@
 // The overview of a run: figures, the run on one clock, where the time went, who waits for whom, disruptions, profiles.
 
-import { button, card, fill, h, setText } from "../dom.js";
+import { button, card, fill, h, setText } from "../../common/dom.js";
 import { ledgerBars } from "../draw/bars.js";
 import { createHostMap } from "../draw/host_map.js";
 import { appendDelay } from "../draw/live_points.js";
-import { tableTwin } from "../draw/table_twin.js";
+import { tableTwin } from "../../common/table_twin.js";
 import { curveTrack, eventsTrack, heatTrack, ledgerTrack } from "../draw/track_kinds.js";
 import { createTracks } from "../draw/tracks.js";
 import { clockText } from "../draw/time_axis.js";
-import { formatBytes, formatCount, formatDay, formatDuration, formatWhole } from "../format.js";
+import { formatBytes, formatCount, formatDay, formatDuration, formatWhole } from "../../common/format.js";
 import { runPath } from "../router.js";
 import { endedGroups, groupList, newestStacks } from "./groups.js";
 import { emptyWithHelp } from "./help.js";

@@ -1,7 +1,7 @@
 // Profiles of a run: the list of sessions, and the summary of the chosen one.
 
-import { add, card, copyable, empty, fill, h } from "../dom.js";
-import { formatBytes, formatCount, formatDay } from "../format.js";
+import { add, card, copyable, empty, fill, h } from "../../common/dom.js";
+import { formatBytes, formatCount, formatDay } from "../../common/format.js";
 import { runPath } from "../router.js";
 import { emptyWithHelp } from "./help.js";
 import { showSummary } from "./profile_summary.js";

@@ -1,10 +1,12 @@
 // The summary of a profile: what took the steps' time, the steps, operations, activities, hosts.
 
-import { add, card, h, setText } from "../dom.js";
+import { add, card, h, setText } from "../../common/dom.js";
 import { createStepBars, stepParts } from "../draw/step_bars.js";
-import { tableTwin } from "../draw/table_twin.js";
-import { formatBytes, formatCount, formatDuration, formatPercent, formatShort, formatWhole } from "../format.js";
-import { withSmallUnits } from "./tiles.js";
+import { tableTwin } from "../../common/table_twin.js";
+import {
+  formatBytes, formatCount, formatDuration, formatPercent, formatShort, formatWhole,
+} from "../../common/format.js";
+import { tile } from "../../common/tile.js";
 
 const MOST_ROWS = 15;
 const OTHERS = "All others";
@@ -73,8 +75,7 @@ function tiles(summary, session) {
     [`Busy ${summary.busy_on ?? "device"}`, formatPercent(summary.busy_percent), "of the profiled time"],
     ["Hosts", formatWhole(summary.hosts?.length ?? 0), cores ? formatCount(cores, "core") : ""],
     ["Size", formatBytes(size), ""],
-  ].map(([title, figure, second]) => h("div.tile", null, h("div.tile-name", null, title),
-    h("div.tile-figure", null, withSmallUnits(figure)), h("div.tile-second", { title: second }, second)));
+  ].map(([title, figure, second]) => tile(title, figure, second));
 }
 
 function partSeries(part, parts) {

@@ -1,6 +1,6 @@
 // A number that leads to the recorded events that it was made of.
 
-import { h } from "../dom.js";
+import { h } from "../../common/dom.js";
 import { showEntries } from "../frame/entries.js";
 
 /**

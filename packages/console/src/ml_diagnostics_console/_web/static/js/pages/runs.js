@@ -1,8 +1,8 @@
 // The runs page: what is wrong now, then all runs as a table that is filtered and sorted in the browser.
 
-import { add, button, copyable, fill, h, setAttribute, setText } from "../dom.js";
+import { add, button, copyable, fill, h, setAttribute, setText } from "../../common/dom.js";
 import { filterRows, needsAttention, sortRows } from "../filter.js";
-import { formatWhole } from "../format.js";
+import { formatWhole } from "../../common/format.js";
 import { showAttention } from "../frame/attention.js";
 import { showFooter } from "../frame/footer.js";
 import { showNotes } from "../frame/notes.js";

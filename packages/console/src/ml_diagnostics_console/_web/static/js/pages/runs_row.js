@@ -1,11 +1,11 @@
 // One row of the runs page.
 
 import { bucketColour, bucketSlug, bucketTitle, BUCKET_ORDER } from "../buckets.js";
-import { h, s, setText } from "../dom.js";
+import { h, s, setText } from "../../common/dom.js";
 import { decodeSpark } from "../draw/spark.js";
 import { durationOf, isLossLost } from "../filter.js";
 import { formatAge, formatClock, formatCount, formatDay, formatDuration, formatPercent, formatShort, formatWhole }
-  from "../format.js";
+  from "../../common/format.js";
 import { runPath } from "../router.js";
 import { attemptEnds, status } from "../shapes.js";
 

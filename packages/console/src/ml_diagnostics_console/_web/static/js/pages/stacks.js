@@ -1,10 +1,10 @@
 // Stacks of a run at a moment: who waits for whom, as a sentence, a map of hosts, a tree of frames and groups.
 
-import { button, card, copyText, fill, h, setText } from "../dom.js";
+import { button, card, copyText, fill, h, setText } from "../../common/dom.js";
 import { createHostMap } from "../draw/host_map.js";
 import { createIcicle } from "../draw/icicle.js";
 import { clockText } from "../draw/time_axis.js";
-import { formatAgo, formatCount, formatDuration, formatWhole } from "../format.js";
+import { formatAgo, formatCount, formatDuration, formatWhole } from "../../common/format.js";
 import { showParts } from "../frame/diagnosis.js";
 import { bindKeys } from "../keys.js";
 import { urlOf } from "../router.js";

@@ -1,8 +1,10 @@
 // The figures at the top of the overview.
 
+import {
+  formatCount, formatDuration, formatInUnit, formatPercent, formatShort, formatWhole,
+} from "../../common/format.js";
+import { tile } from "../../common/tile.js";
 import { bucketSlug } from "../buckets.js";
-import { h } from "../dom.js";
-import { formatCount, formatDuration, formatInUnit, formatPercent, formatShort, formatWhole } from "../format.js";
 
 const LOSS = /(^|[_/])loss$/i;
 const STEP_TIME = /^step_time$/i;
@@ -17,20 +19,6 @@ const NOT_LOST = new Set(["productive", "excluded"]);
 export function tiles(run, { typicalStep = null, prove = (content) => content } = {}) {
   return [goodput(run), lastStep(run), metric(run, LOSS, "Loss", prove), stepTime(run, typicalStep, prove),
     disruptions(run), wallTime(run)].filter(Boolean);
-}
-
-function tile(name, figure, second, proved = (content) => content) {
-  return h("div.tile", null, h("div.tile-name", null, name),
-    h("div.tile-figure", { classes: [figure === "NaN" && "is-bad"] }, proved(withSmallUnits(figure))),
-    h("div.tile-second", { title: second }, second));
-}
-
-/** Return a text with its units in small letters: 5 d 21 h. */
-export function withSmallUnits(text) {
-  return (text === "NaN" ? [text] : text.split(/([^\d.,+\-\s]\S*)/)).map((part, index) => {
-    if (index % 2 === 0) return part;
-    return h("span.tile-unit", null, part);
-  });
 }
 
 function goodput(run) {

@@ -1,6 +1,6 @@
 /** The table beside a drawing: the same content as text, built only when it is asked for. */
 
-import { add, fill, h } from "../dom.js";
+import { add, fill, h } from "./dom.js";
 
 const MOST_ROWS = 500;
 
