@@ -176,6 +176,21 @@ def test_a_list_has_the_paths_with_the_prefix(store: Any) -> None:
     assert keep.list_prefix(f"{root}/none/") == []
 
 
+def test_a_list_from_a_name_on_has_only_what_is_behind_it(store: Any) -> None:
+    keep, root = store
+    names = ["a", "log=x/day=1/w.1", "log=x/day=2/w.1", "log=x/day=2/w.2", "log=x/end", "log=y/a"]
+    for name in names:
+        keep.write(f"{root}/{name}", b"")
+    paths = [f"{root}/{name}" for name in names]
+    assert keep.list_prefix(f"{root}/", after=f"{root}/log=x/day=2/") == paths[2:]
+    assert keep.list_prefix(f"{root}/", after=paths[2]) == paths[3:]
+    assert keep.list_prefix(f"{root}/log=x/", after=f"{root}/log=x/day=1/w.1z") == paths[2:5]
+    assert keep.list_prefix(f"{root}/log=x/", after=paths[5]) == []
+    assert keep.list_prefix(f"{root}/log=x/", after=f"{root}/") == paths[1:5]
+    assert keep.list_prefix(f"{root}/log=", limit=1) == paths[1:2]
+    assert keep.list_prefix(f"{root}/log=", after=paths[1], limit=2) == paths[2:4]
+
+
 def test_a_reader_sees_the_old_content_or_the_new_and_nothing_between(store: Any) -> None:
     keep, root = store
     contents = [bytes([digit]) * 200_000 for digit in b"01"]
@@ -307,6 +322,40 @@ def test_a_list_follows_no_symlink(tmp_path: Path) -> None:
     (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
     (tmp_path / "root" / "loop").symlink_to(tmp_path / "root")
     assert storage.LocalStorage().list_prefix(f"{tmp_path}/root/") == []
+
+
+def test_a_create_needs_no_lock_where_there_are_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    keep = storage.LocalStorage()
+    keep.write(str(tmp_path / "x"), b"1", if_generation=0)
+    with pytest.raises(PreconditionFailedError, match="read it again and repeat the change"):
+        keep.write(str(tmp_path / "x"), b"2", if_generation=0)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"1"]
+    monkeypatch.undo()
+
+    def no_links(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", no_links)
+    keep.write(str(tmp_path / "y"), b"1", if_generation=0)
+    with pytest.raises(PreconditionFailedError):
+        keep.write(str(tmp_path / "y"), b"2", if_generation=0)
+
+
+def test_all_folders_of_a_local_path_are_private(tmp_path: Path) -> None:
+    storage.LocalStorage().write(str(tmp_path / "a" / "b" / "x"), b"1")
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b")] == [0o700, 0o700]
+
+
+def test_an_object_has_the_media_type_that_it_was_given(server: Any, cloud: Any) -> None:
+    cloud.write("gs://bucket/x.gz", b"1", content_type="application/gzip")
+    cloud.write("gs://bucket/x", b"1")
+    stored = [server.stored("bucket", name).properties for name in ("x.gz", "x")]
+    assert [each["contentType"] for each in stored] == ["application/gzip", "application/octet-stream"]
+    assert not any("contentEncoding" in each for each in stored)
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,13 +69,21 @@ class Storage(Protocol):
         """Return the number of bytes; raise `ObjectNotFoundError` if the object does not exist."""
         ...
 
-    def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
+    def write(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        if_generation: int | None = None,
+        content_type: str = "application/octet-stream",
+    ) -> int:
         """Replace the content as a whole; readers get the old one or the new one.
 
         Args:
             path: The object's path; missing folders are created.
             data: The whole content.
             if_generation: The generation that the object must have, 0 if it must not exist; None for any.
+            content_type: The media type that a bucket serves the object with; local files have none.
 
         Returns:
             The new generation, greater than the one before.
@@ -93,8 +101,14 @@ class Storage(Protocol):
         """Delete the object; raise `ObjectNotFoundError` if it does not exist."""
         ...
 
-    def list_prefix(self, path: str) -> list[str]:
-        """Return the paths of all objects, at any depth, that start with this text; sorted by their bytes."""
+    def list_prefix(self, path: str, *, after: str = "", limit: int | None = None) -> list[str]:
+        """Return the paths of all objects, at any depth, that start with this text; sorted by their bytes.
+
+        Args:
+            path: The text.
+            after: Only paths behind this one, which need not exist: a list of what is new costs what is new.
+            limit: The most paths to return, the first ones; None for all.
+        """
         ...
 
 
@@ -136,9 +150,15 @@ def read_with_generation(path: str | os.PathLike[str], *, first_bytes: int | Non
     return storage_for(path).read_with_generation(os.fspath(path), first_bytes=first_bytes)
 
 
-def write(path: str | os.PathLike[str], data: bytes, *, if_generation: int | None = None) -> int:
+def write(
+    path: str | os.PathLike[str],
+    data: bytes,
+    *,
+    if_generation: int | None = None,
+    content_type: str = "application/octet-stream",
+) -> int:
     """See `Storage.write`."""
-    return storage_for(path).write(os.fspath(path), data, if_generation=if_generation)
+    return storage_for(path).write(os.fspath(path), data, if_generation=if_generation, content_type=content_type)
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -151,6 +171,6 @@ def delete(path: str | os.PathLike[str]) -> None:
     storage_for(path).delete(os.fspath(path))
 
 
-def list_prefix(path: str | os.PathLike[str]) -> list[str]:
+def list_prefix(path: str | os.PathLike[str], *, after: str = "", limit: int | None = None) -> list[str]:
     """See `Storage.list_prefix`."""
-    return storage_for(path).list_prefix(os.fspath(path))
+    return storage_for(path).list_prefix(os.fspath(path), after=after, limit=limit)

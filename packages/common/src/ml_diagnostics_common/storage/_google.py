@@ -126,7 +126,14 @@ class GoogleCloudStorage:
 
         return self._call("read", path, reload)
 
-    def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
+    def write(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        if_generation: int | None = None,
+        content_type: str = "application/octet-stream",
+    ) -> int:
         """Replace the content as a whole."""
         blob = self._blob(path)
         from google.api_core.exceptions import PreconditionFailed
@@ -138,7 +145,7 @@ class GoogleCloudStorage:
             try:
                 blob.upload_from_string(
                     data,
-                    content_type="application/octet-stream",
+                    content_type=content_type,
                     if_generation_match=if_generation,
                     timeout=timeout,
                     retry=None,
@@ -170,15 +177,20 @@ class GoogleCloudStorage:
 
         self._call("delete", path, remove)
 
-    def list_prefix(self, path: str) -> list[str]:
+    def list_prefix(self, path: str, *, after: str = "", limit: int | None = None) -> list[str]:
         """Return the paths of objects that start with this text."""
         bucket, prefix = split_path(path, key_required=False)
         client = self._connect()
+        start = split_path(after, key_required=False)[1] if after else ""
+        options: dict[str, Any] = {"prefix": prefix, "fields": "items(name),nextPageToken", "retry": None}
+        if start:
+            options["start_offset"] = start
+        if limit is not None:
+            options["max_results"] = limit + bool(start)  # The list starts with the offset itself.
 
         def list_all(timeout: float, attempt: int) -> list[str]:
-            fields = "items(name),nextPageToken"
-            found = client.list_blobs(bucket, prefix=prefix, fields=fields, timeout=timeout, retry=None)
-            return [f"gs://{bucket}/{blob.name}" for blob in found]
+            found = client.list_blobs(bucket, timeout=timeout, **options)
+            return [f"gs://{bucket}/{blob.name}" for blob in found if blob.name != start][:limit]
 
         return self._call("list", path, list_all)
 

@@ -22,13 +22,14 @@ from ml_diagnostics_common.exceptions import (
     PreconditionFailedError,
     StorageError,
 )
-from ml_diagnostics_common.files import native_path, wait_for_lock
+from ml_diagnostics_common.files import make_private_folder, native_path, wait_for_lock
 
 __all__ = ["LocalStorage"]
 
 _TEMPORARY = re.compile(r"\.ml-diagnostics-[0-9a-f]{16}\.tmp")
 # Filesystems keep times to the nanosecond, the microsecond, the second or, at worst, two seconds.
 _CLOCK_STEPS_NS = (1, 1_000, 1_000_000_000, 2_000_000_000)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
 
 
 class LocalStorage:
@@ -58,12 +59,21 @@ class LocalStorage:
         with _explained("read", path), _opened(path) as (_, found):
             return found.st_size
 
-    def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
+    def write(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        if_generation: int | None = None,
+        content_type: str = "application/octet-stream",
+    ) -> int:
         """Replace the content as a whole."""
         target = _absolute(path)
         with _explained("write", path):
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(target.parent)
             with _temporary_file(target.parent, data) as temporary:
+                if if_generation == 0 and (created := _link(temporary, target, path)):
+                    return created
                 with _lock(target.parent, self._lock_timeout_seconds, required=if_generation is not None):
                     generation = _generation(target)
                     if if_generation is not None and if_generation != generation:
@@ -86,12 +96,13 @@ class LocalStorage:
         with _explained("delete", path), _lock(target.parent, self._lock_timeout_seconds, required=False):
             target.unlink()
 
-    def list_prefix(self, path: str) -> list[str]:
+    def list_prefix(self, path: str, *, after: str = "", limit: int | None = None) -> list[str]:
         """Return the files, at any depth, with absolute paths that start with this text. Skip symbolic links."""
-        prefix = str(_absolute(path)) + (os.sep if path.endswith(("/", os.sep)) else "")
-        prefix = prefix.replace(os.sep * 2, os.sep)
+        prefix = _as_prefix(path)
         with _explained("list", path):
-            return sorted(_files(os.path.dirname(prefix) or os.sep, prefix), key=os.fsencode)  # noqa: PTH120
+            start = os.fsencode(_as_prefix(after)) if after else b""
+            found = _files(os.path.dirname(prefix) or os.sep, prefix, start)  # noqa: PTH120
+            return sorted(found, key=os.fsencode)[:limit]
 
 
 def _absolute(path: str) -> Path:
@@ -101,6 +112,11 @@ def _absolute(path: str) -> Path:
         return Path(os.path.abspath(os.path.expanduser(native_path(path))))  # noqa: PTH100, PTH111
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path!r} is not a valid path: {error}") from error
+
+
+def _as_prefix(path: str) -> str:
+    """Return an absolute path that ends with a separator if the given one does."""
+    return (str(_absolute(path)) + (os.sep if path.endswith(("/", os.sep)) else "")).replace(os.sep * 2, os.sep)
 
 
 def _generation(target: Path) -> int:
@@ -141,6 +157,30 @@ def _temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, target: Path, path: str) -> int:
+    """Create the file by a link, which needs no lock, also on NFS; return its generation, 0 if there are no links.
+
+    Raises:
+        PreconditionFailedError: The file exists.
+    """
+    try:
+        os.link(temporary, target, follow_symlinks=False)
+    except FileExistsError:
+        # On NFS a link may be made, and its answer be lost: the second attempt of the system finds the first one's.
+        if not (generation := _generation(target)):
+            return 0  # It is a folder, or a link to nothing.
+        if temporary.stat().st_nlink < 2:
+            raise PreconditionFailedError(
+                f"{path} has generation {generation}, not 0: another process wrote it first; read it again and repeat "
+                "the change"
+            ) from None
+    except (OSError, NotImplementedError) as error:
+        if getattr(error, "errno", errno.ENOTSUP) in _NO_LINKS:
+            return 0
+        raise
+    return _generation(target)
 
 
 def _advance(temporary: Path, target: Path, generation: int) -> int:
@@ -185,7 +225,7 @@ def _lock(folder: Path, timeout_seconds: float, *, required: bool) -> Iterator[N
         os.close(descriptor)
 
 
-def _files(folder: str, prefix: str) -> Iterator[str]:
+def _files(folder: str, prefix: str, after: bytes) -> Iterator[str]:
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -193,11 +233,13 @@ def _files(folder: str, prefix: str) -> Iterator[str]:
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             inside = entry.path + os.sep
-            if inside.startswith(prefix) or prefix.startswith(inside):
-                yield from _files(entry.path, prefix)
+            encoded = os.fsencode(inside)
+            is_before = encoded < after and not after.startswith(encoded)
+            if not is_before and (inside.startswith(prefix) or prefix.startswith(inside)):
+                yield from _files(entry.path, prefix, after)
             continue
         is_ours = entry.path.startswith(prefix) and not _TEMPORARY.fullmatch(entry.name)
-        if is_ours and entry.is_file(follow_symlinks=False):
+        if is_ours and os.fsencode(entry.path) > after and entry.is_file(follow_symlinks=False):
             yield entry.path
 
 
