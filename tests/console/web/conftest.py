@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .made_runs import MadeAttempt, MadeRun, hang
-from .recorded import FAILS, Page, page_of, record
+from .recorded import FAILS, Page, close_stores, page_of, record
 
 _SECOND_NS = 10**9
 
@@ -41,6 +42,13 @@ def restarted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     other = {"learning_rate": "1e-2", "flags": f"--out=/runs/llama-2/out --width 64 {'--x ' * 20}", "seed": "7"}
     MadeRun("llama-2", start_ns - 600 * _SECOND_NS, [MadeAttempt(0, 99)], configs=other).write(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _closed_stores() -> Iterator[None]:
+    """No process of a doctor outlives its test."""
+    yield
+    close_stores()
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from ml_diagnostics_console._web.store import Store
 
 from ..real_jobs import run_job
 
-__all__ = ["FAILS", "Page", "page_of", "record"]
+__all__ = ["FAILS", "Page", "close_stores", "page_of", "record"]
+
+_STORES: list[Store] = []
 
 FAILS = """
 print('batch 30 is loaded with password=hunter2secret', flush=True)
@@ -69,5 +71,12 @@ def page_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
     monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(folder))
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
     store = Store(LocalSource(lambda note: None))
+    _STORES.append(store)
     store.refresh()
     return Page(store)
+
+
+def close_stores() -> None:
+    """End the processes of the doctors of all pages."""
+    while _STORES:
+        _STORES.pop().close()

@@ -13,7 +13,6 @@ from ml_diagnostics_common.entry import COMPANION_LOG_ID
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_console._web.assets import Assets
 from ml_diagnostics_console._web.case_file import case_answer
-from ml_diagnostics_console._web.verdicts import DOCTOR
 
 from .made_runs import MadeAttempt, MadeRun
 from .recorded import Page, page_of
@@ -132,7 +131,7 @@ def test_a_run_that_is_deleted_while_it_is_open_is_a_sentence(
     page = page_of(folder, monkeypatch)
     assert page.run is not None
     shutil.rmtree(folder / "runs" / page.run.id)
-    DOCTOR.wait(page.run, 30)
+    page.store.doctor.wait(page.run, 30)
     assert f"no run {page.run.id}" in json.dumps(page.json("/verdict"))
     case = case_answer(page.store, page.run.id, Assets())
     assert (case.status, f"no run {page.run.id}" in json.loads(case.body)["error"]) == (404, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from ml_diagnostics_console._web.companions import Companions
 from ml_diagnostics_console._web.config_view import compared_words, config_rows, configs
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_data import RunData
+from ml_diagnostics_console._web.writers import JournalWriters
 
 from .recorded import Page
 
@@ -56,7 +58,7 @@ def test_runs_are_compared_by_how_they_did(restarted: Page) -> None:
 
 
 def test_a_loss_that_is_not_a_number_differs_most() -> None:
-    run, other = (RunData(name, Companions()) for name in ("run-1", "run-2"))
+    run, other = (RunData(name, Companions(), JournalWriters(Path("nowhere"))) for name in ("run-1", "run-2"))
     for one, last in ((run, math.nan), (other, 0.5)):
         for step in range(20):
             one.columns.column("accuracy", "0", "", "").append(step, 1e9 + step, 0.1 if one is run else 0.9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from ml_diagnostics_console._web import explain_view, verdicts
+from ml_diagnostics_console._web import explain_view
 
 from ...waiting import LONG_SECONDS
 from .recorded import Page
@@ -13,7 +13,7 @@ from .recorded import Page
 
 def test_the_proofs_of_a_verdict_are_entries(failed: Page) -> None:
     assert failed.run is not None
-    answer = verdicts.DOCTOR.wait(failed.run, LONG_SECONDS)
+    answer = failed.store.doctor.wait(failed.run, LONG_SECONDS)
     proofs = [proof["explain"] for proof in answer["proofs"] if proof["explain"]]
     assert proofs
     for of in proofs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,14 @@ from ml_diagnostics_console._web.heat_view import heat
 from ml_diagnostics_console._web.points_view import points
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_data import AttemptSpan, RunData
+from ml_diagnostics_console._web.writers import JournalWriters
 
 START_S = 1_763_710_310.0
 SPECIAL = (math.nan, math.inf, -math.inf)
 
 
 def made_run(values: Sequence[float], *, steps: Sequence[float] | None = None, every_s: float = 0.5) -> RunData:
-    run = RunData("run-1", Companions())
+    run = RunData("run-1", Companions(), JournalWriters(Path("nowhere")))
     run.started_s = START_S
     column = run.columns.column("loss", "0", "vm-0", "1")
     for number, value in enumerate(values):

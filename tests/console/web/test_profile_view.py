@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics._reading.session_view import HostProfile, SessionView
-from ml_diagnostics_console._web import profile_view
-from ml_diagnostics_console._web.profile_view import Summaries, log_directory_of
+from ml_diagnostics_console._web.profile_view import log_directory_of
+from ml_diagnostics_console._web.summaries import Summaries
 
 from ...waiting import LONG_SECONDS, wait_until
 from .recorded import Page
@@ -44,9 +44,7 @@ def ready(page: Page, path: str) -> Any:
     return answers[-1]
 
 
-def test_a_summary_is_working_then_ready_and_read_once(
-    restarted: Page, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_summary_is_working_then_ready_and_read_once(restarted: Page, folder: Path) -> None:
     asked, may_end = [], threading.Event()
 
     def summarise(path: str) -> dict[str, Any]:
@@ -54,7 +52,7 @@ def test_a_summary_is_working_then_ready_and_read_once(
         may_end.wait(LONG_SECONDS)
         return {"session": "s1", "steps": []}
 
-    monkeypatch.setattr(profile_view, "SUMMARIES", Summaries(summarise))
+    restarted.store.summaries = Summaries(summarise)
     path = add_session(restarted, str(folder))
     first = restarted.json(path)
     assert (first["state"], first["summary"]) == ("working", None)
@@ -69,19 +67,18 @@ def test_a_summary_is_working_then_ready_and_read_once(
     assert len(asked) == 2
 
 
-def test_a_damaged_profile_is_a_sentence(restarted: Page, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_view, "SUMMARIES", Summaries())
+def test_a_damaged_profile_is_a_sentence(restarted: Page, folder: Path) -> None:
     answer = ready(restarted, add_session(restarted, str(folder)))
     assert answer["state"] == "failed"
     assert answer["error"].startswith("This profile cannot be read: ")
     assert "Traceback" not in answer["error"]
 
 
-def test_a_reader_that_raises_is_a_sentence(restarted: Page, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_raises_is_a_sentence(restarted: Page, folder: Path) -> None:
     def summarise(path: str) -> str:
         raise OSError("token=hunter2secret")
 
-    monkeypatch.setattr(profile_view, "SUMMARIES", Summaries(summarise))
+    restarted.store.summaries = Summaries(summarise)
     answer = ready(restarted, add_session(restarted, str(folder)))
     assert answer["error"].startswith("This profile cannot be read: OSError")
     assert "hunter2secret" not in answer["error"]

@@ -13,7 +13,6 @@ from urllib.parse import quote
 import pytest
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from ml_diagnostics_common.journal import Journal
-from ml_diagnostics_console._web.verdicts import DOCTOR
 
 from .made_runs import SECOND_NS, MadeAttempt, MadeRun
 from .recorded import Page, page_of
@@ -100,7 +99,7 @@ def write_companion(root: Path, planted: Planted) -> None:
 def answers(page: Page) -> Iterator[tuple[str, str]]:
     """Yield the path and the text of each answer that pages ask for."""
     assert page.run is not None
-    DOCTOR.wait(page.run, 60)
+    page.store.doctor.wait(page.run, 60)
     names = [quote(name, safe="") for name in page.run.columns.names()]
     paths = ["/api/runs", "", "/verdict", "/ledger", "/stacks", "/configs", "/logs", "/logs?level=all", "/logs?q=e"]
     paths += ["/api/compare?runs=leaking", "/logs?around=step:3"]

@@ -21,6 +21,7 @@ from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.routes import handle
 from ml_diagnostics_console._web.run_data import RunData
 from ml_diagnostics_console._web.store import Store
+from ml_diagnostics_console._web.writers import JournalWriters
 
 from .made_runs import SECOND_NS, MadeAttempt, MadeRun
 
@@ -167,7 +168,7 @@ def test_values_of_a_host_are_of_its_process(root: Path, store: Store) -> None:
 
 
 def long_run(count: int) -> RunData:
-    run = RunData("run-1", Companions())
+    run = RunData("run-1", Companions(), JournalWriters(Path("nowhere")))
     column = run.columns.column("loss", "0", "vm-0", "1")
     column.steps.extend(array("d", range(count)))
     column.times.extend(array("d", range(count)))

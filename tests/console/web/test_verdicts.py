@@ -8,8 +8,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_console._web import verdicts
+from ml_diagnostics_console._web import judging
 from ml_diagnostics_console._web.sentences import marked, safe_line
+from ml_diagnostics_console._web.verdict_answer import answer_of
 from ml_diagnostics_console.doctor import examine
 from ml_diagnostics_console.verdict import VerdictClass
 
@@ -63,18 +64,7 @@ def test_a_new_version_is_judged_again_and_the_old_verdict_shown_until_then(fail
     assert failed.run is not None
     failed.run.version += 1
     assert failed.json("/verdict") == first
-    assert verdicts.DOCTOR.wait(failed.run, LONG_SECONDS) == first
-
-
-def test_a_doctor_that_fails_leaves_the_page_with_a_reason(failed: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_it(facts: object) -> None:
-        raise RuntimeError("no facts\ntoken=hunter2secret")
-
-    monkeypatch.setattr("ml_diagnostics_console.doctor.judge", break_it)
-    answer = known(failed)
-    assert answer["sentence"] is None
-    assert str(answer["error"]).startswith("The doctor could not judge this run: RuntimeError: no facts")
-    assert "hunter2secret" not in json.dumps(answer)
+    assert failed.store.doctor.wait(failed.run, LONG_SECONDS) == first
 
 
 def test_durations_steps_frames_signals_and_hosts_are_marked() -> None:
@@ -124,14 +114,14 @@ def test_the_verdict_on_a_live_run_is_kept_until_its_state_changes(failed: Page)
     assert run is not None
     state, run.state = run.state, "running"
     run.version += 1
-    verdicts.DOCTOR.wait(run, LONG_SECONDS)
-    before = verdicts.DOCTOR.known(run)
+    failed.store.doctor.wait(run, LONG_SECONDS)
+    before = failed.store.doctor.known(run)
     run.version += 1
     assert failed.json("/verdict") == first
-    assert verdicts.DOCTOR.known(run) == before
+    assert failed.store.doctor.known(run) == before
     run.state = state
-    assert verdicts.DOCTOR.ask(run) == {"state": "working"}
-    wait_until(lambda: verdicts.DOCTOR.known(run) != before, LONG_SECONDS)
+    assert failed.store.doctor.ask(run) == {"state": "working"}
+    wait_until(lambda: failed.store.doctor.known(run) != before, LONG_SECONDS)
 
 
 def test_a_verdict_of_long_ago_is_not_shown_while_a_new_one_is_worked_out(
@@ -141,24 +131,22 @@ def test_a_verdict_of_long_ago_is_not_shown_while_a_new_one_is_worked_out(
     assert failed.run is not None
     failed.run.version += 1
     with monkeypatch.context() as patch:
-        patch.setattr(verdicts, "_MOST_PAUSES", 0.0)
+        patch.setattr(judging, "_MOST_PAUSES", 0.0)
         assert failed.json("/verdict") == {"state": "working"}
     assert known(failed)["class"] == "crash"
 
 
 def test_a_job_that_has_made_steps_has_not_failed_before_the_first_one(failed: Page) -> None:
-    known(failed)
     assert failed.run is not None
-    report = verdicts.known_report(failed.run)
-    assert report is not None
+    report = examine(failed.run.id, kubernetes="off")
     headline = dataclasses.replace(
         report.headline, verdict_class=VerdictClass.BEFORE_START, sentence="the hosts differ: vm-1 runs another config"
     )
-    answer = verdicts.answer_of(dataclasses.replace(report, shown=(headline,)))
+    answer = answer_of(dataclasses.replace(report, shown=(headline,)))
     assert answer["sentence"] == "The hosts differ: vm-1 runs another config."
     *earlier, attempt = report.facts.attempts
     facts = dataclasses.replace(report.facts, attempts=(*earlier, dataclasses.replace(attempt, best_step=0)))
-    answer = verdicts.answer_of(dataclasses.replace(report, shown=(headline,), facts=facts))
+    answer = answer_of(dataclasses.replace(report, shown=(headline,), facts=facts))
     assert answer["sentence"].startswith("Failed before the first step: the hosts differ")
 
 

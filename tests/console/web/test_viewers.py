@@ -8,17 +8,12 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_console._web import viewers
-from ml_diagnostics_console._web.viewers import viewer_url
+from ml_diagnostics_console._web.viewers import Viewers
 
 from ...waiting import Child
 
 if not sys.platform.startswith("linux"):
     pytest.skip("needs /proc", allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept() -> None:
-    viewers._FOUND.at = -float("inf")
 
 
 def test_a_viewer_that_runs_is_found_and_one_that_has_ended_is_not(tmp_path: Path) -> None:
@@ -28,18 +23,18 @@ def test_a_viewer_that_runs_is_found_and_one_that_has_ended_is_not(tmp_path: Pat
     serve = [sys.executable, "-m", "xprofiler", "serve", "-l", str(tmp_path / "logs"), "-p", "0", "--no-browser"]
     child = Child(serve)
     url = child.line().rstrip("/")
-    assert viewer_url(str(tmp_path / "logs"), "run-1") == f"{url}/"
-    assert viewer_url(str(tmp_path / "logs" / "run-1"), "run-1") == f"{url}/"
-    assert viewer_url(str(tmp_path / "logs-2"), "run-2") is None
+    found = Viewers()
+    assert found.url(str(tmp_path / "logs"), "run-1") == f"{url}/"
+    assert found.url(str(tmp_path / "logs" / "run-1"), "run-1") == f"{url}/"
+    assert found.url(str(tmp_path / "logs-2"), "run-2") is None
     child.process.terminate()
     child.process.wait(60)
-    viewers._FOUND.at = -float("inf")
-    assert viewer_url(str(tmp_path / "logs"), "run-1") is None
+    assert Viewers().url(str(tmp_path / "logs"), "run-1") is None
 
 
 @pytest.mark.parametrize("log_directory", ["/nowhere", "gs://bucket/logs", "relative", "/a\0b"[:2]])
 def test_without_a_viewer_there_is_no_url(log_directory: str) -> None:
-    assert viewer_url(log_directory, "run") is None
+    assert Viewers().url(log_directory, "run") is None
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from ml_diagnostics_console._web.modules import ModuleError
 from ml_diagnostics_console._web.run_data import RunData
 from ml_diagnostics_console._web.run_goodput import goodput_of
 from ml_diagnostics_console._web.store import Store
-from ml_diagnostics_console._web.verdicts import DOCTOR
+from ml_diagnostics_console._web.verdict_answer import judged
 
 __all__ = ["CaseFile", "case_answer", "make_case"]
 
@@ -95,8 +95,8 @@ def make_case(
     with store.lock:
         run, cursor, source = store.run(run_id), store.cursor, store.place
     _read_goodput(store, run)
-    judged, encoded = encoded_reports(JobReader(question, report))
-    DOCTOR.take(run, judged)
+    last, encoded = encoded_reports(JobReader(question, report))
+    store.doctor.take(run, judged(last))
     reports = zipped(encoded)
     page_bytes = len(case_page(assets, run_id, "").encode())
     answers = collect(store, run_id, _MOST_BYTES - page_bytes - len(reports) - _ABOUT_BYTES)

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LEFT_BLOCK, SNAPSHOT
 from google_cloud_mldiagnostics.reading import LOG_ID, PROCESS, natural_number, number
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, LogEntry, split_insert_id
-from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import list_segments, log_directory
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_common.redaction import redact
@@ -34,8 +33,6 @@ from ml_diagnostics_console._web.ledger_view import pieces_between
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_companions import companions_of
 from ml_diagnostics_console._web.run_goodput import goodput_of
-from ml_diagnostics_console._web.verdicts import known_report
-from ml_diagnostics_console._web.writers import metric_writers
 
 if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
@@ -56,6 +53,7 @@ _TOGETHER_NS: Final = 30 * _SECOND_NS
 _NEWEST_WRITERS: Final = 2
 _END_BYTES: Final = 2**18
 _PAYLOAD_BYTES: Final = 20_000
+_PROOF: Final = "proof"
 _FORMS: Final = "proof:1, bucket:NAME, disruption:1, attempt:1, process:HOST/PID, metric:NAME, stacks:TIME or entry:ID"
 
 
@@ -63,10 +61,10 @@ def explain(run: RunData, query: Query, store: Store) -> Answer:
     """Answer the entries behind what `of` names."""
     of = query.text("of")
     kind, colon, what = of.partition(":")
-    if not colon or kind not in _KINDS or not what:
+    if not colon or kind not in (_PROOF, *_KINDS) or not what:
         raise BadQueryError(f"of must be one of {_FORMS}, got {of[:60]!r}")
     with store.lock:
-        find = _KINDS[kind](run, what)
+        find = _proof(run, what, store) if kind == _PROOF else _KINDS[kind](run, what)
     entries = list(islice(find, 100 * _MOST))
     shown = [_shown(entry) for entry in entries[:_MOST]]
     return json_answer({"of": of, "entries": shown, "total": len(entries)})
@@ -86,21 +84,21 @@ def _shown(entry: LogEntry) -> dict[str, Any]:
 
 
 def _of_run(run: RunData) -> Iterator[LogEntry]:
-    reader = JournalReader(LOG_ID, root=diagnostics_directory(), resource_labels={"node_id": {run.id}})
+    reader = JournalReader(LOG_ID, root=run.journal.root, resource_labels={"node_id": {run.id}})
     for entry in chain.from_iterable(reader.read_new()):
         if entry.resource_label("node_id") == run.id:
             yield entry
 
 
-def _of_companions(writers: Iterable[str]) -> Iterator[LogEntry]:
-    reader = JournalReader(COMPANION_LOG_ID, root=diagnostics_directory(), writers=frozenset(writers))
+def _of_companions(run: RunData, writers: Iterable[str]) -> Iterator[LogEntry]:
+    reader = JournalReader(COMPANION_LOG_ID, root=run.journal.root, writers=frozenset(writers))
     return chain.from_iterable(reader.read_new())
 
 
-def _of_goodput(log_id: str, writers: Iterable[str]) -> Iterator[LogEntry]:
+def _of_goodput(run: RunData, log_id: str, writers: Iterable[str]) -> Iterator[LogEntry]:
     if not log_id:
         return iter(())
-    reader = JournalReader(log_id, root=diagnostics_directory(), writers=frozenset(writers))
+    reader = JournalReader(log_id, root=run.journal.root, writers=frozenset(writers))
     return chain.from_iterable(reader.read_new())
 
 
@@ -113,15 +111,15 @@ def _goodput_log(run: RunData) -> tuple[str, frozenset[str]]:
 # --- What can be explained -------------------------------------------------------------------------------
 
 
-def _proof(run: RunData, what: str) -> Iterator[LogEntry]:
-    report = known_report(run)
-    if report is None:
+def _proof(run: RunData, what: str, store: Store) -> Iterator[LogEntry]:
+    known = store.doctor.known(run)
+    if known is None or known.judged.answer.get("sentence") is None:
         raise NotThereError("The verdict on this run is not known yet: ask again in a moment.")
-    evidence = report.headline.evidence
+    evidence = known.judged.evidence
     index = _natural(what, "proof")
     if not 1 <= index <= len(evidence):
         raise NotThereError(f"The verdict has {len(evidence)} proofs, and none with the number {index}.")
-    return _with_ids(run, {evidence[index - 1].id})
+    return _with_ids(run, {evidence[index - 1]})
 
 
 def _entry(run: RunData, what: str) -> Iterator[LogEntry]:
@@ -133,9 +131,9 @@ def _with_ids(run: RunData, ids: set[str]) -> Iterator[LogEntry]:
     writers = {parts[0] for each in ids if (parts := split_insert_id(each)) is not None}
     companions = companions_of(run).writers & writers
     log_id, of_goodput = _goodput_log(run)
-    logs = [_of_companions(companions)] if companions else []
+    logs = [_of_companions(run, companions)] if companions else []
     if of_goodput & writers:
-        logs.append(_of_goodput(log_id, of_goodput & writers))
+        logs.append(_of_goodput(run, log_id, of_goodput & writers))
     if not logs and writers:
         logs.append(_of_run(run))
     return (entry for entry in chain.from_iterable(logs) if entry.insert_id in ids)
@@ -162,7 +160,7 @@ def _bucket(run: RunData, what: str) -> Iterator[LogEntry]:
     log_id, writers = _goodput_log(run)
     return (
         entry
-        for entry in _of_goodput(log_id, writers)
+        for entry in _of_goodput(run, log_id, writers)
         if any(abs(entry.timestamp_ns - border) <= _NEAR_NS for border in borders)
     )
 
@@ -175,7 +173,7 @@ def _disruption(run: RunData, what: str) -> Iterator[LogEntry]:
     if found is None:
         raise NotThereError(f"This run has {len(disruptions)} disruptions, and none with the number {index}.")
     log_id, writers = _goodput_log(run)
-    return _around(_of_goodput(log_id, writers), found.last_event_ns + _NEAR_NS, found.resumed_ns - _NEAR_NS)
+    return _around(_of_goodput(run, log_id, writers), found.last_event_ns + _NEAR_NS, found.resumed_ns - _NEAR_NS)
 
 
 def _around(entries: Iterable[LogEntry], end_ns: int, start_ns: int) -> Iterator[LogEntry]:
@@ -213,7 +211,7 @@ def _process(run: RunData, what: str) -> Iterator[LogEntry]:
         raise BadQueryError(f"process must be HOST/PID, got {what[:60]!r}")
     ends = (
         entry
-        for entry in _of_companions(companions_of(run).writers)
+        for entry in _of_companions(run, companions_of(run).writers)
         if entry.payload.get("kind") in (JOB_ENDED, LEFT_BLOCK)
         and (entry.context.labels.get("host"), entry.context.labels.get("pid")) == (host, pid)
     )
@@ -261,10 +259,9 @@ def _last_values(run: RunData, name: str) -> Iterator[LogEntry]:
 
 def _ends_of_run(run: RunData, host: str) -> Iterator[LogEntry]:
     """Yield the last entries of the newest writers of a host: the log of a long run takes seconds to read."""
-    root = diagnostics_directory()
-    known = [
-        writer for writer in metric_writers(root).refresh().values() if writer.run == run.id and writer.host == host
-    ]
+    root = run.journal.root
+    writers = run.journal.metrics.refresh().values()
+    known = [writer for writer in writers if writer.run == run.id and writer.host == host]
     newest = {writer.name for writer in heapq.nlargest(_NEWEST_WRITERS, known, key=lambda writer: writer.started_ns)}
     offsets: dict[str, dict[str, int]] = {}
     for segment in list_segments(log_directory(root, LOG_ID), newest):
@@ -280,7 +277,7 @@ def _stacks(run: RunData, what: str) -> Iterator[LogEntry]:
     end_ns = round(seconds * _SECOND_NS) + _NEAR_NS
     return (
         entry
-        for entry in _of_companions(companions_of(run).writers)
+        for entry in _of_companions(run, companions_of(run).writers)
         if entry.payload.get("kind") in (SNAPSHOT, DUMP) and end_ns - _TOGETHER_NS <= entry.timestamp_ns <= end_ns
     )
 
@@ -292,7 +289,6 @@ def _natural(text: str, name: str) -> int:
 
 
 _KINDS: Final[Mapping[str, _Find]] = {
-    "proof": _proof,
     "bucket": _bucket,
     "disruption": _disruption,
     "attempt": _attempt,

@@ -88,14 +88,13 @@ class LogProcess:
         return Text(COMPANION, "".join(lines), times, "reported by the companion of the process")
 
 
-def log_processes(run: RunData, root: Path) -> list[LogProcess]:
+def log_processes(run: RunData) -> list[LogProcess]:
     """Return the processes of a run: of the last attempt the one that failed first, then the others by index.
 
     Args:
         run: The run.
-        root: The diagnostics folder.
     """
-    companions = companions_of(run)
+    root, companions = run.journal.root, companions_of(run)
     found: dict[tuple[str, int], ProcessView] = {}
     for attempt in reversed(run.view.attempts):
         for process in sorted(attempt.processes, key=lambda process: not process.is_first_cause):

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.redaction import redact_text
 
 from ml_diagnostics_console._logs.lines import Line, Shown, merged, window
@@ -54,7 +53,7 @@ _WARNING: Final = re.compile(r"\bWARN(?:ING)?\b|^W\d{4} \d\d:|\w*Warning: |\bret
 def logs(run: RunData, query: Query, store: Store) -> Answer:
     """Answer the sources of a run's logs, a part of one of them, or the lines that a search finds."""
     with store.lock:
-        processes = log_processes(run, diagnostics_directory())
+        processes = log_processes(run)
         step_ns = _time_of_step(run, query)
     chosen = _chosen(processes, query)
     if query.text("stream"):

@@ -20,10 +20,11 @@ from ml_diagnostics_console._web.run_data import AttemptSpan, RunData
 from ml_diagnostics_console._web.run_goodput import goodput_of, why_none
 from ml_diagnostics_console._web.run_rows import pictures_of, row_of
 from ml_diagnostics_console._web.sentences import marked, safe_line
-from ml_diagnostics_console._web.verdicts import known_verdict
 
 if TYPE_CHECKING:
     from google_cloud_mldiagnostics._reading.session_view import SessionView
+
+    from ml_diagnostics_console._web.store import Store
 
 __all__ = ["chips_text", "overview", "session_row"]
 
@@ -39,10 +40,10 @@ _EXCEPTION: Final = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit|Warning
 _ENDS: Final = {"x": "failed", "p": "preempted", "h": "hung"}
 
 
-def overview(run: RunData, query: Query) -> Answer:
+def overview(run: RunData, query: Query, store: Store) -> Answer:
     """Answer all that the page of a run shows besides its curves."""
     answer = run.cached("overview", lambda: _overview(run))
-    if (known := known_verdict(run)) is not None:
+    if (known := store.doctor.answer(run)) is not None:
         answer = {**answer, "verdict": known["sentence"], "verdict_parts": known["parts"]}
     return json_answer(answer)
 

@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import shlex
-import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.texts import format_bytes
 
-from ml_diagnostics_console._facts.profile import run_xprofiler
 from ml_diagnostics_console._web.answers import Answer, NotThereError, json_answer
 from ml_diagnostics_console._web.overview import session_row
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.sentences import safe_line
-from ml_diagnostics_console._web.viewers import viewer_url
+from ml_diagnostics_console._web.summaries import Key
 
 if TYPE_CHECKING:
     from google_cloud_mldiagnostics._reading.session_view import SessionView
 
     from ml_diagnostics_console._web.run_data import RunData
+    from ml_diagnostics_console._web.store import Store
 
-__all__ = ["Summaries", "log_directory_of", "profile"]
+__all__ = ["log_directory_of", "profile"]
 
 _MOST_BYTES: Final = 200_000_000
 """XProf takes about ten times as much memory."""
-_MOST_KEPT: Final = 32
 _PLUGIN: Final = "plugins/profile"
 
-Summary = Mapping[str, Any] | str
-Key = tuple[tuple[str, int, int], ...]
-"""Path, size in bytes and time of change of each file."""
 
-
-def profile(run: RunData, session_id: str, query: Query) -> Answer:
+def profile(run: RunData, session_id: str, query: Query, store: Store) -> Answer:
     """Answer a profile: its summary if it is known, else that it is being read."""
     session = next((each for each in run.view.sessions if each.session_id == session_id), None)
     if session is None:
         raise NotThereError(f"The run {run.id} has no profile {session_id[:80]!r}.")
-    answer = {"session": session_row(session), "summary": None, "error": None, "xprof": _xprof(run, session)}
+    answer = {"session": session_row(session), "summary": None, "error": None, "xprof": _xprof(run, session, store)}
     problem, files = _files(session)
     if problem:
         return json_answer({**answer, "state": "failed", "error": problem})
-    found = SUMMARIES.get(session.folder, files)
+    found = store.summaries.get(session.folder, files)
     if found is None:
         return json_answer({**answer, "state": "working"})
     if isinstance(found, str):
@@ -76,75 +69,15 @@ def _files(session: SessionView) -> tuple[str, Key]:
     return "", tuple((path, status.st_size, status.st_mtime_ns) for path, status in found)
 
 
-def _xprof(run: RunData, session: SessionView) -> dict[str, Any]:
+def _xprof(run: RunData, session: SessionView, store: Store) -> dict[str, Any]:
     """Return the viewer that shows the profile, and the command that starts one: the page starts nothing by itself."""
     folder = log_directory_of(session.folder)
     if not folder:
         return {"command": None, "url": None}
-    return {"command": f"xprofiler serve -l {shlex.quote(folder)}", "url": viewer_url(folder, run.id)}
+    return {"command": f"xprofiler serve -l {shlex.quote(folder)}", "url": store.viewers.url(folder, run.id)}
 
 
 def log_directory_of(folder: str) -> str:
     """Return the log directory of a session's folder, as XProf takes it: the part before `plugins/profile`."""
     head, found, _ = folder.rstrip("/").rpartition(f"/{_PLUGIN}/")
     return head if found else folder
-
-
-class Summaries:
-    """The summaries that were read, by the files of their profiles.
-
-    Args:
-        summarise: Returns the summary of the session in a folder, or why there is none.
-    """
-
-    def __init__(self, summarise: Callable[[str], Summary] = run_xprofiler) -> None:
-        self._summarise = summarise
-        self._lock = threading.Condition()
-        self._known: dict[Key, Summary] = {}
-        self._waiting: dict[Key, str] = {}
-        self._is_started = False
-
-    def get(self, folder: str, files: Key) -> Summary | None:
-        """Return a summary, or why there is none; None while it is being read.
-
-        Args:
-            folder: The folder of the session.
-            files: Its files as they are now.
-        """
-        with self._lock:
-            if files in self._known:
-                return self._known[files]
-            self._waiting.setdefault(files, folder)
-            if not self._is_started:
-                self._is_started = True
-                threading.Thread(target=self._work, name="profiles", daemon=True).start()
-            self._lock.notify_all()
-            return None
-
-    def wait(self, folder: str, files: Key, seconds: float) -> Summary | None:
-        """Return a summary, waiting for it so long at most; for exports and tests."""
-        found = self.get(folder, files)
-        with self._lock:
-            self._lock.wait_for(lambda: files in self._known, seconds)
-            return self._known.get(files, found)
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                while not self._waiting:
-                    self._lock.wait()
-                files, folder = next(iter(self._waiting.items()))
-            try:
-                found = self._summarise(folder)
-            except Exception as error:  # The page must stand.
-                found = f"{type(error).__name__}: {error}"
-            with self._lock:
-                self._known[files] = found
-                while len(self._known) > _MOST_KEPT:
-                    del self._known[next(iter(self._known))]
-                del self._waiting[files]
-                self._lock.notify_all()
-
-
-SUMMARIES: Final = Summaries()
-"""The summaries of this process."""

@@ -38,13 +38,13 @@ class _Route(NamedTuple):
 
 _TABLE: Final = (
     _Route("/api/runs", "runs_view.runs"),
-    _Route("/api/runs/{run}", "overview.overview"),
-    _Route("/api/runs/{run}/verdict", "verdicts.verdict", is_locked=False),
+    _Route("/api/runs/{run}", "overview.overview", gets_store=True),
+    _Route("/api/runs/{run}/verdict", "verdicts.verdict", gets_store=True, is_locked=False),
     _Route("/api/runs/{run}/ledger", "ledger_view.ledger"),
     _Route("/api/runs/{run}/points", "points_view.points"),
     _Route("/api/runs/{run}/heat", "heat_view.heat"),
     _Route("/api/runs/{run}/stacks", "stack_view.stacks"),
-    _Route("/api/runs/{run}/profiles/{session}", "profile_view.profile", is_locked=False),
+    _Route("/api/runs/{run}/profiles/{session}", "profile_view.profile", gets_store=True, is_locked=False),
     _Route("/api/runs/{run}/logs", "log_view.logs", gets_store=True, is_locked=False),
     _Route("/api/runs/{run}/configs", "config_view.configs", gets_store=True),
     _Route("/api/runs/{run}/explain", "explain_view.explain", gets_store=True, is_locked=False),

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from cloud_tpu_diagnostics import entries as kinds
 from cloud_tpu_diagnostics.reading import StackHistory
 from google_cloud_mldiagnostics.reading import natural_number
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, LogEntry
-from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader
 
 from ml_diagnostics_console._web.sentences import safe_line
-from ml_diagnostics_console._web.writers import Writer, companion_writers
+from ml_diagnostics_console._web.writers import Writer
 
 if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
@@ -115,7 +113,7 @@ class RunCompanions:
         jobs = {run.id, run.name, *run.job_names}
         names = frozenset(
             writer.name
-            for writer in companion_writers(self._root).refresh().values()
+            for writer in run.journal.companions.refresh().values()
             if _is_of(writer, run.id, jobs, processes, start_ns, end_ns)
         )
         if names != self._names:
@@ -185,14 +183,8 @@ def _is_of(
     return is_known and start_ns <= writer.started_ns <= end_ns
 
 
-_RUNS: WeakKeyDictionary[RunData, RunCompanions] = WeakKeyDictionary()
-"""The records of each run that the store has, as far as they were read."""
-
-
 def companions_of(run: RunData) -> RunCompanions:
     """Return what the companions of a run recorded, brought up to date."""
-    found = _RUNS.get(run)
-    if found is None:
-        found = _RUNS[run] = RunCompanions(diagnostics_directory())
+    found = run.part(RunCompanions, lambda: RunCompanions(run.journal.root))
     run.cached("companions", lambda: found.refresh(run))
     return found

@@ -19,6 +19,7 @@ from google_cloud_mldiagnostics.reading import (
 
 from ml_diagnostics_console._web.columns import RunColumns
 from ml_diagnostics_console._web.companions import Companions, Hang
+from ml_diagnostics_console._web.writers import JournalWriters
 
 __all__ = ["AttemptSpan", "Resource", "RunData"]
 
@@ -60,8 +61,14 @@ class AttemptSpan(NamedTuple):
 class RunData:
     """One run, kept up to date by the store. Read it under the store's lock.
 
+    Args:
+        run_id: The run's id.
+        companions: The entries of the companions of all processes.
+        journal: The writers of the logs of the store's diagnostics folder.
+
     Attributes:
         id: The run's id.
+        journal: The writers of the logs of the store's diagnostics folder.
         resource: The run in the control plane; empty while it is not there.
         sessions: Its profiler sessions in the control plane.
         history: The states of its processes and profiles.
@@ -80,8 +87,9 @@ class RunData:
         version: Grows with each change.
     """
 
-    def __init__(self, run_id: str, companions: Companions) -> None:
+    def __init__(self, run_id: str, companions: Companions, journal: JournalWriters) -> None:
         self.id = run_id
+        self.journal = journal
         self.resource: Resource = {}
         self.sessions: list[Resource] = []
         self.history = RunHistory(companions.endings)
@@ -98,6 +106,7 @@ class RunData:
         self.view: RunView = view_run({"name": run_id}, self.history, now_ns=0)
         self._companions = companions
         self._cache: dict[Hashable, tuple[int, Any]] = {}
+        self._parts: dict[type[Any], Any] = {}
 
     @property
     def name(self) -> str:
@@ -162,6 +171,18 @@ class RunData:
                 self._cache.clear()
         self._cache[key] = self.version, made
         return made
+
+    def part(self, kind: type[_T], make: Callable[[], _T]) -> _T:
+        """Return what is read of the run beside the store, such as its goodput; made once, it is read on by its users.
+
+        Args:
+            kind: Its class.
+            make: Makes it.
+        """
+        found: _T | None = self._parts.get(kind)
+        if found is None:
+            found = self._parts[kind] = make()
+        return found
 
     def update_state(self, now_ns: int, is_gone: Callable[[Mapping[str, Any]], bool]) -> None:
         """Work out the state of the run from what is known now.

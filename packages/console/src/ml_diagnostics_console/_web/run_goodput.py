@@ -7,15 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from weakref import WeakKeyDictionary
 
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader
 from ml_goodput_measurement.partition import JobReport
 from ml_goodput_measurement.reading import JobLedger
 
-from ml_diagnostics_console._web.writers import Writer, goodput_writers
+from ml_diagnostics_console._web.writers import Writer
 
 if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
@@ -91,7 +89,7 @@ class RunGoodput:
         jobs = [*run.job_names, run.name, run.id]
         start_ns = round(run.started_s * _SECOND_NS) - _MARGIN_NS
         end_ns = round((run.ended_s or run.now_s) * _SECOND_NS)
-        found = goodput_writers(self._root).of(run.id, jobs, start_ns, end_ns)
+        found = run.journal.goodput.of(run.id, jobs, start_ns, end_ns)
         names = frozenset(writer.name for writer in found)
         if not found or (run.ended_s is not None and self._settled == (run.ended_s, names)):
             return
@@ -155,13 +153,6 @@ def as_of_ns(run: RunData) -> int:
     return round(seconds * _SECOND_NS)
 
 
-_RUNS: WeakKeyDictionary[RunData, RunGoodput] = WeakKeyDictionary()
-"""The goodput of each run that the store has, as far as it was read."""
-
-
 def goodput_of(run: RunData) -> RunGoodput:
     """Return the goodput of a run, with what was read of it before."""
-    found = _RUNS.get(run)
-    if found is None:
-        found = _RUNS[run] = RunGoodput(diagnostics_directory())
-    return found
+    return run.part(RunGoodput, lambda: RunGoodput(run.journal.root))

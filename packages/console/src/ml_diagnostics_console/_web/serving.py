@@ -124,6 +124,7 @@ def serve(
         server.run_on(listener.sockets)
     finally:
         refreshing.stop()
+        store.close()
         listener.close()
 
 

@@ -26,8 +26,10 @@ from ml_diagnostics_console._web.answers import NotThereError
 from ml_diagnostics_console._web.changes import Changes
 from ml_diagnostics_console._web.companions import Companions
 from ml_diagnostics_console._web.dispatch import Dispatch
+from ml_diagnostics_console._web.doctor_process import DoctorProcess
 from ml_diagnostics_console._web.entry_sources import EntrySources
 from ml_diagnostics_console._web.first_rows import FirstRows
+from ml_diagnostics_console._web.judging import Doctor
 from ml_diagnostics_console._web.kept_run import KeptRun
 from ml_diagnostics_console._web.ledger_view import bucket_percents
 from ml_diagnostics_console._web.run_data import Resource, RunData
@@ -35,7 +37,9 @@ from ml_diagnostics_console._web.run_goodput import goodput_of
 from ml_diagnostics_console._web.run_list import RunList
 from ml_diagnostics_console._web.run_rows import pictures_of, row_of
 from ml_diagnostics_console._web.saved_state import load_state, save_state
-from ml_diagnostics_console._web.writers import goodput_writers
+from ml_diagnostics_console._web.summaries import Summaries
+from ml_diagnostics_console._web.viewers import Viewers
+from ml_diagnostics_console._web.writers import JournalWriters
 
 __all__ = ["Store"]
 
@@ -75,6 +79,9 @@ class Store:
         place: The folder or the project of the runs, for the user.
         notes: Sentences on what could not be read.
         now_s: The time of the last refresh, in seconds since 1970.
+        doctor: The verdicts on its runs.
+        summaries: The summaries of their profiles.
+        viewers: The viewers of profiles that run on this machine.
     """
 
     def __init__(
@@ -96,6 +103,9 @@ class Store:
         self._saved_count, self._save_again_at = 0, 0.0
         self._refreshing = threading.Lock()
         self._first_rows = FirstRows()
+        self.doctor = Doctor(DoctorProcess(self._root))
+        self.summaries, self.viewers = Summaries(), Viewers()
+        self._journal = JournalWriters(self._root)
         self._companions = Companions()
         self._kept: dict[str, KeptRun] = {}
         self._listed: list[RunData] | None = None
@@ -110,6 +120,10 @@ class Store:
         self._was_read = self._had_journal = False
         self._shown_at = 0.0
         self._failures: dict[str, str] = {}
+
+    def close(self) -> None:
+        """End the process that works out verdicts."""
+        self.doctor.close()
 
     @property
     def cursor(self) -> str:
@@ -235,7 +249,7 @@ class Store:
     def _data_of(self, run_id: str) -> RunData:
         kept = self._kept.get(run_id)
         if kept is None:
-            kept = self._kept[run_id] = KeptRun(RunData(run_id, self._companions))
+            kept = self._kept[run_id] = KeptRun(RunData(run_id, self._companions, self._journal))
         return kept.run
 
     def _set_runs(self, changed: Mapping[str, Resource], gone: Sequence[str]) -> None:
@@ -325,7 +339,7 @@ class Store:
         run = kept.run
         before = (run.state, run.reason, run.hangs, len(run.attempts))
         if not (only_values and now_ns - kept.updated_ns < _UPDATE_NS and run.update_signs(now_ns)):
-            writers = goodput_writers(self._root).of(run.id, (), 0, 0)
+            writers = self._journal.goodput.of(run.id, (), 0, 0)
             run.job_names = tuple(dict.fromkeys(writer.job for writer in writers))
             run.update_state(now_ns, self.source.is_gone)
             kept.updated_ns = now_ns

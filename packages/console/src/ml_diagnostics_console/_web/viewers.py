@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["viewer_url"]
+__all__ = ["Viewers"]
 
 _SERVER: Final = b"xprofiler.serve.server"
 """The module in the command line of the process that listens."""
@@ -22,32 +22,27 @@ _PROC: Final = Path("/proc")
 _KEPT_SECONDS: Final = 2.0
 
 
-class _Found:
-    """The viewers of some seconds ago: a page asks several times in one."""
+class Viewers:
+    """The viewers that run; those of a moment ago are kept, since a page asks several times in one."""
 
     def __init__(self) -> None:
-        self.at = -float("inf")
-        self.viewers: list[tuple[str, str]] = []
+        self._found: list[tuple[str, str]] = []
+        self._found_at = -float("inf")
 
+    def url(self, log_directory: str, run_id: str) -> str | None:
+        """Return the URL of a running `xprofiler serve` of this user that shows a log directory; None without one.
 
-_FOUND: Final = _Found()
-"""The viewers that were found last, each as its folder and its URL."""
-
-
-def viewer_url(log_directory: str, run_id: str) -> str | None:
-    """Return the URL of a running `xprofiler serve` of this user that shows a log directory; None without one.
-
-    Args:
-        log_directory: The log directory: a viewer of a folder above it shows it, too.
-        run_id: The run, which may be named in place of its log directory.
-    """
-    if time.monotonic() - _FOUND.at > _KEPT_SECONDS:
-        _FOUND.viewers, _FOUND.at = list(_viewers()), time.monotonic()
-    wanted = _resolved(log_directory, os.sep)
-    for folder, url in _FOUND.viewers:
-        if folder == run_id or wanted == folder or wanted.startswith(f"{folder.rstrip('/')}/"):
-            return url
-    return None
+        Args:
+            log_directory: The log directory: a viewer of a folder above it shows it, too.
+            run_id: The run, which may be named in place of its log directory.
+        """
+        if time.monotonic() - self._found_at > _KEPT_SECONDS:
+            self._found, self._found_at = list(_viewers()), time.monotonic()
+        wanted = _resolved(log_directory, os.sep)
+        for folder, url in self._found:
+            if folder == run_id or wanted == folder or wanted.startswith(f"{folder.rstrip('/')}/"):
+                return url
+        return None
 
 
 def _viewers() -> Iterator[tuple[str, str]]:

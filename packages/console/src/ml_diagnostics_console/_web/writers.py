@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from ml_diagnostics_common.journal import (
     writer_start_ns,
 )
 
-__all__ = ["GOODPUT_LEFT_OUT", "LogWriters", "Writer", "companion_writers", "goodput_writers", "metric_writers"]
+__all__ = ["GOODPUT_LEFT_OUT", "GoodputWriters", "JournalWriters", "LogWriters", "Writer"]
 
 GOODPUT_LEFT_OUT: Final = (LOG_ID, COMPANION_LOG_ID)
 """Logs of the other libraries."""
@@ -127,7 +126,7 @@ class _Folders:
         yield from self._logs.values()
 
 
-class _GoodputWriters:
+class GoodputWriters:
     """The writers of all goodput logs, by run and by job; looked up again at most so often.
 
     Args:
@@ -174,19 +173,21 @@ class _GoodputWriters:
         self._rests_until = time.monotonic() + max(_LEAST_PAUSE_SECONDS, cost_seconds)
 
 
-@functools.lru_cache(maxsize=4)
-def goodput_writers(root: Path) -> _GoodputWriters:
-    """Return the writers of the goodput logs of a diagnostics folder: one list for all of its runs."""
-    return _GoodputWriters(root)
+class JournalWriters:
+    """The writers of the logs of one diagnostics folder: one list for all of its runs.
 
+    Args:
+        root: The diagnostics folder.
 
-@functools.lru_cache(maxsize=4)
-def companion_writers(root: Path) -> LogWriters:
-    """Return the writers of the companions' log of a diagnostics folder: one list for all of its runs."""
-    return LogWriters(root / "journal" / log_folder_name(COMPANION_LOG_ID))
+    Attributes:
+        root: The diagnostics folder.
+        goodput: The writers of the goodput logs.
+        companions: The writers of the companions' log.
+        metrics: The writers of the log of runs.
+    """
 
-
-@functools.lru_cache(maxsize=4)
-def metric_writers(root: Path) -> LogWriters:
-    """Return the writers of the log of runs of a diagnostics folder: one list for all of its runs."""
-    return LogWriters(root / "journal" / log_folder_name(LOG_ID))
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.goodput = GoodputWriters(root)
+        self.companions = LogWriters(root / "journal" / log_folder_name(COMPANION_LOG_ID))
+        self.metrics = LogWriters(root / "journal" / log_folder_name(LOG_ID))

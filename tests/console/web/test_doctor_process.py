@@ -1,0 +1,252 @@
+"""The doctor judges in a process of its own, which ends with the server, and may be lost at any time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_common.processes import has_ended
+from ml_diagnostics_console._web import judging
+from ml_diagnostics_console._web.doctor_process import DoctorLostError, DoctorProcess
+from ml_diagnostics_console._web.judging import Doctor
+from ml_diagnostics_console._web.verdict_answer import Judged
+
+from ...waiting import LONG_SECONDS, wait_until
+from .recorded import Page
+from .served import Served
+
+if not sys.platform.startswith("linux"):
+    pytest.skip("needs /proc", allow_module_level=True)
+
+
+@pytest.fixture
+def process(failed: Page, failed_folder: Path) -> Iterator[DoctorProcess]:
+    process = DoctorProcess(failed_folder)
+    yield process
+    process.end()
+
+
+def run_id(page: Page) -> str:
+    assert page.run is not None
+    return page.run.id
+
+
+def test_one_process_answers_many_questions_at_a_low_priority(failed: Page, process: DoctorProcess) -> None:
+    first = process.judge(run_id(failed))
+    pid = process.pid
+    assert pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getsid(pid) == pid
+    assert process.judge(run_id(failed)) == first
+    assert process.pid == pid
+    assert str(first.answer["sentence"]).startswith("Failed: ")
+    assert len(first.evidence) >= len(first.answer["proofs"])
+
+
+def test_the_process_reads_the_folder_of_its_store(
+    failed: Page, process: DoctorProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path))
+    assert process.judge(run_id(failed)).answer["sentence"]
+
+
+def test_a_run_that_is_not_there_is_a_sentence_and_not_the_end(failed: Page, process: DoctorProcess) -> None:
+    answer = process.judge("nope").answer
+    assert answer["sentence"] is None
+    assert str(answer["error"]).startswith("The doctor could not judge this run: RunNotFoundError: ")
+    assert process.judge(run_id(failed)).answer["sentence"]
+
+
+def test_a_process_that_is_killed_while_nothing_is_asked_is_replaced(failed: Page, process: DoctorProcess) -> None:
+    first = process.judge(run_id(failed))
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: has_ended(pid), LONG_SECONDS)
+    assert process.judge(run_id(failed)) == first
+    assert process.pid not in (None, pid)
+
+
+def test_a_process_that_has_grown_is_ended_after_its_answer(failed: Page, failed_folder: Path) -> None:
+    process = DoctorProcess(failed_folder, most_bytes=1)
+    assert process.judge(run_id(failed)).answer["sentence"]
+    assert process.pid is None
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("raise SystemExit(3)", "ended with exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9"),
+        ("input(); print('no answer')", "ended with exit code 0"),
+    ],
+)
+def test_a_process_that_gives_no_answer_is_lost_with_a_reason(tmp_path: Path, program: str, expected: str) -> None:
+    process = DoctorProcess(tmp_path, argv=[sys.executable, "-c", program])
+    with pytest.raises(DoctorLostError, match=expected):
+        process.judge("run")
+    assert process.pid is None
+
+
+def test_a_process_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None:
+    process = DoctorProcess(tmp_path, argv=[sys.executable, "-c", "input(); input()"], deadline_seconds=0.5)
+    with pytest.raises(DoctorLostError, match="it took longer than 0"):
+        process.judge("run")
+    assert process.pid is None
+
+
+def test_a_process_that_cannot_be_started_is_lost(tmp_path: Path) -> None:
+    process = DoctorProcess(tmp_path, argv=[str(tmp_path / "no-such-program")])
+    with pytest.raises(DoctorLostError, match="cannot be started: No such file or directory"):
+        process.judge("run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_process_ends_with_the_server_however_that_ends(failed: Page, failed_folder: Path, number: int) -> None:
+    server = Served(failed_folder, "--no-browser")
+    path = f"/api/runs/{run_id(failed)}/verdict"
+    wait_until(lambda: server.json(path)["state"] == "ready", LONG_SECONDS)
+    (child,) = children(server.process.pid)
+    server.process.send_signal(number)
+    server.process.communicate(timeout=LONG_SECONDS)
+    wait_until(lambda: has_ended(child), LONG_SECONDS)
+
+
+def test_a_page_whose_doctor_was_killed_says_so_once_and_has_the_verdict_at_the_next_change(
+    failed: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert failed.run is not None
+    process = failed.store.doctor._judging
+    assert isinstance(process, DoctorProcess)
+    monkeypatch.setattr(process, "_argv", [sys.executable, "-c", "input(); import os; os.kill(os.getpid(), 9)"])
+    assert failed.json("/verdict") == {"state": "working"}
+    wait_until(lambda: failed.json("/verdict")["state"] == "ready", LONG_SECONDS)
+    answer = failed.json("/verdict")
+    assert answer["error"] == "The doctor could not judge this run: its process was ended by signal 9"
+    monkeypatch.setattr(process, "_argv", None)
+    failed.run.version += 1
+    assert failed.json("/verdict") == {"state": "working"}
+    wait_until(lambda: failed.json("/verdict")["state"] == "ready", LONG_SECONDS)
+    assert failed.json("/verdict")["sentence"]
+
+
+class Lost:
+    """A doctor that is always lost."""
+
+    def __init__(self) -> None:
+        self.starts = 0
+
+    def judge(self, run_id: str) -> Judged:
+        self.starts += 1
+        raise DoctorLostError("it has ended")
+
+    def end(self) -> None:
+        pass
+
+
+def test_a_doctor_that_is_always_lost_is_not_started_again_and_again(failed: Page) -> None:
+    assert failed.run is not None
+    lost = Lost()
+    failed.store.doctor = Doctor(lost)
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        failed.run.version += 1
+        failed.json("/verdict")
+        time.sleep(0.001)
+    assert lost.starts == 2
+    assert "it has ended" in failed.json("/verdict")["error"]
+
+
+def test_a_run_that_was_not_asked_about_before_says_when_the_doctor_is_started_again(failed: Page) -> None:
+    assert failed.run is not None
+    doctor = failed.store.doctor = Doctor(Lost())
+    for _ in range(2):
+        failed.run.version += 1
+        doctor.wait(failed.run, LONG_SECONDS)
+    failed.run.id = "another"
+    assert doctor.ask(failed.run)["error"].endswith("has ended 2 times; it is started again in 20 s")
+
+
+def test_a_lost_verdict_on_a_run_that_has_ended_is_asked_for_again_later(
+    failed: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert failed.run is not None
+    lost = Lost()
+    doctor = failed.store.doctor = Doctor(lost)
+    assert "it has ended" in doctor.wait(failed.run, LONG_SECONDS)["error"]
+    monkeypatch.setattr(judging, "_LEAST_SECONDS", 0.0)
+    assert doctor.ask(failed.run) == {"state": "working"}
+    wait_until(lambda: lost.starts == 2, LONG_SECONDS)
+
+
+class Slow:
+    """A doctor that works until it is told, or ended."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.may_answer, self.has_started = threading.Event(), threading.Event()
+        self.ends = 0
+
+    def judge(self, run_id: str) -> Judged:
+        self.asked.append(run_id)
+        self.has_started.set()
+        self.may_answer.wait(LONG_SECONDS)
+        return Judged({"state": "ready", "sentence": run_id})
+
+    def end(self) -> None:
+        self.ends += 1
+        self.may_answer.set()
+
+
+def test_the_run_that_was_asked_about_last_is_judged_first_and_each_once(restarted: Page) -> None:
+    slow = Slow()
+    doctor = Doctor(slow)
+    first, second = restarted.store.runs()
+    third = restarted.store._data_of("third")
+    doctor.ask(first)
+    slow.has_started.wait(LONG_SECONDS)
+    for run in (second, third, first, second):
+        assert doctor.ask(run) == {"state": "working"}
+    slow.may_answer.set()
+    wait_until(lambda: doctor.known(third) is not None, LONG_SECONDS)
+    assert slow.asked == [first.id, second.id, third.id]
+    doctor.close()
+
+
+def test_what_the_doctor_keeps_is_given_back_once_when_nothing_is_asked(restarted: Page) -> None:
+    slow = Slow()
+    slow.may_answer.set()
+    doctor = Doctor(slow, idle_seconds=0.05)
+    (first, *_) = restarted.store.runs()
+    doctor.wait(first, LONG_SECONDS)
+    wait_until(lambda: slow.ends > 0, LONG_SECONDS)
+    time.sleep(0.3)
+    assert slow.ends == 1
+    first.version += 1
+    assert doctor.wait(first, LONG_SECONDS)["sentence"] == first.id
+    doctor.close()
+
+
+def test_a_doctor_that_works_is_ended_by_the_end_of_its_store(restarted: Page) -> None:
+    slow = Slow()
+    doctor = Doctor(slow)
+    (first, *_) = restarted.store.runs()
+    doctor.ask(first)
+    slow.has_started.wait(LONG_SECONDS)
+    started = time.monotonic()
+    doctor.close()
+    assert time.monotonic() - started < LONG_SECONDS / 2
+    assert doctor.ask(first)["state"] in ("ready", "working")
+    assert slow.asked == [first.id]
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process, of all of its threads."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(each) for file in files for each in file.read_text().split()]
