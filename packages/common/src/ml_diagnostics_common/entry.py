@@ -8,7 +8,7 @@ from __future__ import annotations
 import calendar
 import re
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -237,6 +237,24 @@ class SeenSequences:
             firsts.insert(position + 1, sequence)
             lasts.insert(position + 1, sequence)
         return True
+
+    def add_range(self, writer: str, first: int, last: int) -> None:
+        """Add all entries from a sequence number to another, both included."""
+        firsts, lasts = self._ranges.setdefault(writer, ([], []))
+        start, end = bisect_left(lasts, first - 1), bisect_right(firsts, last + 1)
+        if start < end:
+            first, last = min(first, firsts[start]), max(last, lasts[end - 1])
+        firsts[start:end], lasts[start:end] = [first], [last]
+
+    def covers(self, writer: str, first: int, last: int) -> bool:
+        """Return True if all entries from a sequence number to another were seen."""
+        firsts, lasts = self._ranges.get(writer, ([], []))
+        position = bisect_right(firsts, first) - 1
+        return position >= 0 and last <= lasts[position]
+
+    def ranges(self, writer: str) -> list[tuple[int, int]]:
+        """Return the (first, last) sequence numbers of each range of a writer, in order."""
+        return list(zip(*self._ranges.get(writer, ([], [])), strict=True))
 
     def __contains__(self, entry: tuple[str, int]) -> bool:
         writer, sequence = entry

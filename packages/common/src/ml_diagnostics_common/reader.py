@@ -16,7 +16,7 @@ from ml_diagnostics_common.files import read_state, write_state
 from ml_diagnostics_common.journal._layout import Segment, list_segments, log_directory, reader_position_path
 from ml_diagnostics_common.journal._segment_reader import SegmentReader
 
-__all__ = ["EntryReader", "JournalReader", "Take", "UnionReader"]
+__all__ = ["EntryReader", "JournalReader", "Take", "UnionReader", "in_order", "merge"]
 
 Take: TypeAlias = Callable[[list[LogEntry]], list[LogEntry]]
 """Takes those entries of one writer that need no order among writers, and returns the others."""
@@ -106,7 +106,7 @@ class JournalReader:
         for stream in streams:
             stream.chunk_bytes = min(self._chunk_bytes, max(_SMALLEST_CHUNK_BYTES, _ALL_CHUNKS_BYTES // len(streams)))
             stream.take = take
-        yield from _merge(streams)
+        yield from merge(streams)
 
     def position(self) -> dict[str, Any]:
         """See `EntryReader`."""
@@ -204,7 +204,7 @@ class _WriterStream:
                     self._skipped["unreadable_segment"] += 1
                     break
                 if entries:
-                    ordered = _in_order(entries)
+                    ordered = in_order(entries)
                     self.head = ordered if self.take is None else self.take(ordered)
                 if self.head:
                     return True
@@ -238,7 +238,7 @@ class UnionReader:
         """See `EntryReader`."""
         for stream in self._streams:
             stream.start()
-        for batch in _merge(self._streams):
+        for batch in merge(self._streams):
             new = [entry for entry in batch if self._is_new(entry)]
             if new:
                 yield new
@@ -277,7 +277,7 @@ class _ReaderStream:
         return self._position_before_head if self.head else self.reader.position()
 
 
-def _merge(streams: Sequence[_Stream]) -> Iterator[list[LogEntry]]:
+def merge(streams: Sequence[_Stream]) -> Iterator[list[LogEntry]]:
     """Yield batches in the order of time from streams in order; at equal times in the order of the streams.
 
     A batch ends where the first of the heads ends that may continue. A stream is read only if it has a part in the
@@ -331,7 +331,7 @@ _END = (2**63, 0)
 """After every entry."""
 
 
-def _in_order(entries: list[LogEntry]) -> list[LogEntry]:
+def in_order(entries: list[LogEntry]) -> list[LogEntry]:
     """Return the entries by time. Most often they are sorted; threads may write a few lines out of order."""
     times = list(map(_timestamp_ns, entries))
     if times != sorted(times):

@@ -25,7 +25,7 @@ from ml_diagnostics_common.journal._layout import (
     split_first_line,
 )
 
-__all__ = ["SegmentReader"]
+__all__ = ["SegmentReader", "decode_entries"]
 
 _LONGEST_LINE_BYTES = 16 * 2**20
 _SKIP_BYTES = 2**20
@@ -208,6 +208,27 @@ class SegmentReader:
             else:
                 self._skipped[entry] += 1
         return entries, len(data.rstrip(b"\0") if is_end else data)
+
+
+def decode_entries(lines: bytes, skipped: Counter[str]) -> list[LogEntry]:
+    """Return the entries of whole lines, without their context.
+
+    Args:
+        lines: The lines.
+        skipped: Counts the lines that are not entries: torn, foreign.
+    """
+    try:
+        return _decoder.decode_lines(lines)
+    except _UNREADABLE:
+        pass
+    entries = []
+    for line in lines.split(b"\n"):
+        entry = _decode_line(line.rstrip(b"\0")) if line else None
+        if isinstance(entry, LogEntry):
+            entries.append(entry)
+        elif entry is not None:
+            skipped[entry] += 1
+    return entries
 
 
 def _decode_line(line: bytes) -> LogEntry | str:
