@@ -8,12 +8,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 __all__ = [
     "AttemptEnd",
     "AttemptSummary",
     "Bucket",
     "BucketedTime",
+    "DaySum",
     "Disruption",
     "Inference",
     "JobReport",
@@ -67,6 +69,19 @@ class BucketedTime:
     def goodput_percent(self) -> float:
         """Productive share of the counted time, in percent; 0.0 without counted time."""
         return 100 * self.buckets[Bucket.PRODUCTIVE] / self.counted_ns if self.counted_ns else 0.0
+
+
+class DaySum(NamedTuple):
+    """The time of one bucket in one day of an attempt."""
+
+    attempt: int
+    """Number of the attempt, from 1."""
+    day: int
+    """Days since 1970, in UTC."""
+    bucket: Bucket
+    label: str
+    """Type of the custom event, upper case; empty for other buckets."""
+    ns: int
 
 
 class AttemptEnd(enum.Enum):

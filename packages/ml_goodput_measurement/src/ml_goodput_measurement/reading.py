@@ -1,8 +1,38 @@
-"""Goodput for programs that build on it: a job's ledger from entries, and the buckets as people and pages see them."""
+"""Goodput for programs that build on it: a job's ledger, events as rows, and the buckets as pages show them."""
 
 from __future__ import annotations
 
 from ml_goodput_measurement._cli.buckets import BUCKET_KEYS, BUCKET_NAMES, COLORS, column_shares
+from ml_goodput_measurement._ledger import PROCESS_GONE, RULES
+from ml_goodput_measurement._ledger.event_rows import (
+    KINDS,
+    EventRow,
+    EventRowReader,
+    add_rows,
+    batch_from_rows,
+    rows_from_payloads,
+)
+from ml_goodput_measurement._ledger.events import EventBatch
+from ml_goodput_measurement._ledger.writers import Writer
 from ml_goodput_measurement._query.job_ledger import JobLedger
+from ml_goodput_measurement._query.payloads import payload_of, writer_of
 
-__all__ = ["BUCKET_KEYS", "BUCKET_NAMES", "COLORS", "JobLedger", "column_shares"]
+__all__ = [
+    "BUCKET_KEYS",
+    "BUCKET_NAMES",
+    "COLORS",
+    "KINDS",
+    "PROCESS_GONE",
+    "RULES",
+    "EventBatch",
+    "EventRow",
+    "EventRowReader",
+    "JobLedger",
+    "Writer",
+    "add_rows",
+    "batch_from_rows",
+    "column_shares",
+    "payload_of",
+    "rows_from_payloads",
+    "writer_of",
+]

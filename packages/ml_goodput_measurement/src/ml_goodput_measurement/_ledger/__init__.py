@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ml_goodput_measurement._ledger.ledger import PROCESS_GONE, Ledger, Summary, Window
+from ml_goodput_measurement._ledger.ledger import PROCESS_GONE, RULES, Ledger, Summary, Window
 
-__all__ = ["PROCESS_GONE", "Ledger", "Summary", "Window"]
+__all__ = ["PROCESS_GONE", "RULES", "Ledger", "Summary", "Window"]

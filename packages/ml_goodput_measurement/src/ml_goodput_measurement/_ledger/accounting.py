@@ -384,6 +384,10 @@ class CheckpointOverlays:
         starts = [attempt.start_ns for attempt in attempts]
         return self._lay(stale, starts)
 
+    def count(self, bucket: Bucket) -> int:
+        """Return the number of operations of a bucket."""
+        return sum(len(overlays) for key, overlays in self._laid.items() if key[0] is bucket)
+
     def restore(self, attempts: Attempts) -> None:
         """Add all overlays to facts without any."""
         starts = [attempt.start_ns for attempt in attempts]

@@ -121,7 +121,7 @@ class Books:
         """
         index = self._attempts.index_at(time_ns)
         total = self._before(index).copy()
-        total.add(self._beginning(index, time_ns, end_ns, running=running))
+        total.add(self.beginning(index, time_ns, end_ns, running=running))
         return total
 
     def last(self, end_ns: int, *, running: bool) -> Account:
@@ -167,8 +167,15 @@ class Books:
         self._books[index].account = None
         del self._totals[index + 1 :]
 
-    def _beginning(self, index: int, time_ns: int, end_ns: int, *, running: bool) -> Account:
-        """Return the sums of an attempt up to a moment, which lies in it."""
+    def beginning(self, index: int, time_ns: int, end_ns: int, *, running: bool) -> Account:
+        """Return the sums of an attempt up to a moment, which lies in it, startup separated by its whole life.
+
+        Args:
+            index: The attempt.
+            time_ns: The moment.
+            end_ns: End of the wall time.
+            running: True if the job still runs.
+        """
         attempt, times = self._attempts[index], self._facts.steps.times
         step = min(bisect_right(times, time_ns, attempt.first, attempt.stop) - 1, self._attempts.cut_index(index))
         settled, account = self._milestone(index, step)

@@ -29,6 +29,7 @@ __all__ = [
     "ProcessEnd",
     "SliceCount",
     "read_events",
+    "read_into",
 ]
 
 Payload = Mapping[str, Any]
@@ -194,6 +195,12 @@ def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -
         skipped: Counts, by reason, payloads of this job that cannot be read.
     """
     batch = EventBatch()
+    read_into(batch, payloads, job_name, skipped)
+    return batch
+
+
+def read_into(batch: EventBatch, payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -> None:
+    """Add the events of one job to a batch; the arguments are those of `read_events`."""
     add_time, add_number, add_load = batch.step_times.append, batch.step_numbers.append, batch.load_marks.append
     for payload in payloads:
         try:
@@ -226,7 +233,6 @@ def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -
             if not isinstance(payload, Mapping) or "job_name" not in payload:
                 continue
         skipped["malformed entry"] += 1
-    return batch
 
 
 def _read_other(payload: Payload, batch: EventBatch) -> None:

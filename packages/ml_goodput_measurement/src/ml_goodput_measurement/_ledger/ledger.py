@@ -26,12 +26,15 @@ from ml_goodput_measurement._ledger.intervals import Interval, Overlay, resolve
 from ml_goodput_measurement._ledger.step_times import JobStepTimes
 from ml_goodput_measurement._ledger.windows import Life, Window, exclude
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
-from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, BucketedTime, Disruption, Piece
+from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, BucketedTime, DaySum, Disruption, Piece
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._ledger.events import EventBatch
 
-__all__ = ["PROCESS_GONE", "Ledger", "Summary", "Window", "summarize_attempts", "summarize_disruptions"]
+__all__ = ["PROCESS_GONE", "RULES", "Ledger", "Summary", "Window", "summarize_attempts", "summarize_disruptions"]
+
+RULES = "1"
+"""Version of the rules: stored sums of two versions must not be added. It rises with each change that moves time."""
 
 
 def summarize_attempts(attempts: Attempts, books: Books, now_ns: int) -> list[AttemptSummary]:
@@ -268,6 +271,17 @@ class Ledger:
         windows = {span: life.window(*span) for span in sorted(spans)}
         return [windows[span] for span in spans]
 
+    def days(self, now_ns: int) -> list[DaySum]:
+        """Return the sums by attempt, day (UTC), bucket and type of custom event, in this order; none without a fact.
+
+        They sum to the wall time. Costs what was added since the last call, and a little for each midnight.
+
+        Args:
+            now_ns: The moment of the query, or `PROCESS_GONE`.
+        """
+        life = self._life(now_ns)
+        return [] if life is None else list(life.days())
+
     def timeline(
         self,
         now_ns: int,
@@ -308,6 +322,17 @@ class Ledger:
             exclusions: The exclusions of that call.
         """
         return summarize_disruptions(self._attempts, self._books, attempts, exclusions)
+
+    def saves(self) -> int:
+        """Return the number of saves, of each step, storage and attempt, however many hosts reported them."""
+        self._update()
+        return self._checkpoints.count(Bucket.CHECKPOINT_SAVE)
+
+    def first_step_times(self) -> list[int | None]:
+        """Return when the first step of each attempt started; None for one without steps."""
+        self._update()
+        times = self.facts.steps.times
+        return [times[attempt.first] if attempt.has_steps else None for attempt in self._attempts]
 
     def steps_since(self, time_ns: int) -> Iterator[tuple[int, int, float]]:
         """Yield number, start and seconds of the kept steps that started after a moment and that the next follows."""

@@ -123,7 +123,15 @@ class Recorders:
             writer: The writer.
             payloads: In any order, with repetitions.
         """
-        batch = read_events(payloads, self.job_name, self.skipped)
+        self.add_batch(writer, read_events(payloads, self.job_name, self.skipped))
+
+    def add_batch(self, writer: Writer, batch: EventBatch) -> None:
+        """Add events of one writer.
+
+        Args:
+            writer: The writer.
+            batch: Its events of this job, in any order, with repetitions; it is not used any more by the caller.
+        """
         self.lost.update(batch.lost)
         self.untimed.update(batch.untimed)
         self.inferred.update(dict.fromkeys(batch.inferred))

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from ml_goodput_measurement._ledger.accounting import Account
 from ml_goodput_measurement._ledger.attempts import Attempts, recorded_end
-from ml_goodput_measurement.partition import Bucket, BucketedTime, Piece
+from ml_goodput_measurement.partition import Bucket, BucketedTime, DaySum, Piece
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._ledger.books import Books
     from ml_goodput_measurement._ledger.intervals import Interval
 
-__all__ = ["Life", "Window", "exclude"]
+__all__ = ["DAY_NS", "Life", "Window", "exclude"]
+
+DAY_NS = 86_400 * 10**9
 
 _BUCKETS = tuple(Bucket)
 
@@ -51,7 +53,8 @@ class Life:
         self.end_ns, self.running = attempts.wall_end(now_ns)
         self.total = books.closed().copy()
         """Sums over the whole life."""
-        self.total.add(books.last(self.end_ns, running=self.running))
+        self._last = books.last(self.end_ns, running=self.running)
+        self.total.add(self._last)
         kept = [attempts.kept_steps(index) for index in range(len(attempts))]
         self.steps_kept = sum(count for count, _ in kept)
         self._last_steps = list(accumulate((last for _, last in kept), max))
@@ -74,6 +77,35 @@ class Life:
         account = self._until(end_ns).copy()
         account.subtract(self._until(start_ns))
         return account
+
+    def days(self) -> Iterator[DaySum]:
+        """Yield the sums of each attempt by day (UTC), bucket and type of custom event, without those that are zero.
+
+        The days of an attempt sum to its time up to the next attempt. Costs a little for each midnight.
+        """
+        final = len(self._attempts) - 1
+        for index, attempt in enumerate(self._attempts):
+            end_ns = min(self.end_ns, self._attempts.next_start_ns(index))
+            whole = self._last if index == final else self._books.account_of(index, end_ns, running=self.running)
+            first, last = attempt.start_ns // DAY_NS, max(attempt.start_ns, end_ns - 1) // DAY_NS
+            before = Account()
+            for day in range(first, last + 1):
+                until = whole
+                if day < last:
+                    midnight_ns = (day + 1) * DAY_NS
+                    until = self._books.beginning(index, midnight_ns, self.end_ns, running=self.running)
+                for bucket in _BUCKETS:
+                    length = until.buckets.get(bucket, 0) - before.buckets.get(bucket, 0)
+                    if not length:
+                        continue
+                    if bucket is not Bucket.CUSTOM:
+                        yield DaySum(index + 1, day, bucket, "", length)
+                        continue
+                    for label in sorted(until.custom):
+                        part = until.custom[label] - before.custom.get(label, 0)
+                        if part:
+                            yield DaySum(index + 1, day, bucket, label, part)
+                before = until
 
     def without(self, exclusions: Iterable[Interval]) -> Account:
         """Return the sums, with the time of some intervals in the bucket of excluded time.

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.texts import format_count, format_duration
 
-from ml_goodput_measurement._ledger import Ledger, Summary, Window
+from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._query.payloads import by_writer
-from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Inference, JobReport, Piece
+from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, DaySum, Inference, JobReport, Piece
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement._ledger.events import EventBatch
+    from ml_goodput_measurement._ledger.writers import Writer
 
 __all__ = ["JobLedger", "job_report"]
 
@@ -39,12 +45,62 @@ class JobLedger:
             for writer, payloads in by_writer(entries):
                 self._recorders.add(writer, payloads)
 
+    def add_batch(self, writer: Writer, batch: EventBatch) -> None:
+        """Add events of one writer, for example those of `batch_from_rows`, in any order and with repetitions.
+
+        Args:
+            writer: The writer.
+            batch: Its events; the caller must not use it any more.
+        """
+        self._recorders.add_batch(writer, batch)
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """The entries of this job that could not be read, by reason; an argument of `batch_from_rows`."""
+        return self._recorders.skipped
+
+    @property
+    def lost(self) -> int:
+        """The number of entries that recorders reported as not written."""
+        return sum(sum(counts.values()) for counts in self._recorders.lost.values())
+
+    def end_of_life(self, now_ns: int) -> int:
+        """Return the moment up to which a job's time counts: `now_ns`, or `PROCESS_GONE` for one that is silent.
+
+        A job whose process may be gone without a record is silent after three times its longest step, at least ten
+        minutes: then its life ended with its last record. It follows from the facts and the moment alone.
+
+        Args:
+            now_ns: Now, in ns since 1970.
+        """
+        ledger = self._recorders.ledger
+        summary = ledger.summary(now_ns)
+        return PROCESS_GONE if summary is not None and summary.running and ledger.is_silent(now_ns) else now_ns
+
+    def days(self, as_of_ns: int) -> list[DaySum]:
+        """Return the sums by attempt, day (UTC), bucket and type of custom event; none without a fact.
+
+        They sum to the wall time.
+
+        Args:
+            as_of_ns: See `report`.
+        """
+        return self._recorders.ledger.days(as_of_ns)
+
+    def saves(self) -> int:
+        """Return the number of saves, of each step, storage and attempt, however many hosts reported them."""
+        return self._recorders.ledger.saves()
+
+    def first_step_times(self) -> list[int | None]:
+        """Return when the first step of each attempt started, in ns since 1970; None for one without steps."""
+        return self._recorders.ledger.first_step_times()
+
     def report(self, as_of_ns: int, *, include_timeline: bool = False) -> JobReport | None:
         """Return everything about the job as of a moment.
 
         Args:
             as_of_ns: Now for a job that runs, else when it ended, in ns since 1970: the time of a job that recorded no
-                end counts up to then, and not beyond. No event is left out.
+                end counts up to then, and not beyond; or `PROCESS_GONE`. No event is left out.
             include_timeline: True to fill the timeline, which has two pieces for each step with a recorded end.
 
         Returns:

@@ -14,7 +14,16 @@ from ml_goodput_measurement._ledger.events import LOGGED_AFTER, LOGGED_AT
 from ml_goodput_measurement._ledger.writers import Writer
 from ml_goodput_measurement._record.arguments import in_utc
 
-__all__ = ["OwnLogger", "Payloads", "UserLogger", "UserLoggerReader", "by_writer", "get_timestamp_from_log_entry"]
+__all__ = [
+    "OwnLogger",
+    "Payloads",
+    "UserLogger",
+    "UserLoggerReader",
+    "by_writer",
+    "get_timestamp_from_log_entry",
+    "payload_of",
+    "writer_of",
+]
 
 Payloads = list[dict[str, Any]]
 
@@ -83,7 +92,8 @@ def by_writer(entries: list[LogEntry]) -> Iterator[tuple[Writer, Payloads]]:
     """Yield the payloads of some entries by writer, each writer once."""
     first = entries[0].context
     if list(map(_context_of, entries)).count(first) == len(entries):  # True for a single journal, and fast to check.
-        yield _writer(first), [_payload(entry) if "event_type" in entry.payload else entry.payload for entry in entries]
+        payloads_of_one = [payload_of(entry) if "event_type" in entry.payload else entry.payload for entry in entries]
+        yield writer_of(first), payloads_of_one
         return
     payloads: dict[Writer, Payloads] = {}
     by_context: dict[int, Payloads] = {}
@@ -91,12 +101,12 @@ def by_writer(entries: list[LogEntry]) -> Iterator[tuple[Writer, Payloads]]:
         context = entry.context
         found = by_context.get(id(context))
         if found is None:
-            found = by_context[id(context)] = payloads.setdefault(_writer(context), [])
-        found.append(_payload(entry))
+            found = by_context[id(context)] = payloads.setdefault(writer_of(context), [])
+        found.append(payload_of(entry))
     yield from payloads.items()
 
 
-def _payload(entry: LogEntry) -> dict[str, Any]:
+def payload_of(entry: LogEntry) -> dict[str, Any]:
     """Return an entry's payload; that of an untimed checkpoint operation with the entry's time."""
     if _is_untimed(entry.payload):
         return {**entry.payload, LOGGED_AT: entry.timestamp_ns / 1e9}
@@ -121,7 +131,8 @@ def _last_seconds(payloads: list[Any], first: int, stop: int, otherwise: float |
     return otherwise
 
 
-def _writer(context: EntryContext) -> Writer:
+def writer_of(context: EntryContext) -> Writer:
+    """Return the writer of entries, by their labels."""
     labels = context.labels
     text = labels.get("process_index", "")
     return Writer(

@@ -1,0 +1,100 @@
+"""Money: the price of chips, and amounts whose parts sum to the whole. Integers and fractions only, never floats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+__all__ = ["HOUR_NS", "Price", "apportion", "format_amount", "rounded", "unit_of"]
+
+HOUR_NS = 3_600 * 10**9
+
+_MICRO = 10**6
+_HIGHEST = 10**9
+_PRICE = re.compile(
+    r"(?P<before>[$€£¥]|[A-Z]{3})?\s?(?P<amount>\d{1,9}(?:\.\d{1,6})?)\s?(?P<after>[$€£¥]|[A-Z]{3})?\s?/\s?chip-hour"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The price of one chip for one hour.
+
+    Attributes:
+        micro_per_chip_hour: Millionths of the currency's unit.
+        currency: A sign, such as $, or a code of three letters, such as EUR.
+    """
+
+    micro_per_chip_hour: int
+    currency: str = "$"
+
+    @classmethod
+    def parse(cls, text: str) -> Price:
+        """Return the price in a text such as `3.22/chip-hour` or `2.95 EUR/chip-hour`.
+
+        Raises:
+            ConfigurationError: The text is not a price.
+        """
+        found = _PRICE.fullmatch(text.strip()) if text.isascii() or any(sign in text for sign in "€£¥") else None
+        if found is None or (found["before"] and found["after"]):
+            raise ConfigurationError(
+                f"expected a price such as 3.22/chip-hour or 2.95 EUR/chip-hour, with at most 6 decimals, got {text!r}"
+            )
+        micro = Fraction(found["amount"]) * _MICRO
+        return cls(int(micro), found["before"] or found["after"] or "$")
+
+    def of(self, chip_ns: int) -> Fraction:
+        """Return the exact price of some chip-nanoseconds, in units of the currency."""
+        return Fraction(chip_ns * self.micro_per_chip_hour, HOUR_NS * _MICRO)
+
+    def __str__(self) -> str:
+        amount = f"{self.micro_per_chip_hour // _MICRO}.{self.micro_per_chip_hour % _MICRO:06}".rstrip("0")
+        digits = max(2, len(amount.partition(".")[2]))
+        amount = f"{amount.partition('.')[0]}.{amount.partition('.')[2]:0<{digits}}"
+        return f"{_with_currency(amount, self.currency)}/chip-hour"
+
+
+def unit_of(whole: Fraction) -> Fraction:
+    """Return the unit in which to show an amount and its parts: one from 100 on, else a hundredth."""
+    return Fraction(1) if abs(whole) >= 100 else Fraction(1, 100)
+
+
+def rounded(amount: Fraction, unit: Fraction) -> int:
+    """Return the amount in whole units; halves are rounded away from zero."""
+    units = abs(amount) / unit + Fraction(1, 2)
+    return (units.numerator // units.denominator) * (1 if amount >= 0 else -1)
+
+
+def apportion(parts: Sequence[Fraction], unit: Fraction) -> list[int]:
+    """Round parts to whole units so that they sum to their rounded sum.
+
+    Each is rounded down, and those with the largest remainders are given the rest: no part is off by a unit or more.
+
+    Args:
+        parts: The exact amounts.
+        unit: The unit.
+    """
+    whole = rounded(sum(parts, Fraction(0)), unit)
+    exact = [part / unit for part in parts]
+    units = [one.numerator // one.denominator for one in exact]
+    missing = whole - sum(units)
+    order = sorted(range(len(parts)), key=lambda index: (units[index] - exact[index], index))
+    for index in order[:missing]:
+        units[index] += 1
+    return units
+
+
+def format_amount(units: int, unit: Fraction, currency: str) -> str:
+    """Format an amount of `apportion` or `rounded`: $1,234, $0.57, -$12, 1,234 EUR."""
+    sign = "-" if units < 0 else ""
+    size = abs(units)
+    text = f"{size:,}" if unit == 1 else f"{size // 100:,}.{size % 100:02}"
+    return f"{sign}{_with_currency(text, currency)}"
+
+
+def _with_currency(text: str, currency: str) -> str:
+    return f"{text} {currency}" if currency.isalpha() else f"{currency}{text}"
