@@ -190,6 +190,38 @@ def test_attempts_are_marked_on_each_axis() -> None:
     assert (header["total"], header["points"]) == (10, 8)
 
 
+def test_the_values_of_steps_that_were_done_again_are_answered_on_demand() -> None:
+    steps = [0, 1, 2, 3, 4, 2, 3, 4, 3, 4, 5]
+    run = made_run([float(number) for number in range(len(steps))], steps=steps)
+    header, columns = asked(run, x="step")
+    assert columns["y"].tolist() == [0, 1, 5, 8, 9, 10]
+    assert header["replaced"] == 5
+    assert asked(run, x="time")[0]["replaced"] == 0
+    header, columns = asked(run, x="step", replaced=1)
+    nan = math.nan
+    np.testing.assert_array_equal(columns["x"], [2, 3, 4, nan, 3, 4, nan])
+    np.testing.assert_array_equal(columns["y"], [2, 3, 4, nan, 6, 7, nan])
+    assert (header["points"], header["curves"], header["exact"]) == (5, 2, True)
+    assert (header["least"], header["greatest"]) == (2.0, 7.0)
+    np.testing.assert_array_equal(asked(run, x="step", replaced=1, from_=4, to=9)[1]["x"], [3, 4, nan, 3, 4, nan])
+    assert len(asked(run, x="step", replaced=1, from_=5, to=9)[1]["x"]) == 0
+    assert len(asked(run, x="time", replaced=1)[1]["x"]) == 0
+    assert len(asked(made_run([1.0, 2.0]), x="step", replaced=1)[1]["x"]) == 0
+
+
+def test_many_values_that_were_replaced_are_answered_with_both_extremes_of_each_pixel() -> None:
+    run = made_run([])
+    column = run.columns.column("loss", "0", "vm-0", "1")
+    for attempt in range(2):
+        for step in range(30_000):
+            value = 99.0 if (attempt, step) == (0, 12_345) else math.nan if step == 7 else float(step % 10)
+            column.append(float(step), START_S + attempt * 30_000 + step, value)
+    header, columns = asked(run, x="step", replaced=1, width=100)
+    assert (header["points"], header["exact"], header["greatest"]) == (30_000, False, 99.0)
+    assert len(columns["x"]) <= 201
+    assert dict(zip(columns["x"].tolist(), columns["y"].tolist(), strict=True))[12_345.0] == 99.0
+
+
 @pytest.mark.parametrize(
     ("parameters", "error"),
     [
@@ -202,6 +234,7 @@ def test_attempts_are_marked_on_each_axis() -> None:
         ({"hosts": "all"}, BadQueryError),
         ({"from": "2", "to": "2"}, BadQueryError),
         ({"after": "x"}, BadQueryError),
+        ({"replaced": "yes"}, BadQueryError),
     ],
 )
 def test_a_question_that_has_no_answer_gets_a_sentence(parameters: dict[str, str], error: type[Exception]) -> None:

@@ -13,7 +13,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ml_diagnostics_console._web.tiles import Tiles
+from ml_diagnostics_console._web.curve import Curve
+from ml_diagnostics_console._web.step_order import StepOrder
 
 __all__ = ["Column", "Floats", "RunColumns"]
 
@@ -36,14 +37,11 @@ class Column:
     """
 
     __slots__ = (
-        "_by_step",
         "_has_steps",
         "_order",
         "_pending",
         "_rows",
         "_step",
-        "_step_tiles",
-        "_tiles",
         "_time",
         "_value",
         "host",
@@ -65,10 +63,7 @@ class Column:
         self._time, self._value = np.empty(0), np.empty(0)
         self._rows = 0
         self._has_steps = True
-        self._order: _StepOrder | None = None
-        self._by_step: tuple[Floats, Floats] | None = None
-        self._tiles: Tiles | None = None
-        self._step_tiles: Tiles | None = None
+        self._order: StepOrder | None = None
 
     @classmethod
     def restored(
@@ -125,14 +120,13 @@ class Column:
         for pending in (self.steps, self.times, self.values):
             del pending[:]  # The same array: the store has its `append`.
         self._rows = end
-        self._by_step = None
         times = self._time[max(0, rows - 1) : end]
         if (times[1:] < times[:-1]).any():
             order = np.argsort(self._time[:end], kind="stable")
             self._step = self._step[:end][order]
             self._time, self._value = self._time[:end][order], self._value[:end][order]
             self.sorted_rows = end
-            self._order = self._tiles = self._step_tiles = None
+            self._order = None
 
     def _move_steps(self, first: int, last: int) -> None:
         """Move steps, as integers of 4 bytes while all of them are such."""
@@ -170,39 +164,35 @@ class Column:
         self.settle()
         return self._value[: self._rows]
 
-    @property
-    def tiles(self) -> Tiles:
-        """The tiles of the values, by time."""
-        return self.extend_tiles()
+    def steps_of(self, first: int, last: int) -> Floats:
+        """Return the steps of some points, by time; NaN where there is none."""
+        self.settle()
+        return self._step[first : min(last, self._rows)].astype(np.float64, copy=False)
 
-    def extend_tiles(self) -> Tiles:
-        """Return the tiles with those of new values; the first time for a million values takes 15 ms."""
-        value = self.value
-        if self._tiles is None:
-            self._tiles = Tiles()
-        self._tiles.extend(value)
-        return self._tiles
+    def by_time(self) -> Curve:
+        """Return the values by time."""
+        return Curve(self.time, self.value)
 
-    def by_step(self) -> tuple[Floats, Floats, Tiles]:
-        """Return the steps in their order, the value of each, and the tiles of these values.
+    def by_step(self) -> Curve:
+        """Return the values by step.
 
         Of a step that was done again after a restart, the last value counts. Points without a step are left out.
         """
+        return Curve(self._kept_steps(), self.value, self._step_order())
+
+    def replaced(self) -> list[tuple[int, int]]:
+        """Return the points whose steps were done again, as first row and row after the last of each piece, by time."""
+        return self._step_order().replaced() if self.has_steps else []
+
+    def _kept_steps(self) -> npt.NDArray[np.int32] | Floats:
         self.settle()
+        return self._step[: self._rows]
+
+    def _step_order(self) -> StepOrder:
         if self._order is None:
-            self._order = _StepOrder()
-        steps = self.step
-        if not self._order.extend(steps):
-            self._step_tiles = None
-        if self._order.rows is None:
-            return steps, self.value, self.tiles
-        if self._by_step is None:
-            self._by_step = steps[self._order.rows], self.value[self._order.rows]
-        step, value = self._by_step
-        if self._step_tiles is None:
-            self._step_tiles = Tiles()
-        self._step_tiles.extend(value)
-        return step, value, self._step_tiles
+            self._order = StepOrder()
+        self._order.extend(self._kept_steps())
+        return self._order
 
     @property
     def last(self) -> float | None:
@@ -222,36 +212,6 @@ def _grown(column: npt.NDArray[Any], rows: int, capacity: int) -> npt.NDArray[An
     grown = np.empty(capacity, column.dtype)
     grown[:rows] = column[:rows]
     return grown
-
-
-class _StepOrder:
-    """The rows of a column in the order of their steps, without those of steps that were done again.
-
-    Attributes:
-        rows: The rows; None if they are all rows as they are.
-    """
-
-    def __init__(self) -> None:
-        self.rows: npt.NDArray[np.uint32] | None = None
-        self._seen = 0
-        self._last = -np.inf
-
-    def extend(self, step: Floats) -> bool:
-        """Take the steps of rows that were added; return False if the order before these has changed."""
-        new = step[self._seen :]
-        if not len(new):
-            return True
-        if new[0] > self._last and (new[1:] > new[:-1]).all():
-            if self.rows is not None:
-                self.rows = np.concatenate((self.rows, np.arange(self._seen, len(step), dtype=np.uint32)))
-            self._seen, self._last = len(step), float(new[-1])
-            return True
-        order = np.argsort(step, kind="stable")  # NaN is last; of equal steps the earlier row is first.
-        ordered = step[order]
-        is_last = np.append(ordered[1:] != ordered[:-1], True) & ~np.isnan(ordered)
-        self.rows = order[is_last].astype(np.uint32)
-        self._seen, self._last = len(step), float(ordered[is_last][-1]) if is_last.any() else -np.inf
-        return False
 
 
 class RunColumns:

@@ -42,10 +42,8 @@ def axis_of(column: Column, axis: str) -> tuple[Floats, Floats]:
         column: The column.
         axis: step or time.
     """
-    if axis == "step":
-        steps, values, _ = column.by_step()
-        return steps, values
-    return column.time, column.value
+    curve = column.by_step() if axis == "step" else column.by_time()
+    return curve.positions(), curve.values()
 
 
 def host_matrix(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -11,11 +12,13 @@ import numpy.typing as npt
 
 from ml_diagnostics_console._web.answers import Answer, NotThereError, binary_answer
 from ml_diagnostics_console._web.columns import Column
+from ml_diagnostics_console._web.curve import Curve
+from ml_diagnostics_console._web.extremes import distinct, extremes
 from ml_diagnostics_console._web.host_matrix import host_matrix
 from ml_diagnostics_console._web.quantiles import quantile
-from ml_diagnostics_console._web.queries import Query
+from ml_diagnostics_console._web.queries import Query, quoted
+from ml_diagnostics_console._web.replaced_points import header_of, replaced_points
 from ml_diagnostics_console._web.run_data import RunData
-from ml_diagnostics_console._web.tiles import Tiles, distinct
 from ml_diagnostics_console._web.wire import encode
 
 __all__ = ["columns_of", "points"]
@@ -28,7 +31,6 @@ _PIXELS_A_BUCKET: Final = 3
 _LOW, _HIGH = 0.05, 0.95
 _ROBUST: Final = (0.01, 0.985)
 _MOST_RANGES: Final = 200
-_LONGEST_NAME: Final = 80
 
 
 class _Axis(NamedTuple):
@@ -36,17 +38,17 @@ class _Axis(NamedTuple):
 
     Attributes:
         name: step, time or elapsed.
-        positions: The positions of the values, ascending; on the axis of time, also for elapsed.
-        values: The values.
-        tiles: Their tiles.
+        curve: The values by their position; on the axis of time, also for elapsed.
         origin: The number that is subtracted from the positions in the answer.
     """
 
     name: str
-    positions: Floats
-    values: Floats
-    tiles: Tiles
+    curve: Curve
     origin: float
+
+    def rows(self, span: tuple[float, float] | None) -> tuple[int, int]:
+        """Return the first value of a span, and the first one behind it."""
+        return (0, len(self.curve)) if span is None else self.curve.rows(span[0] + self.origin, span[1] + self.origin)
 
 
 def columns_of(run: RunData, metric: str) -> list[Column]:
@@ -57,13 +59,14 @@ def columns_of(run: RunData, metric: str) -> list[Column]:
     """
     columns = run.columns.of(metric)
     if not columns:
-        shown = metric if len(metric) <= _LONGEST_NAME else metric[:_LONGEST_NAME] + "..."
-        raise NotThereError(f"The run has no metric {shown!r}.")
+        raise NotThereError(f"The run has no metric {quoted(metric)}.")
     return columns
 
 
 def points(run: RunData, query: Query) -> Answer:
     """Answer the points of a metric: of one process (`series`), or the spread of all hosts (`hosts=spread`).
+
+    With `replaced`, only the values of steps that were done again are answered, which the curve by step has no more.
 
     Raises:
         NotThereError: The run has no such metric or process.
@@ -72,14 +75,17 @@ def points(run: RunData, query: Query) -> Answer:
     columns = columns_of(run, query.text("metric"))
     axis, span, width = query.choice("x", ("step", "time", "elapsed")), query.span(), query.width()
     is_spread = query.choice("hosts", ("", "spread")) == "spread"
+    is_replaced = query.choice("replaced", ("", "1")) == "1"
     series, after = query.natural("series", 0), query.natural("after", -1) if query.text("after") else None
     if series >= len(columns):
         raise NotThereError(f"The metric has {len(columns)} series.")
     if axis == "step" and not any(column.has_steps for column in (columns if is_spread else [columns[series]])):
         axis, span = "time", None
-    key = ("points", columns[0].metric, axis, span, width, is_spread, series, after)
+    key = ("points", columns[0].metric, axis, span, width, is_spread, is_replaced, series, after)
 
     def made() -> bytes:
+        if is_replaced:
+            return replaced_points(columns[series], axis, span, width)
         if is_spread:
             return _spread(run, columns, axis, span, width)
         if after is not None:
@@ -91,40 +97,40 @@ def points(run: RunData, query: Query) -> Answer:
 
 def _axis(run: RunData, column: Column, name: str) -> _Axis:
     if name == "step":
-        positions, values, tiles = column.by_step()
-        return _Axis(name, positions, values, tiles, 0.0)
-    return _Axis(name, column.time, column.value, column.tiles, run.started_s if name == "elapsed" else 0.0)
+        return _Axis(name, column.by_step(), 0.0)
+    return _Axis(name, column.by_time(), run.started_s if name == "elapsed" else 0.0)
 
 
 def _points(run: RunData, column: Column, name: str, span: tuple[float, float] | None, width: int) -> bytes:
     axis = _axis(run, column, name)
-    rows_in_all = len(axis.positions)
-    low, high = (-math.inf, math.inf) if span is None else (span[0] + axis.origin, span[1] + axis.origin)
-    first, last = (int(row) for row in np.searchsorted(axis.positions, (low, np.nextafter(high, math.inf))))
+    curve = axis.curve
+    first, last = axis.rows(span)
+    # With the points before and after the window, so that the line reaches its edges.
+    start, end = max(0, first - 1), min(len(curve), last + 1)
+    x, y = curve.positions(start, end), curve.values(start, end)
+    inside_x, inside_y = x[first - start : last - start], y[first - start : last - start]
     is_exact = last - first <= _POINTS_A_PIXEL * width
     if is_exact:
-        # With the points before and after the window, so that the line reaches its edges.
-        rows = np.arange(max(0, first - 1), min(rows_in_all, last + 1))
-        inside = axis.values[first:last]
-        finite = inside[np.isfinite(inside)]
+        rows = np.arange(end - start)
+        finite = _finite(inside_y)
     else:
-        rows = axis.tiles.extremes(_edges(axis.positions, first, last, width))
-        finite = axis.values[rows]
-        ends = np.array((max(0, first - 1), first, last - 1, min(rows_in_all, last + 1) - 1), np.int64)
-        rows = distinct(np.concatenate((rows, ends)))
-    band = _band(axis, first, last, max(1, width // _PIXELS_A_BUCKET))
+        found = extremes(inside_y, _edges(inside_x, width))
+        finite = inside_y[found]
+        ends = np.array((0, first - start, last - start - 1, end - start - 1), np.int64)
+        rows = distinct(np.concatenate((found + (first - start), ends)))
+    band = _band(inside_x, inside_y, max(1, width // _PIXELS_A_BUCKET))
     header = {
-        **_header(column, name, width),
+        **header_of(column, name, width),
         "points": last - first,
         "exact": is_exact,
         "from": None if span is None else span[0],
         "to": None if span is None else span[1],
+        "replaced": len(column) - len(curve) if name == "step" and column.has_steps else 0,
         "attempt_marks": _attempt_marks(run, column, axis),
-        "nonfinite": _nonfinite(axis, first, last, width),
+        "nonfinite": _nonfinite(inside_x - axis.origin, inside_y, width),
         **_limits(finite, band),
     }
-    x, mean_x = axis.positions[rows] - axis.origin, band[0] - axis.origin
-    return encode(header, [x, axis.values[rows], mean_x, *band[1:]])
+    return encode(header, [x[rows] - axis.origin, y[rows], band[0] - axis.origin, *band[1:]])
 
 
 def _appended(run: RunData, column: Column, name: str, after: int, width: int) -> bytes:
@@ -132,76 +138,66 @@ def _appended(run: RunData, column: Column, name: str, after: int, width: int) -
 
     `reset` in the header is true if these do not follow the others, or are too many: then all are to be read again.
     """
-    axis = _axis(run, column, name)
-    positions, values = column.step if name == "step" else column.time, column.value
-    first = min(after, len(values))
-    new, before = positions[first:], positions[:first]
-    is_in_order = bool((new[1:] > new[:-1]).all()) if name == "step" else after >= column.sorted_rows
-    if name == "step" and len(new) and len(before):
-        is_in_order = is_in_order and bool(new[0] > np.nanmax(before))
+    count = len(column)
+    first = min(after, count)
+    new = column.steps_of(first, count) if name == "step" else column.time[first:]
+    if name == "step":
+        is_in_order = bool((new[1:] > new[:-1]).all())
+        if is_in_order and first and len(new):
+            is_in_order = bool(new[0] > np.nanmax(column.steps_of(0, first)))
+    else:
+        is_in_order = after >= column.sorted_rows
     is_reset = not is_in_order or len(new) > _POINTS_A_PIXEL * width
     if is_reset:
-        first = len(values)
-    added = _Axis(name, positions, values, axis.tiles, axis.origin)
-    part = values[first:]
+        first, new = count, new[:0]
+    x, y = new - (run.started_s if name == "elapsed" else 0.0), column.value[first:]
     nothing = np.empty(0)
     header = {
-        **_header(column, name, width),
-        "points": len(part),
+        **header_of(column, name, width),
+        "points": len(y),
         "exact": True,
         "reset": is_reset,
-        "nonfinite": _nonfinite(added, first, len(values), width),
-        **_limits(part[np.isfinite(part)], [nothing] * 4),
+        "nonfinite": _nonfinite(x, y, width),
+        **_limits(_finite(y), [nothing] * 4),
     }
-    return encode(header, [positions[first:] - axis.origin, part, nothing, nothing, nothing, nothing])
+    return encode(header, [x, y, nothing, nothing, nothing, nothing])
 
 
-def _header(column: Column, name: str, width: int) -> dict[str, Any]:
-    return {
-        "columns": ["x", "y", "mean_x", "mean_y", "p5", "p95"],
-        "metric": column.metric,
-        "unit": column.unit,
-        "host": column.host,
-        "process": column.process,
-        "x": name,
-        "total": len(column),
-        "cursor": len(column),
-        "size": width,
-    }
-
-
-def _edges(positions: Floats, first: int, last: int, count: int) -> Rows:
+def _edges(positions: Floats, count: int) -> Rows:
     """Return the rows at which pieces of equal length of the axis start, and the row after the last."""
-    limits = np.linspace(positions[first], positions[last - 1], count + 1)[1:-1]
-    cuts = first + np.searchsorted(positions[first:last], limits)
-    return np.concatenate(([first], cuts, [last])).astype(np.int64)
+    limits = np.linspace(positions[0], positions[-1], count + 1)[1:-1]
+    return np.concatenate(([0], np.searchsorted(positions, limits), [len(positions)])).astype(np.int64)
 
 
-def _band(axis: _Axis, first: int, last: int, buckets: int) -> list[Floats]:
+def _band(positions: Floats, values: Floats, buckets: int) -> list[Floats]:
     """Return position, mean, 5th and 95th percentile of all finite values in each bucket; empty if few."""
-    if last - first <= buckets:
+    if len(values) <= buckets:
         return [np.empty(0)] * 4
-    edges = distinct(_edges(axis.positions, first, last, buckets))
-    values = axis.values[first:last]
-    finite = np.isfinite(values)
-    is_all_finite = bool(finite.all())
-    starts = edges[:-1] - first
-    counts = np.diff(edges) if is_all_finite else np.add.reduceat(finite.astype(np.int64), starts)
-    full = np.flatnonzero(counts)
+    limits = distinct(_edges(positions, buckets)).tolist()
+    is_all_finite = bool(np.isfinite(values).all())
+    found = []
     with np.errstate(over="ignore"):
-        sums = np.add.reduceat(values if is_all_finite else np.where(finite, values, 0.0), starts)
-        # Relative to the first position: a sum of a million times of 1.7e9 s would lose microseconds.
-        origin = axis.positions[first]
-        positions = origin + np.add.reduceat(axis.positions[first:last] - origin, starts) / np.diff(edges)
-    low, high = np.empty(len(full)), np.empty(len(full))
-    for number, bucket in enumerate(full):
-        part = values[starts[bucket] : edges[bucket + 1] - first]
-        if not is_all_finite:
-            part = part[np.isfinite(part)]
-        lowest, highest = int(_LOW * (len(part) - 1)), math.ceil(_HIGH * (len(part) - 1))
-        ordered = np.partition(part, (lowest, highest))
-        low[number], high[number] = ordered[lowest], ordered[highest]
-    return [positions[full], sums[full] / counts[full], low, high]
+        for start, end in itertools.pairwise(limits):
+            part = values[start:end] if is_all_finite else _finite(values[start:end])
+            if len(part):
+                middle = float(positions[start:end].sum()) / (end - start)
+                found.append((middle, float(part.sum()) / len(part), *_percentiles(part)))
+    return list(np.array(found).reshape(-1, 4).T)
+
+
+def _finite(values: Floats) -> Floats:
+    """Return the values that are finite."""
+    return values[np.isfinite(values)]
+
+
+def _percentiles(values: Floats) -> tuple[float, float]:
+    """Return the 5th and the 95th percentile of at least one finite value: two of these."""
+    low, high = int(_LOW * (len(values) - 1)), math.ceil(_HIGH * (len(values) - 1))
+    ordered = values.copy()
+    ordered.partition(low)  # One after the other: for two at once, numpy has no fast way.
+    if high > low:
+        ordered[low + 1 :].partition(high - low - 1)
+    return float(ordered[low]), float(ordered[high])
 
 
 def _limits(values: Floats, band: Sequence[Floats]) -> dict[str, float | None]:
@@ -217,25 +213,19 @@ def _limits(values: Floats, band: Sequence[Floats]) -> dict[str, float | None]:
     }
 
 
-def _nonfinite(axis: _Axis, first: int, last: int, width: int) -> list[list[Any]]:
+def _nonfinite(positions: Floats, values: Floats, width: int) -> list[list[Any]]:
     """Return where values are not finite: start, end, number and NaN or inf; neighbours within a pixel are one."""
-    values = axis.values[first:last]
-    rows = first + np.flatnonzero(~np.isfinite(values))
+    rows = np.flatnonzero(~np.isfinite(values))
     if not len(rows):
         return []
-    positions = axis.positions[rows]
-    pixel = max(float(axis.positions[last - 1] - axis.positions[first]) / min(width, _MOST_RANGES), 0.0)
-    is_nan = np.isnan(axis.values[rows])
-    is_far = (np.diff(positions) > pixel) & (np.diff(rows) > 1)
+    found = positions[rows]
+    pixel = max(float(positions[-1] - positions[0]) / min(width, _MOST_RANGES), 0.0)
+    is_nan = np.isnan(values[rows])
+    is_far = (np.diff(found) > pixel) & (np.diff(rows) > 1)
     starts = np.concatenate(([0], 1 + np.flatnonzero(is_far)))
     ends = np.append(starts[1:], len(rows))
     return [
-        [
-            float(positions[start] - axis.origin),
-            float(positions[end - 1] - axis.origin),
-            int(end - start),
-            "NaN" if is_nan[start:end].any() else "inf",
-        ]
+        [float(found[start]), float(found[end - 1]), int(end - start), "NaN" if is_nan[start:end].any() else "inf"]
         for start, end in zip(starts, ends, strict=True)
     ]
 
@@ -249,7 +239,7 @@ def _attempt_marks(run: RunData, column: Column, axis: _Axis) -> list[list[float
             row = int(np.searchsorted(column.time, attempt.started_s))
             if row >= len(column):
                 continue
-            position = float(column.step[row])
+            position = float(column.steps_of(row, row + 1)[0])
         if math.isfinite(position):
             marks.append([position, attempt.number])
     return marks

@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from ml_diagnostics_common.texts import one_line
+
 from ml_diagnostics_console._web.answers import BadQueryError
 
-__all__ = ["GREATEST_WIDTH", "Query"]
+__all__ = ["GREATEST_WIDTH", "Query", "quoted"]
 
 GREATEST_WIDTH: Final = 4000
 _WIDTH: Final = 1200
-_LONGEST_SHOWN: Final = 40
+_LONGEST_SHOWN: Final = 80
 
 
 class Query(Mapping[str, str]):
@@ -48,7 +50,7 @@ class Query(Mapping[str, str]):
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise BadQueryError(f"{name} must be a number, got {_short(text)}")
+            raise BadQueryError(f"{name} must be a number, got {quoted(text)}")
         return number
 
     def natural(self, name: str, default: int) -> int:
@@ -57,14 +59,14 @@ class Query(Mapping[str, str]):
         if not text:
             return default
         if not (text.isascii() and text.isdecimal()) or len(text) > 18:
-            raise BadQueryError(f"{name} must be a whole number from 0, got {_short(text)}")
+            raise BadQueryError(f"{name} must be a whole number from 0, got {quoted(text)}")
         return int(text)
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """Return one of several words; the first one by default."""
         text = self._parameters.get(name, "") or choices[0]
         if text not in choices:
-            raise BadQueryError(f"{name} must be one of {', '.join(choices)}, got {_short(text)}")
+            raise BadQueryError(f"{name} must be one of {', '.join(choices)}, got {quoted(text)}")
         return text
 
     def width(self) -> int:
@@ -89,5 +91,6 @@ class Query(Mapping[str, str]):
         return span
 
 
-def _short(text: str) -> str:
-    return repr(text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "...")
+def quoted(text: str) -> str:
+    """Return a text of somebody else in quotes, for a sentence: on one line, and short."""
+    return repr(one_line(text, _LONGEST_SHOWN))

@@ -60,7 +60,6 @@ _SAVE_SECONDS: Final = 900.0
 _MOST_WAIT_SECONDS: Final = 30.0
 _MOST_CLOUD_WAIT_SECONDS: Final = 3.0
 _SHOWN_SECONDS: Final = 2.0
-_LONG_COLUMN: Final = 50_000
 _UPDATES_AT_ONCE: Final = 50
 _GOODPUT_SECONDS: Final = 0.25
 _LONGEST_NAME: Final = 80
@@ -289,8 +288,6 @@ class Store:
         for run_id in self._dispatch.touched:
             for column in self._kept[run_id].run.columns:
                 column.settle()
-                if len(column) > _LONG_COLUMN:
-                    column.extend_tiles()  # Now, so that the first drawing need not wait for it.
         self._unsettled = 0
 
     def _update_runs(self, now_ns: int) -> None:

@@ -1,9 +1,10 @@
-"""Tiles and columns against slow references."""
+"""Extremes and columns against slow references."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from array import array
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ml_diagnostics_console._web.columns import Column, RunColumns
-from ml_diagnostics_console._web.tiles import Tiles
+from ml_diagnostics_console._web.extremes import extremes
 
 VALUES = st.lists(
     st.one_of(st.integers(-5, 5).map(float), st.floats(width=32), st.just(math.nan), st.just(math.inf)), max_size=700
@@ -31,34 +32,22 @@ def slow_extremes(values: list[float], edges: list[int]) -> list[int]:
 @given(VALUES, st.data())
 def test_extremes_are_those_of_a_slow_search(values: list[float], data: st.DataObject) -> None:
     edges = sorted(data.draw(st.lists(st.integers(0, len(values)), min_size=2, max_size=12)))
-    tiles = Tiles()
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
-    for cut in (*cuts, len(values)):  # However the column grew.
-        tiles.extend(np.array(values[:cut]))
-    found = tiles.extremes(np.array(edges, np.int64)).tolist()
-    expected = slow_extremes(values, edges)
-    assert [values[row] for row in found] == [values[row] for row in expected]
-    assert found == expected
+    found = extremes(np.array(values), np.array(edges, np.int64)).tolist()
+    assert found == slow_extremes(values, edges)
 
 
-def test_tiles_of_a_long_column_find_the_one_value_that_stands_out() -> None:
+def test_of_a_long_column_the_one_value_is_found_that_stands_out() -> None:
     values = np.zeros(200_000)
     values[[1, 77_777, 199_999]] = (5.0, -3.0, 7.0)
     values[1000:2000] = np.nan
-    tiles = Tiles()
-    for end in (10, 5_000, 123_456, 200_000):
-        tiles.extend(values[:end])
     edges = np.linspace(0, 200_000, 101).astype(np.int64)
-    assert {1, 77_777, 199_999} <= set(tiles.extremes(edges).tolist())
-    assert tiles.extremes(edges).tolist() == slow_extremes(values.tolist(), edges.tolist())
+    assert {1, 77_777, 199_999} <= set(extremes(values, edges).tolist())
+    assert extremes(values, edges).tolist() == slow_extremes(values.tolist(), edges.tolist())
 
 
 def test_nothing_is_found_in_nothing() -> None:
-    tiles = Tiles()
-    tiles.extend(np.empty(0))
-    assert tiles.extremes(np.array([0, 0])).tolist() == []
-    tiles.extend(np.full(100, np.nan))
-    assert tiles.extremes(np.array([0, 50, 100])).tolist() == []
+    assert extremes(np.empty(0), np.array([0, 0])).tolist() == []
+    assert extremes(np.full(100, np.nan), np.array([0, 50, 100])).tolist() == []
 
 
 STEPS = st.one_of(st.integers(0, 12).map(float), st.just(math.nan))
@@ -66,6 +55,7 @@ STEPS = st.one_of(st.integers(0, 12).map(float), st.just(math.nan))
 
 @given(st.lists(st.lists(st.tuples(STEPS, st.integers(0, 30).map(float)), max_size=12), max_size=8))
 @example([[(1.0, 1.0), (2.0, 2.0)], [(2.0, 3.0)], [(3.0, 4.0)]])
+@example([[(float(step), float(step)) for step in range(200)], [(float(step), 300.0) for step in range(150, 250)]])
 def test_of_a_step_that_was_done_again_the_last_value_counts(parts: list[list[tuple[float, float]]]) -> None:
     column = Column("loss", "0")
     points: list[tuple[float, float, float]] = []
@@ -78,11 +68,18 @@ def test_of_a_step_that_was_done_again_the_last_value_counts(parts: list[list[tu
         assert column.time.tolist() == [point[1] for point in ordered]
         assert column.value.tolist() == [point[2] for point in ordered]
         last = {step: value for step, _, value in ordered if not math.isnan(step)}
-        steps, values, tiles = column.by_step()
+        curve = column.by_step()
+        steps, values = curve.positions(), curve.values()
         assert steps.tolist() == sorted(last)
         assert values.tolist() == [last[step] for step in sorted(last)]
-        if len(values):
-            assert set(values[tiles.extremes(np.array([0, len(values)]))].tolist()) == {min(values), max(values)}
+        low, high = 3.0, 8.0
+        first, end = curve.rows(low, high)
+        assert curve.positions(first, end).tolist() == [step for step in sorted(last) if low <= step <= high]
+        assert curve.values(first, end).tolist() == values[first:end].tolist()
+        if column.has_steps:
+            replaced = [row for first, end in column.replaced() for row in range(first, end)]
+            kept = set(values.tolist())
+            assert replaced == [row for row, point in enumerate(ordered) if point[2] not in kept]
     assert len(column) == len(points)
     assert column.has_steps == (bool(points) and not any(math.isnan(step) for step, _, _ in points))
 
@@ -98,17 +95,40 @@ def test_a_view_stays_as_it_is_while_the_column_grows() -> None:
     assert before.tolist() == list(range(100))
 
 
-def test_a_column_takes_20_bytes_a_point_and_its_tiles_less_than_two_more() -> None:
+def test_a_column_takes_20_bytes_a_point_and_nothing_more_by_step() -> None:
     column = Column("loss", "0")
     count = 300_000
-    for data in (column.steps, column.times, column.values):
-        data.extend(array("d", range(count)))
-    tiles = column.tiles
-    columns = (column._step, column._time, column._value)
-    stored = sum(one.nbytes for one in columns) + sum(
-        level._least.nbytes + level._greatest.nbytes for level in tiles._levels
-    )
-    assert stored <= 22 * count
+    for data in (column.times, column.values):
+        data.extend(array("d", range(count + count // 2)))
+    column.steps.extend(array("d", [*range(count), *range(count // 2, count)]))
+    assert sum(one.nbytes for one in column.arrays) == 20 * len(column)
+    tracemalloc.start()
+    try:
+        curve = column.by_step()
+        rows = curve.rows(-math.inf, math.inf)
+        assert (rows, len(curve)) == ((0, count), count)
+        assert curve.positions()[-1] == count - 1
+        assert tracemalloc.get_traced_memory()[0] < count / 10
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_steps_of_two_writers_in_turn_are_in_order(*, is_late: bool) -> None:
+    """Each second row belongs elsewhere: their order is kept as numbers of rows."""
+    column = Column("loss", "0")
+    for number in range(1000):
+        column.append(number // 2 if number % 2 else 500 + number // 2, float(number), float(number))
+        if is_late and number == 500:
+            assert len(column.by_step()) == 501
+    curve = column.by_step()
+    assert curve.positions().tolist() == list(range(1000))
+    assert curve.rows(10.0, 20.5) == (10, 21)
+    assert curve.values(499, 501).tolist() == [999.0, 0.0]
+    assert column.replaced() == []
+    column.append(3, 2000.0, -1.0)
+    assert column.by_step().values(3, 4).tolist() == [-1.0]
+    assert column.replaced() == [(7, 8)]
 
 
 def test_columns_are_in_the_order_of_processes() -> None:
