@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import os
+import re
 import shutil
 import signal
 import socket
@@ -181,6 +182,23 @@ def test_static_files_are_compressed_and_asked_for_once(server: Served) -> None:
     assert (again.status, again.body) == (304, b"")
     assert server.get(path, headers={"If-None-Match": '"other"'}).status == 200
     assert server.get(path, headers={"Accept-Encoding": "gzip;q=0"}).headers.get("content-encoding") is None
+
+
+def test_the_code_of_the_page_is_one_script_that_a_browser_keeps(server: Served) -> None:
+    shell = server.get("/runs/digits-1/metrics")
+    assert shell.headers["cache-control"] == "no-cache"
+    paths = re.findall(r'(?:src|href)="([^"#]+)"', shell.body.decode())
+    assert {path.rpartition("/")[2] for path in paths} >= {"page.js", "page.css", "uPlot.iife.min.js"}
+    for path in paths:
+        reply = server.get(path)
+        assert (reply.status, reply.headers["cache-control"]) == (200, "public, max-age=31536000, immutable"), path
+    [script] = [path for path in paths if path.endswith("/page.js")]
+    assert gzip.decompress(server.get(script, headers={"Accept-Encoding": "gzip"}).body) == server.get(script).body
+    # The script of an older installation is not there any more: its page gets the one that is, and may not keep it.
+    other = server.get("/static/v/0123456789abcdef0123/page.js")
+    assert (other.body, other.headers["cache-control"]) == (server.get(script).body, "no-cache")
+    for path in ("/static/v/page.js", "/static/v//page.js", "/static/v/0/v/0/page.js", "/static/v/0/../page.js"):
+        assert server.get(path).status == 404, path
 
 
 def test_answers_are_never_cached(server: Served) -> None:
@@ -471,7 +489,8 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_importing_the_package_loads_nothing_of_the_page() -> None:
     code = (
         "import sys, ml_diagnostics_console, ml_diagnostics_console._cli.ui, ml_diagnostics_console._cli.export;"
-        "print([name for name in ('numpy', 'starlette', 'uvicorn', 'anyio') if name in sys.modules])"
+        "heavy = ('numpy', 'starlette', 'uvicorn', 'anyio', 'rcssmin', 'rjsmin');"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UiCommand", "require_web", "source_of"]
 
-_NEEDED: Final = ("starlette", "uvicorn", "numpy")
+_NEEDED: Final = ("starlette", "uvicorn", "numpy", "rcssmin", "rjsmin")
 
 
 class UiCommand:

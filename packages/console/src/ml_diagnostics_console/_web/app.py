@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from ml_diagnostics_console._web.answers import Answer, NotThereError, json_answer
 from ml_diagnostics_console._web.assets import Asset, Assets
+from ml_diagnostics_console._web.bundle import Bundle
 from ml_diagnostics_console._web.guard import SECURITY_HEADERS, SPEEDSCOPE_POLICY, Guard, Token
 from ml_diagnostics_console._web.routes import handle
 
@@ -40,16 +41,18 @@ _ZIPPED_FROM_BYTES: Final = 2048
 _ZIPPED_TYPES: Final = ("application/json", "text/")
 _GZIP_BITS: Final = 16 + 12
 """The form of gzip, with a window of 4 KiB: each open page has one."""
-_SHELL: Final = "index.html"
 _TOKEN_PAGE: Final = "token.html"
 _ICON: Final = "icon.svg"
 _SPEEDSCOPE: Final = "vendor/speedscope/"
 _PAGE: Final = re.compile(r"/|/compare|/runs/[^/]+(?:/(?:metrics|stacks|logs|configs|profiles(?:/[^/]+)?))?")
+_PAGE_OF_CHARTS: Final = re.compile(r"/compare|/runs/[^/]+/metrics")
 _LAST_RUN: Final = re.compile(r"/runs/last(/.*)?")
 _CASE: Final = re.compile(r"/api/runs/([^/]+)/case\.html")
 _OPEN_TO_ALL: Final = ("/favicon.ico", "/api/token")
-_STATIC: Final = "/static/"
 """Paths that are answered without the cookie of the token: they hold no data."""
+_STATIC: Final = "/static/"
+_WITH_VERSION: Final = re.compile(r"v/(\w+)/(.+)")
+_FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 
 
 def make_app(
@@ -142,15 +145,21 @@ class _Page:
         self, store: Store, refreshing: Refreshing, stream: EventStream, assets: Assets, token: Token | None
     ) -> None:
         self._store, self._refreshing, self._stream = store, refreshing, stream
-        self._assets, self._token = assets, token
+        self._assets, self._bundle, self._token = assets, Bundle(assets), token
         self._exporting = threading.Lock()
 
     async def static(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        asset = self._assets.find(name)
+        """Answer a file; at a path with its version, for ever."""
+        version, name = "", request.path_params["name"]
+        with_version = _WITH_VERSION.fullmatch(name)
+        if with_version is not None:
+            version, name = with_version.groups()
+        asset = self._bundle.find(name)
         if asset is None:
             return PlainTextResponse("there is no such file", 404)
         headers = {"content-security-policy": SPEEDSCOPE_POLICY} if name.startswith(_SPEEDSCOPE) else {}
+        if version == asset.version:
+            headers["cache-control"] = _FOR_A_YEAR
         return _file(asset, request, headers=headers)
 
     async def icon(self, request: Request) -> Response:
@@ -163,11 +172,15 @@ class _Page:
         last = _LAST_RUN.fullmatch(path)
         if last is not None:
             return await run_in_threadpool(self._redirect_to_last, last[1] or "", request.url.query)
-        return self._file_or_404(_SHELL, request, 200 if _PAGE.fullmatch(path) else 404)
+        shell = self._bundle.shell(has_charts=_PAGE_OF_CHARTS.fullmatch(path) is not None)
+        return _file(shell, request, 200 if _PAGE.fullmatch(path) else 404)
 
     def locked(self, request: Request) -> Response:
         """Answer a page without the token's cookie: a page that exchanges the token in the URL for it."""
-        return self._file_or_404(_TOKEN_PAGE, request, 401)
+        asset = self._assets.find(_TOKEN_PAGE)
+        if asset is None:
+            return PlainTextResponse(f"this installation lacks the file static/{_TOKEN_PAGE}", 404)
+        return _file(asset, request, 401)
 
     async def token(self, request: Request) -> Response:
         """Set the cookie if the request has the token."""
@@ -215,12 +228,6 @@ class _Page:
         except NotThereError as error:
             return PlainTextResponse(str(error), 404)
         return RedirectResponse(f"/runs/{run_id}{rest}" + (f"?{query}" if query else ""), 302)
-
-    def _file_or_404(self, name: str, request: Request, status: int) -> Response:
-        asset = self._assets.find(name)
-        if asset is None:
-            return PlainTextResponse(f"this installation lacks the file static/{name}", 404)
-        return _file(asset, request, status)
 
 
 class _Guarded:
@@ -279,7 +286,7 @@ def _respond(answer: Answer, request: Request | None = None) -> Response:
 
 
 def _file(asset: Asset, request: Request, status: int = 200, *, headers: dict[str, str] | None = None) -> Response:
-    """Return a static file; browsers ask each time whether it changed."""
+    """Return a static file; without another word, browsers ask each time whether it changed."""
     all_headers = {"cache-control": "no-cache", "etag": asset.etag, "vary": "accept-encoding", **(headers or {})}
     known = request.headers.get("if-none-match", "")
     if status == 200 and asset.etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import importlib.util
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,21 +36,35 @@ _TEXT: Final = frozenset({".html", ".css", ".js", ".json", ".svg", ".txt"})
 _RELIST_SECONDS: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class Asset:
-    """A file, read once.
+    """A file, read once, or one that was made of others.
+
+    Args:
+        data: Its bytes.
+        suffix: What its name ends with, such as ".js".
 
     Attributes:
         data: Its bytes.
-        zipped: The same, compressed by gzip; None if that does not make it smaller.
         media_type: Its media type.
-        etag: Its strong entity tag, with quotes.
+        version: A text that changes with its content.
     """
 
-    data: bytes
-    zipped: bytes | None
-    media_type: str
-    etag: str
+    def __init__(self, data: bytes, suffix: str) -> None:
+        self.data = data
+        self.media_type = _MEDIA_TYPES[suffix]
+        self.version = hashlib.sha256(data).hexdigest()[:20]
+        self._is_text = suffix in _TEXT
+
+    @property
+    def etag(self) -> str:
+        """Its strong entity tag, with quotes."""
+        return f'"{self.version}"'
+
+    @functools.cached_property
+    def zipped(self) -> bytes | None:
+        """The same, compressed by gzip; None if that does not make it smaller."""
+        zipped = gzip.compress(self.data, 9, mtime=0) if self._is_text else None
+        return zipped if zipped is not None and len(zipped) < len(self.data) else None
 
 
 def page_folders() -> dict[str, Path]:
@@ -109,7 +123,7 @@ class Assets:
                 stamp = (status.st_mtime_ns, status.st_size)
                 known = self._read.get(name)
                 if known is None or known[0] != stamp:
-                    known = self._read[name] = (stamp, _read(path))
+                    known = self._read[name] = (stamp, Asset(path.read_bytes(), path.suffix))
             except OSError:
                 return None
             return known[1]
@@ -139,12 +153,3 @@ def _listed(prefix: str, folder: Path) -> Iterator[tuple[str, Path]]:
         is_wanted = path.suffix in _MEDIA_TYPES and not path.name.startswith(".")
         if is_wanted and path.is_file() and path.resolve().is_relative_to(root):
             yield f"{prefix}{path.relative_to(root).as_posix()}", path
-
-
-def _read(path: Path) -> Asset:
-    data = path.read_bytes()
-    zipped = gzip.compress(data, 6, mtime=0) if path.suffix in _TEXT else None
-    if zipped is not None and len(zipped) >= len(data):
-        zipped = None
-    etag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
-    return Asset(data, zipped, _MEDIA_TYPES[path.suffix], etag)

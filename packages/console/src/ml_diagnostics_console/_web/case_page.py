@@ -12,18 +12,13 @@ import re
 from typing import Final
 
 from ml_diagnostics_console._web.assets import Assets
-from ml_diagnostics_console._web.modules import ModuleError, inlined_modules, safe_script
+from ml_diagnostics_console._web.bundle import CHART_SCRIPT, page_script, page_style, read_shell
+from ml_diagnostics_console._web.modules import ModuleError, safe_script
 
 __all__ = ["case_page"]
 
-_STYLE: Final = re.compile(r'<link rel="stylesheet" href="/static/([^"]+)">\n?')
 _SCRIPT: Final = re.compile(r'<script src="/static/([^"]+)"></script>\n?')
-_MODULE: Final = re.compile(r'<script type="module" src="/static/([^"]+)"></script>\n?')
-_PRELOAD: Final = re.compile(r'<link rel="(?:modulepreload|preload)"[^>]*>\n?')
 _ICON: Final = re.compile(r'<link rel="icon"[^>]*>')
-_URL: Final = re.compile(r'url\("?([^)"]+)"?\)')
-_CLASSIC: Final = "vendor/uplot/uPlot.iife.min.js"
-_CLASSIC_STYLE: Final = "vendor/uplot/uPlot.min.css"
 _CUT: Final = "<p>The rest of this file is not loaded yet. If this stays, the file was cut off: ask for it again.</p>"
 """The page shows it until its scripts, which are last in the file, replace it."""
 _DATA_TYPES: Final = {".woff2": "font/woff2", ".svg": "image/svg+xml", ".png": "image/png"}
@@ -50,21 +45,15 @@ class _Page:
         self._style_hashes: list[str] = []
 
     def text(self, title: str, blocks: str) -> str:
-        shell = self._text("index.html")
-        start = _MODULE.search(shell)
-        if start is None:
-            raise ModuleError("index.html has no module")
-        shell = _PRELOAD.sub("", _MODULE.sub("", shell))
-        styles = [_CLASSIC_STYLE] if _CLASSIC_STYLE not in shell else []
-        has_classic = _CLASSIC in shell
-        shell = _STYLE.sub(lambda found: self._style(found[1]), shell)
-        shell = _SCRIPT.sub(lambda found: self._script(self._text(found[1])), shell)
+        parts = read_shell(self._assets)
+        shell = _SCRIPT.sub(lambda found: self._script(self._text(found[1])), parts.text)
         shell = _ICON.sub(f'<link rel="icon" href="{self._data_url("icon.svg")}">', shell)
         shell = re.sub(r"<title>[^<]*</title>", lambda _: f"<title>{_escaped(title)}</title>", shell)
-        classic = "" if has_classic else self._script(self._text(_CLASSIC))
-        scripts = classic + self._script(inlined_modules(start[1], self._assets.text))
+        scripts = self._script(self._text(CHART_SCRIPT)) + self._script(page_script(self._assets, parts.module))
         shell = shell.replace("</main>", f"{_CUT}</main>")
-        shell = shell.replace("</head>", "".join(map(self._style, styles)) + "</head>")
+        shell = shell.replace(
+            "</head>", self._style(page_style(self._assets, parts.styles, self._data_url)) + "</head>"
+        )
         shell = shell.replace("</body>", f"{blocks}\n{scripts}</body>")
         left = re.search(r'(?:src|href)="(?:/static|https?:)[^"]*"', shell[: shell.index(blocks)] if blocks else shell)
         if left is not None:
@@ -91,14 +80,7 @@ class _Page:
         self._script_hashes.append(_hash(text))
         return f"<script>{text}</script>\n"
 
-    def _style(self, name: str) -> str:
-        def inlined(found: re.Match[str]) -> str:
-            path = found[1]
-            if path.startswith("data:"):
-                return found[0]
-            return f'url("{self._data_url(posixpath.normpath(posixpath.join(posixpath.dirname(name), path)))}")'
-
-        text = _URL.sub(inlined, self._text(name))
+    def _style(self, text: str) -> str:
         self._style_hashes.append(_hash(text))
         return f"<style>{text}</style>\n"
 

@@ -18,10 +18,13 @@ __all__ = ["ModuleError", "inlined_modules", "module_files", "safe_script"]
 _NAMED: Final = re.compile(r"^import\s*\{([^}]*)\}\s*from\s*\"([^\"]+)\";?", re.MULTILINE)
 _WHOLE: Final = re.compile(r"^import\s*\*\s*as\s+(\w+)\s+from\s*\"([^\"]+)\";?", re.MULTILINE)
 _BARE: Final = re.compile(r"^import\s*\"([^\"]+)\";?", re.MULTILINE)
-_DYNAMIC: Final = re.compile(r"\bimport\(\s*\"([^\"]+)\"\s*\)")
+_DYNAMIC: Final = re.compile(r"import\(\s*\"([^\"]+)\"\s*\)")
 _DECLARED: Final = re.compile(r"^export\s+((?:async\s+)?function\s*\*?|class|const|let)\s+(\w+)", re.MULTILINE)
 _LISTED: Final = re.compile(r"^export\s*\{([^}]*)\}(?:\s*from\s*\"([^\"]+)\")?;?", re.MULTILINE)
-_LEFT: Final = re.compile(r"^[ \t]*(?:import\b(?!\()|export\b).*|\bimport\.meta\b|\bimport\((?!\")", re.MULTILINE)
+_LEFT: Final = (
+    re.compile(r"^[ \t]*(?:import\b(?!\()|export\b).*", re.MULTILINE),
+    re.compile(r"import(?:\.meta\b|\((?!\"))"),
+)
 _OPTIONAL: Final = ("xprofiler/",)
 _END: Final = re.compile(r"</(script)", re.IGNORECASE)
 _START: Final = '(() => {\n"use strict";\nconst __loaded = new Map();\n'
@@ -130,8 +133,8 @@ def _body(name: str, text: str) -> str:
     text = _WHOLE.sub(lambda found: f'const {found[1]} = __load("{_resolved(name, found[2])}");', text)
     text = _BARE.sub(lambda found: f'__load("{_resolved(name, found[1])}");', text)
     text = _DYNAMIC.sub(lambda found: f'__later("{_resolved(name, found[1])}")', text)
-    left = _LEFT.search(_without_comments(text))
-    if left is not None:
+    code = _without_comments(text)
+    for left in filter(None, (form.search(code) for form in _LEFT)):
         raise ModuleError(f"{name} cannot be inlined: {left[0].strip()[:80]}")
     getters = [f"{public}: () => {local}" for public, local in exports.items()] + from_others
     entries = ", ".join(getters)
