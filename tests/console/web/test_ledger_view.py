@@ -120,12 +120,13 @@ def test_shares_are_those_of_the_picture_of_the_command_line(
 def test_sums_of_windows_are_the_shares_of_pieces(restarted: Page) -> None:
     run = restarted.run
     assert run is not None
-    report = goodput_of(run).report(run)
+    report, job = goodput_of(run).report(run), goodput_of(run).ledger
     assert report is not None
+    assert job is not None
     start, end = report.start_ns / 1e9 - 3, report.end_ns / 1e9 - 5
-    by_pieces = column_shares(pieces_between(run, report, start, end), start, end, 7)
+    by_pieces = column_shares(pieces_between(run, job, report, start, end), start, end, 7)
     found = restarted.columns("/ledger", {"from": str(start), "to": str(end), "width": "1"})[1]["shares"]
-    wanted = column_shares(pieces_between(run, report, start + 3, end), start + 3, end, 1)
+    wanted = column_shares(pieces_between(run, job, report, start + 3, end), start + 3, end, 1)
     assert found == pytest.approx(wanted.ravel(), abs=1e-6)
     assert by_pieces[1:].sum(axis=1) == pytest.approx([1.0] * 6)
 

@@ -13,7 +13,7 @@ import pytest
 from google_cloud_mldiagnostics.reading import LOG_ID, LocalSource
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal, log_directory
-from ml_diagnostics_console._web import saved_state, store
+from ml_diagnostics_console._web import saved_state
 from ml_diagnostics_console._web.routes import handle
 from ml_diagnostics_console._web.store import Store
 
@@ -25,7 +25,7 @@ NOW_NS = START_NS + 500 * SECOND_NS
 
 @pytest.fixture(autouse=True)
 def save_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_SAVED_AT", 1)
+    monkeypatch.setattr(saved_state, "_SAVED_AT", 1)
 
 
 @pytest.fixture

@@ -451,8 +451,8 @@ def test_what_fails_in_a_view_is_an_answer(store: Store, root: Path, monkeypatch
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("ml_diagnostics_console._web.points_view.points", fail)
-    answer = handle(store, "/api/runs/run-1/points", {"metric": "loss"})
+    monkeypatch.setattr("ml_diagnostics_console._web.config_view.config_rows", fail)
+    answer = handle(store, "/api/runs/run-1/configs", {})
     assert answer.status == 500
     assert json.loads(answer.body) == {"error": "This could not be worked out: ZeroDivisionError: division by zero"}
     assert handle(store, "/api/nothing", {}).status == 404

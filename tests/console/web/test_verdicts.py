@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_console._web import judging
 from ml_diagnostics_console._web.sentences import marked, safe_line
-from ml_diagnostics_console._web.verdict_answer import answer_of
+from ml_diagnostics_console._web.verdict_answer import Judged, answer_of
 from ml_diagnostics_console.doctor import examine
 from ml_diagnostics_console.verdict import VerdictClass
 
@@ -106,6 +106,40 @@ def test_the_overview_has_the_sentence_once_it_is_known(hung: Page) -> None:
     verdict = known(hung)
     overview = hung.json()
     assert (overview["verdict"], overview["verdict_parts"]) == (verdict["sentence"], verdict["parts"])
+
+
+def test_the_list_has_the_sentence_once_it_is_known_and_judges_no_run_by_itself(hung: Page) -> None:
+    assert hung.run is not None
+    rows = hung.json("/api/runs")["rows"]
+    assert rows[0]["verdict"].startswith("Stuck for ")
+    assert hung.store.doctor.known(hung.run) is None
+    cursor = hung.store.cursor
+    verdict = known(hung)
+    hung.store.refresh()
+    row = hung.json("/api/runs")["rows"][0]
+    assert row["verdict"] == str(verdict["sentence"])[: len(row["verdict"])]
+    changes = hung.store.changes_since(cursor)
+    assert changes is not None
+    assert changes["changed"]["rows"][0]["verdict"] == row["verdict"]
+
+
+def test_the_list_keeps_the_sentence_of_a_run_of_which_nothing_is_wrong(restarted: Page) -> None:
+    before = restarted.json("/api/runs")["rows"][0]["verdict"]
+    assert restarted.run is not None
+    judged = Judged({"state": "ready", "sentence": "Nothing is wrong: it ended well.", "class": "healthy"})
+    restarted.store.doctor.take(restarted.run, judged)
+    restarted.store.refresh()
+    assert restarted.json("/api/runs")["rows"][0]["verdict"] == before
+
+
+def test_the_list_does_not_keep_what_was_wrong_with_a_live_run_long_ago(
+    hung: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hung.run is not None
+    hung.store.doctor.take(hung.run, Judged({"state": "ready", "sentence": "Slow: since step 3.", "class": "slow"}))
+    assert hung.store.doctor.finding(hung.run) == "Slow: since step 3."
+    monkeypatch.setattr(judging, "_MOST_PAUSES", 0.0)
+    assert hung.store.doctor.finding(hung.run) == ""
 
 
 def test_the_verdict_on_a_live_run_is_kept_until_its_state_changes(failed: Page) -> None:

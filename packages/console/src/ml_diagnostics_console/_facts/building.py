@@ -25,7 +25,7 @@ from ml_diagnostics_console._facts.facts import SIGTERM_CAUGHT, AttemptFacts, Fa
 from ml_diagnostics_console._facts.run_records import RunRecords
 from ml_diagnostics_console.verdict import Ref
 
-__all__ = ["STUCK_BEFORE_END_SECONDS", "attempts_of_jobs", "attempts_of_runs", "chips_of"]
+__all__ = ["STUCK_BEFORE_END_SECONDS", "attempts_of_jobs", "attempts_of_runs", "chips_of", "process_of_view"]
 
 _BEFORE_RUN_NS: Final = 600_000_000_000
 """A process may be in its block for so long before its run starts."""
@@ -147,15 +147,13 @@ def _attempt_at(life: Life, attempts: Sequence[AttemptView]) -> int:
     return attempts[-1].number + 1 if attempts else 1
 
 
-def _of_view(process: ProcessView, life: Life | None, records: RunRecords, reason_ref: Ref) -> ProcessFacts:
-    """Return a process of a run."""
-    own = records.of_process(process.host, process.pid, process.attempt)
-    fields = dict(own.last.payload) if own.last is not None else {}
-    refs = _refs_of_end(life) if life is not None else []
-    if own.last is not None and process.has_own_end:
-        # ended_ns of a run's end is that of the entry.
-        refs.insert(0, ref_of(own.last, process.reason or f"the process ended: {process.state.value}"))
-    known = ProcessFacts(
+def process_of_view(process: ProcessView) -> ProcessFacts:
+    """Return a process with what the view of its run alone has of it.
+
+    Args:
+        process: The process in the view.
+    """
+    return ProcessFacts(
         attempt=process.attempt,
         host=process.host,
         pid=process.pid,
@@ -164,6 +162,19 @@ def _of_view(process: ProcessView, life: Life | None, records: RunRecords, reaso
         last_event_ns=process.last_event_ns,
         state=process.state,
         end=process.end,
+    )
+
+
+def _of_view(process: ProcessView, life: Life | None, records: RunRecords, reason_ref: Ref) -> ProcessFacts:
+    """Return a process of a run."""
+    own = records.of_process(process.host, process.pid, process.attempt)
+    fields = dict(own.last.payload) if own.last is not None else {}
+    refs = _refs_of_end(life) if life is not None else []
+    if own.last is not None and process.has_own_end:
+        # ended_ns of a run's end is that of the entry.
+        refs.insert(0, ref_of(own.last, process.reason or f"the process ended: {process.state.value}"))
+    known = replace(
+        process_of_view(process),
         process_count=process.process_count,
         expected_processes=natural_number(fields.get("expected_processes")),
         planned_steps=natural_number(fields.get("planned_steps")),

@@ -31,6 +31,8 @@ __all__ = ["CaseAnswers", "CaseBlock", "collect"]
 Column = npt.NDArray[Any]
 
 _LEVELS: Final = 4
+_ALWAYS_INSIDE: Final = 40
+"""The first so many answers are inside however large they are: those that the first pages need."""
 _WIDTH: Final = 800
 _ZOOMED_WIDTH: Final = 320
 _HEAT_SHARE: Final = 2
@@ -241,7 +243,9 @@ class _Collector:
         if level == 0:
             full = f"{base}{joint}width={_WIDTH // share}"
             answer = self._ask(full)
-            return int(answer is not None and self._put(full, answer, is_needed=len(self._found.blocks) < 40))
+            return int(
+                answer is not None and self._put(full, answer, is_needed=len(self._found.blocks) < _ALWAYS_INSIDE)
+            )
         if span is None or self._is_full:
             return 0
         count, kept = 2**level, 0

@@ -118,16 +118,13 @@ def make_case(
 
 def _read_goodput(store: Store, run: RunData) -> None:
     """Read a run's goodput to its end: a page shows a long log before it is read, a file cannot."""
-    deadline = time.monotonic() + _GOODPUT_SECONDS
-    is_complete, was_complete = False, True
-    while not is_complete and time.monotonic() < deadline:
-        with store.lock:  # For a part of a second each time, so that others are answered in between.
-            goodput = goodput_of(run)
+    deadline, goodput = time.monotonic() + _GOODPUT_SECONDS, goodput_of(run)
+    while time.monotonic() < deadline:
+        with store.lock:  # One part of the log at a time, so that others are answered in between.
             goodput.refresh(run)
-            is_complete = goodput.is_complete
-            if is_complete and not was_complete:
+            if goodput.is_complete:
                 run.version += 1  # Views that were made meanwhile show that it is still read.
-            was_complete = is_complete
+                return
 
 
 def _blocks(about: dict[str, Any], reports: str, answers: CaseAnswers) -> str:

@@ -106,8 +106,7 @@ class Dispatch:
                         if step is not _NAN:
                             step_ns, last_step = timestamp_ns, int(step)
                     continue
-            assert writer is not None
-            self._add_other(entry, writer)
+            self._add_other(entry, self._writer_of(entry.context))
         if writer is not None and last_ns:
             _note_values(writer, last_ns, step_ns, last_step)
         self.count += count

@@ -143,14 +143,14 @@ def _bucket(run: RunData, what: str) -> Iterator[LogEntry]:
     names = list(BUCKET_KEYS.values())
     if what not in names:
         raise BadQueryError(f"there is no bucket {what[:40]!r}; there are {', '.join(names)}")
-    report = goodput_of(run).report(run)
-    if report is None:
+    goodput = goodput_of(run)
+    report, job = goodput.report(run), goodput.ledger
+    if report is None or job is None:
         return iter(())
     start, end = report.start_ns / _SECOND_NS, report.end_ns / _SECOND_NS
-    job = goodput_of(run).ledger
-    while job is not None and job.steps_between(round(start * _SECOND_NS), report.end_ns) > _MOST_STEPS:
+    while job.steps_between(round(start * _SECOND_NS), report.end_ns) > _MOST_STEPS:
         start = (start + end) / 2  # Of a long run the last part: its pieces are examples.
-    pieces = pieces_between(run, report, start, end)
+    pieces = pieces_between(run, job, report, start, end)
     lengths = [
         (float(end - start), round(start * _SECOND_NS), round(end * _SECOND_NS))
         for start, end, bucket in zip(pieces.starts, pieces.ends, pieces.buckets, strict=True)

@@ -55,23 +55,24 @@ class Pieces(NamedTuple):
 def ledger(run: RunData, query: Query) -> Answer:
     """Answer the ledger of a window, exact if it has few pieces."""
     width, span = query.width(), query.span()
-    report = goodput_of(run).report(run)
-    if report is None:
+    goodput = goodput_of(run)
+    report, job = goodput.report(run), goodput.ledger
+    if report is None or job is None:
         header = {**_header(), "columns": list(_COLUMNS), "rows": 0, "exact": True, "help": why_none(run)}
         return binary_answer(wire.encode(header, [[], [], [], []]))
     start, end = span or (-math.inf, math.inf)
     start = max(start, report.start_ns / _SECOND)
     end = max(start, min(end, report.end_ns / _SECOND))
-    return run.cached(("ledger", start, end, width), lambda: _ledger(run, report, start, end, width))
+    return run.cached(("ledger", start, end, width), lambda: _ledger(run, job, report, start, end, width))
 
 
-def _ledger(run: RunData, report: JobReport, start: float, end: float, width: int) -> Answer:
+def _ledger(run: RunData, job: JobLedger, report: JobReport, start: float, end: float, width: int) -> Answer:
     header = {**_header(), "from": start, "to": end}
-    pieces = pieces_between(run, report, start, end, most=_PIECES_A_COLUMN * width)
+    pieces = pieces_between(run, job, report, start, end, most=_PIECES_A_COLUMN * width)
     if len(pieces.starts) <= _PIECES_A_COLUMN * width:
         header |= {"columns": list(_COLUMNS), "rows": len(pieces.starts), "exact": True}
         return binary_answer(wire.encode(header, list(pieces)))
-    shares = _shares_of_windows(run, start, end, width)
+    shares = _shares_of_windows(run, job, start, end, width)
     header |= {"columns": ["shares"], "rows": shares.size, "width": width, "exact": False}
     return binary_answer(wire.encode(header, [shares.ravel()]))
 
@@ -80,23 +81,20 @@ def _header() -> dict[str, Any]:
     return {"buckets": list(BUCKET_KEYS.values()), "titles": [_title(bucket) for bucket in _BUCKETS]}
 
 
-def _job(run: RunData) -> JobLedger:
-    job = goodput_of(run).ledger
-    assert job is not None
-    return job
-
-
-def pieces_between(run: RunData, report: JobReport, start: float, end: float, *, most: int | None = None) -> Pieces:
+def pieces_between(
+    run: RunData, job: JobLedger, report: JobReport, start: float, end: float, *, most: int | None = None
+) -> Pieces:
     """Return the pieces of a run's ledger in a window, cut at its borders. Costs what lies in it.
 
     Args:
         run: The run.
+        job: Its ledger.
         report: Its report.
         start: The start of the window, in seconds since 1970.
         end: Its end.
         most: If there are more pieces than this, only the first ones are returned, and one more; None for all.
     """
-    found = _job(run).timeline(as_of_ns(run), _ns(start), _ns(end), most=most)
+    found = job.timeline(as_of_ns(run), _ns(start), _ns(end), most=most)
     numbers = np.array([0, *run_attempts(run, report)])
     attempts = np.fromiter((piece.attempt for piece in found), np.int64, len(found))
     return Pieces(
@@ -107,11 +105,11 @@ def pieces_between(run: RunData, report: JobReport, start: float, end: float, *,
     )
 
 
-def _shares_of_windows(run: RunData, start: float, end: float, width: int) -> Floats:
+def _shares_of_windows(run: RunData, job: JobLedger, start: float, end: float, width: int) -> Floats:
     """Return the share of each bucket in each column from the sums of the ledger, at any number of steps."""
     edges = np.linspace(start, end, width + 1)
     moments = [_ns(edge) for edge in edges]
-    windows = _job(run).windows(as_of_ns(run), list(pairwise(moments)))
+    windows = job.windows(as_of_ns(run), list(pairwise(moments)))
     sums = np.array([[window.buckets[bucket] for bucket in _BUCKETS] for window in windows], np.float64)
     return np.clip(sums / np.maximum(np.diff(moments), 1)[:, None], 0.0, 1.0)
 

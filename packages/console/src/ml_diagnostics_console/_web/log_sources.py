@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,7 +12,8 @@ from google_cloud_mldiagnostics.reading import ProcessView
 from ml_diagnostics_common.entry import COMPANION_LOG_ID, format_timestamp
 from ml_diagnostics_common.redaction import redact_text
 
-from ml_diagnostics_console._facts.facts import ConsoleText, ProcessFacts
+from ml_diagnostics_console._facts.building import process_of_view
+from ml_diagnostics_console._facts.facts import ConsoleText
 from ml_diagnostics_console._facts.targets import Target
 from ml_diagnostics_console._logs.lines import Line, lines_of, safe
 from ml_diagnostics_console._logs.sources import Log, Text
@@ -57,17 +59,7 @@ class LogProcess:
         self.index, self.pid, self.attempt = process.process_index, process.pid, process.attempt
         self._events = events
         self._root, self._files = root, files
-        facts = ProcessFacts(
-            attempt=process.attempt,
-            host=process.host,
-            pid=process.pid,
-            index=process.process_index,
-            started_ns=process.started_ns,
-            last_event_ns=process.last_event_ns,
-            state=process.state,
-            end=process.end,
-            console=tuple(console),
-        )
+        facts = replace(process_of_view(process), console=tuple(console))
         self._target = Target(name, process.host, facts)
 
     def texts(self, most_bytes: int | None = None, *, is_dated: bool = False) -> list[Text]:

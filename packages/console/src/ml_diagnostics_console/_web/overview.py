@@ -106,12 +106,13 @@ def _last_step(attempt: AttemptSpan, of_ledger: int | None) -> int | None:
 
 
 def _disruptions(run: RunData, report: JobReport | None) -> list[dict[str, Any]]:
-    """Return each restart with its cause and cost; a last attempt that failed has only a cause."""
+    """Return each restart with its cause and cost."""
+    if report is None:
+        return []
     found = []
     own = {attempt.number: attempt for attempt in run.attempts}
-    for disruption in () if report is None else report.disruptions:
-        assert report is not None
-        numbers = run_attempts(run, report)
+    numbers = run_attempts(run, report)
+    for disruption in report.disruptions:
         attempt = own.get(numbers[disruption.attempt - 1] if disruption.attempt <= len(numbers) else 0)
         found.append(
             {

@@ -5,12 +5,22 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from ml_diagnostics_console._web.answers import Answer, BadQueryError, NotThereError, json_answer
+from ml_diagnostics_console._web.config_view import compare, configs
+from ml_diagnostics_console._web.explain_view import explain
+from ml_diagnostics_console._web.heat_view import heat
+from ml_diagnostics_console._web.ledger_view import ledger
+from ml_diagnostics_console._web.log_view import logs
+from ml_diagnostics_console._web.overview import overview
+from ml_diagnostics_console._web.points_view import points
+from ml_diagnostics_console._web.profile_view import profile
 from ml_diagnostics_console._web.queries import Query
+from ml_diagnostics_console._web.runs_view import runs
+from ml_diagnostics_console._web.stack_view import stacks
+from ml_diagnostics_console._web.verdicts import verdict
 
 if TYPE_CHECKING:
     from ml_diagnostics_console._web.store import Store
@@ -25,30 +35,30 @@ class _Route(NamedTuple):
 
     Attributes:
         pattern: The path; `{run}` and `{session}` stand for a part of it.
-        function: The module in `_web` and its function.
-        gets_store: True if the function also takes the store as its last argument.
+        view: The function that answers it.
+        gets_store: True if it also takes the store as its last argument.
         is_locked: False for functions that work long, and take the store's lock themselves where they need it.
     """
 
     pattern: str
-    function: str
+    view: Callable[..., Answer]
     gets_store: bool = False
     is_locked: bool = True
 
 
 _TABLE: Final = (
-    _Route("/api/runs", "runs_view.runs"),
-    _Route("/api/runs/{run}", "overview.overview", gets_store=True),
-    _Route("/api/runs/{run}/verdict", "verdicts.verdict", gets_store=True, is_locked=False),
-    _Route("/api/runs/{run}/ledger", "ledger_view.ledger"),
-    _Route("/api/runs/{run}/points", "points_view.points"),
-    _Route("/api/runs/{run}/heat", "heat_view.heat"),
-    _Route("/api/runs/{run}/stacks", "stack_view.stacks"),
-    _Route("/api/runs/{run}/profiles/{session}", "profile_view.profile", gets_store=True, is_locked=False),
-    _Route("/api/runs/{run}/logs", "log_view.logs", gets_store=True, is_locked=False),
-    _Route("/api/runs/{run}/configs", "config_view.configs", gets_store=True),
-    _Route("/api/runs/{run}/explain", "explain_view.explain", gets_store=True, is_locked=False),
-    _Route("/api/compare", "config_view.compare"),
+    _Route("/api/runs", runs),
+    _Route("/api/runs/{run}", overview, gets_store=True),
+    _Route("/api/runs/{run}/verdict", verdict, gets_store=True, is_locked=False),
+    _Route("/api/runs/{run}/ledger", ledger),
+    _Route("/api/runs/{run}/points", points),
+    _Route("/api/runs/{run}/heat", heat),
+    _Route("/api/runs/{run}/stacks", stacks),
+    _Route("/api/runs/{run}/profiles/{session}", profile, gets_store=True, is_locked=False),
+    _Route("/api/runs/{run}/logs", logs, gets_store=True, is_locked=False),
+    _Route("/api/runs/{run}/configs", configs, gets_store=True),
+    _Route("/api/runs/{run}/explain", explain, gets_store=True, is_locked=False),
+    _Route("/api/compare", compare),
 )
 
 
@@ -84,13 +94,13 @@ def handle(store: Store, path: str, query: Mapping[str, str]) -> Answer:
 
 
 def _call(route: _Route, store: Store, parts: Mapping[str, str], parameters: Mapping[str, str]) -> Answer:
-    function, query = _function(route.function), Query(parameters)
+    query = Query(parameters)
     if not route.is_locked:
         with store.lock:
             arguments = _arguments(route, store, parts, query)
-        return function(*arguments)
+        return route.view(*arguments)
     with store.lock:
-        return function(*_arguments(route, store, parts, query))
+        return route.view(*_arguments(route, store, parts, query))
 
 
 def _arguments(route: _Route, store: Store, parts: Mapping[str, str], query: Query) -> list[Any]:
@@ -101,10 +111,3 @@ def _arguments(route: _Route, store: Store, parts: Mapping[str, str], query: Que
         arguments.append(parts["session"])
     arguments.append(query)
     return [*arguments, store] if route.gets_store else arguments
-
-
-def _function(name: str) -> Callable[..., Answer]:
-    """Return a view's function. Views are imported when they are first asked for: the page is there sooner."""
-    module, _, function = name.rpartition(".")
-    found: Callable[..., Answer] = getattr(import_module(f"{__package__}.{module}"), function)
-    return found

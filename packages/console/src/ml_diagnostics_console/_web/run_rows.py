@@ -29,12 +29,13 @@ _LONGEST_TEXT: Final = 200
 _LOSSES: Final = ("loss", "train_loss", "train/loss", "training/loss", "total_loss")
 
 
-def row_of(run: RunData, pictures: Mapping[str, Any]) -> dict[str, Any]:
+def row_of(run: RunData, pictures: Mapping[str, Any], finding: str = "") -> dict[str, Any]:
     """Return the row of a run.
 
     Args:
         run: The run.
         pictures: The fields of `pictures_of`, which may be some seconds older.
+        finding: The doctor's sentence on what is wrong; empty for the run's own sentence.
     """
     loss = _finite(column.last) if (column := primary_column(run)) is not None else None
     return {
@@ -55,6 +56,7 @@ def row_of(run: RunData, pictures: Mapping[str, Any]) -> dict[str, Any]:
         "config": run.cached("row config", lambda: _configs(run.view.configs)),
         "version": run.version,
         **pictures,
+        **({"verdict": _shown(finding)} if finding else {}),
     }
 
 

@@ -28,7 +28,7 @@ from ml_diagnostics_console._version import __version__
 from ml_diagnostics_console._web.columns import Column
 from ml_diagnostics_console._web.run_data import RunData
 
-__all__ = ["load_state", "save_state"]
+__all__ = ["SavedState"]
 
 _MAGIC: Final = b"MLDUI1\0\0"
 _LENGTH: Final = struct.Struct("<Q")
@@ -37,18 +37,54 @@ _STEP_TYPES: Final = ("<i4", "<f8")
 _MOST_BYTES: Final = 2**30
 _UNFINISHED_SECONDS: Final = 3600.0
 _LONGEST_HEADER_BYTES: Final = 2**30
+_SAVED_AT: Final = 300_000
+"""To read fewer entries anew takes less than a second."""
+_SAVE_SECONDS: Final = 900.0
 _DOUBTS: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error)
 
 
-def save_state(path: Path, root: Path, position: Mapping[str, Any], runs: Iterable[RunData]) -> bool:
-    """Replace the file; return False if the state cannot be saved.
+class SavedState:
+    """The file of a store's state, which is replaced when much was read since.
 
     Args:
         path: The file.
-        root: The diagnostics folder that was read.
-        position: The position behind what was read of it.
-        runs: All runs that have entries.
+        root: The diagnostics folder that is read.
     """
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self._path, self._root = path, root
+        self._count, self._rests_until = 0, 0.0
+
+    def load(self, run_of: Callable[[str], RunData]) -> dict[str, Any] | None:
+        """Restore the runs of the state, and return the position that it ends at; None if there is none that holds.
+
+        Args:
+            run_of: Returns the data of a run by its id, a new one if there is none.
+        """
+        return _load(self._path, self._root, run_of)
+
+    def is_due(self, count: int) -> bool:
+        """Return True if it is time to save.
+
+        Args:
+            count: The number of entries that were read.
+        """
+        if count - self._count < _SAVED_AT or time.monotonic() < self._rests_until:
+            return False
+        self._count, self._rests_until = count, time.monotonic() + _SAVE_SECONDS
+        return True
+
+    def save(self, position: Mapping[str, Any], runs: Iterable[RunData]) -> bool:
+        """Replace the file; return False if the state cannot be saved.
+
+        Args:
+            position: The position behind what was read of the folder.
+            runs: All runs that have entries.
+        """
+        return _save(self._path, self._root, position, runs)
+
+
+def _save(path: Path, root: Path, position: Mapping[str, Any], runs: Iterable[RunData]) -> bool:
     columns: list[Column] = []
     described = []
     for run in runs:
@@ -101,14 +137,7 @@ def _write(file: BinaryIO, text: bytes, columns: Iterable[Column]) -> int:
     return check
 
 
-def load_state(path: Path, root: Path, run_of: Callable[[str], RunData]) -> dict[str, Any] | None:
-    """Restore the runs of a saved state, and return the position that it ends at; None if there is none that holds.
-
-    Args:
-        path: The file.
-        root: The diagnostics folder.
-        run_of: Returns the data of a run by its id, a new one if there is none.
-    """
+def _load(path: Path, root: Path, run_of: Callable[[str], RunData]) -> dict[str, Any] | None:
     if sys.byteorder != "little":
         return None
     try:

@@ -7,20 +7,15 @@ journal or a cloud by itself.
 
 from __future__ import annotations
 
-import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunSource
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.exceptions import DiagnosticsError
 
 from ml_diagnostics_console._web.answers import NotThereError
 from ml_diagnostics_console._web.changes import Changes
@@ -31,12 +26,10 @@ from ml_diagnostics_console._web.entry_sources import EntrySources
 from ml_diagnostics_console._web.first_rows import FirstRows
 from ml_diagnostics_console._web.judging import Doctor
 from ml_diagnostics_console._web.kept_run import KeptRun
-from ml_diagnostics_console._web.ledger_view import bucket_percents
+from ml_diagnostics_console._web.row_updates import News, RowUpdates
 from ml_diagnostics_console._web.run_data import Resource, RunData
-from ml_diagnostics_console._web.run_goodput import goodput_of
 from ml_diagnostics_console._web.run_list import RunList
-from ml_diagnostics_console._web.run_rows import pictures_of, row_of
-from ml_diagnostics_console._web.saved_state import load_state, save_state
+from ml_diagnostics_console._web.saved_state import SavedState
 from ml_diagnostics_console._web.summaries import Summaries
 from ml_diagnostics_console._web.viewers import Viewers
 from ml_diagnostics_console._web.writers import JournalWriters
@@ -44,24 +37,14 @@ from ml_diagnostics_console._web.writers import JournalWriters
 __all__ = ["Store"]
 
 _LAST: Final = "last"
-_UPDATE_NS: Final = 5_000_000_000
-_QUIET_UPDATE_NS: Final = 60_000_000_000
-_POINTS_NS: Final = 1_900_000_000
-"""A curve takes what was appended each few seconds: it need not know of each value."""
-_PICTURES_NS: Final = 10_000_000_000
 _CLOUD_NS: Final = 30_000_000_000
-_CLOUD_SESSIONS_NS: Final = 60_000_000_000
 _CHEAP_POLL_SECONDS: Final = 0.005
 _REST_FACTOR: Final = 200
 _MOST_REST_SECONDS: Final = 3.0
 _SETTLED_AT: Final = 200_000
-_SAVED_AT: Final = 300_000
-_SAVE_SECONDS: Final = 900.0
 _MOST_WAIT_SECONDS: Final = 30.0
 _MOST_CLOUD_WAIT_SECONDS: Final = 3.0
 _SHOWN_SECONDS: Final = 2.0
-_UPDATES_AT_ONCE: Final = 50
-_GOODPUT_SECONDS: Final = 0.25
 _LONGEST_NAME: Final = 80
 
 
@@ -98,8 +81,7 @@ class Store:
         self._clock_ns = clock_ns
         self._is_cloud = isinstance(source, CloudSource)
         self._root = source.root if isinstance(source, LocalSource) else diagnostics_directory()
-        self._state_path = cache / "state" if cache is not None and not self._is_cloud else None
-        self._saved_count, self._save_again_at = 0, 0.0
+        self._saved = SavedState(cache / "state", self._root) if cache is not None and not self._is_cloud else None
         self._refreshing = threading.Lock()
         self._first_rows = FirstRows()
         self.doctor = Doctor(DoctorProcess(self._root))
@@ -110,6 +92,7 @@ class Store:
         self._listed: list[RunData] | None = None
         self._dispatch = Dispatch(self._data_of)
         self._changes = Changes()
+        self._updates = RowUpdates(source, self.lock, self._changes, self.doctor)
         self._run_list = RunList(source)
         self._unsettled = 0
         self._sources = EntrySources(source)
@@ -118,7 +101,7 @@ class Store:
         self._rests_until = 0.0
         self._was_read = self._had_journal = False
         self._shown_at = 0.0
-        self._failures: dict[str, str] = {}
+        self._failure = ""
 
     def close(self) -> None:
         """End the process that works out verdicts."""
@@ -176,7 +159,7 @@ class Store:
                 self._update_runs(now_ns)
             finally:
                 self._first_rows.have()
-            self._read_goodput()
+            self._updates.read_goodput([self._kept[run.id] for run in self.runs()])
             with self.lock:
                 self.now_s = now_ns / 1e9
 
@@ -202,7 +185,8 @@ class Store:
         rest_seconds = min(_MOST_REST_SECONDS, sources.poll_seconds * _REST_FACTOR) if is_costly else 0.0
         self._rests_until, self._was_read = time.monotonic() + rest_seconds, True
         with self.lock:
-            self.notes = [*self._run_list.notes, *self._failures.values(), *self.source.entries.notes()]
+            failures = filter(None, (self._failure, self._updates.failure))
+            self.notes = [*self._run_list.notes, *failures, *self.source.entries.notes()]
 
     def _has_journal(self) -> bool:
         """Return False if the journal was there and is not now: a reader that sees it empty would read it twice."""
@@ -210,17 +194,15 @@ class Store:
         is_there = folder.is_dir()
         self._had_journal = self._had_journal or is_there
         if is_there or not self._had_journal:
-            self._failures.pop("journal", None)
+            self._failure = ""
             return True
         if not self._run_list.notes:
-            self._failures["journal"] = f"The folder {folder} does not exist any more: what was read before is shown."
+            self._failure = f"The folder {folder} does not exist any more: what was read before is shown."
         return self._is_cloud
 
     def _load(self) -> None:
         """Continue from the state that an earlier store saved."""
-        if self._state_path is None:
-            return
-        position = load_state(self._state_path, self._root, self._data_of)
+        position = self._saved.load(self._data_of) if self._saved is not None else None
         if position is not None:
             self._sources.resume(position)
             self._dispatch.touched |= self._kept.keys()
@@ -228,13 +210,10 @@ class Store:
 
     def _save(self) -> None:
         """Save the state if much was read since it was saved."""
-        count, now = self._dispatch.count, time.monotonic()
-        if self._state_path is None or count - self._saved_count < _SAVED_AT or now < self._save_again_at:
-            return
-        self._saved_count, self._save_again_at = count, now + _SAVE_SECONDS
-        with self.lock:
-            self._settle()
-        save_state(self._state_path, self._root, self._sources.position, [kept.run for kept in self._kept.values()])
+        if self._saved is not None and self._saved.is_due(self._dispatch.count):
+            with self.lock:
+                self._settle()
+            self._saved.save(self._sources.position, [kept.run for kept in self._kept.values()])
 
     def _is_due(self, now_ns: int) -> bool:
         """Return True if it is time to read."""
@@ -294,115 +273,23 @@ class Store:
         """Work out the state of runs that got entries, or that may have changed with time; then their rows."""
         with self.lock:
             self._settle()
-            touched, self._dispatch.touched = self._dispatch.touched, set()
-            changed, self._dispatch.changed = self._dispatch.changed, set()
-            with_log: set[str] = set()
-            for key in self._companions.touched:
-                with_log |= self._by_process.get(key, set())
-            self._companions.touched = set()
-        due = []
-        for run_id, kept in self._kept.items():
-            if kept.run.resource and (
-                run_id in touched
-                or run_id in with_log
-                or now_ns - kept.updated_ns >= self._patience_ns(kept.run)
-                or (kept.has_new_points and now_ns - kept.points_ns >= _POINTS_NS)
-                or (kept.pictures_version != kept.run.version and now_ns - kept.pictures_ns >= _PICTURES_NS)
-            ):
-                due.append(kept)
-        for first in range(0, len(due), _UPDATES_AT_ONCE):
-            for kept in due[first : first + _UPDATES_AT_ONCE]:
-                self._read_sessions(kept, now_ns)
+            news = self._news()
+        runs = [kept for kept in self._kept.values() if kept.run.resource]
+        updated = self._updates.update(
+            runs, news, now_ns, with_sessions=self._sources.requested if self._is_cloud else None
+        )
+        if updated:
             with self.lock:
-                for kept in due[first : first + _UPDATES_AT_ONCE]:
-                    run_id = kept.run.id
-                    is_touched = run_id in touched or run_id in with_log
-                    only_values = run_id in touched and run_id not in changed and run_id not in with_log
-                    self._update_run(kept, now_ns, is_touched=is_touched, only_values=only_values)
-                    if run_id in with_log:
-                        self._changes.update_log(run_id)
-        with self.lock:
-            # A companion that wrote before its process was known of is found when the process is.
-            self._listed = None if due else self._listed
+                for run in updated:
+                    for key in run.history.processes:
+                        self._by_process.setdefault(key[:2], set()).add(run.id)
+                self._listed = None
 
-    @staticmethod
-    def _patience_ns(run: RunData) -> float:
-        """Return after which time a run is updated again, though it got no entries."""
-        if run.is_live:
-            return _UPDATE_NS
-        return _QUIET_UPDATE_NS if run.state in ("silent", "unknown") else float("inf")
-
-    def _update_run(self, kept: KeptRun, now_ns: int, *, is_touched: bool, only_values: bool) -> None:
-        run = kept.run
-        before = (run.state, run.reason, run.hangs, len(run.attempts))
-        if not (only_values and now_ns - kept.updated_ns < _UPDATE_NS and run.update_signs(now_ns)):
-            writers = self._journal.goodput.of(run.id, (), 0, 0)
-            run.job_names = tuple(dict.fromkeys(writer.job for writer in writers))
-            run.update_state(now_ns, self.source.is_gone)
-            kept.updated_ns = now_ns
-            for key in run.history.processes:
-                self._by_process.setdefault(key[:2], set()).add(run.id)
-        has_changed = is_touched or before != (run.state, run.reason, run.hangs, len(run.attempts))
-        if has_changed or (run.is_live and now_ns - kept.changed_ns >= _PICTURES_NS):  # Of a live one, durations grow.
-            run.version += 1
-            kept.changed_ns = now_ns
-        is_old = kept.pictures_version != run.version
-        if not kept.pictures or (is_old and (now_ns - kept.pictures_ns >= _PICTURES_NS or before[0] != run.state)):
-            kept.pictures = pictures_of(run, kept.goodput)
-            kept.pictures_ns, kept.pictures_version = now_ns, run.version
-            kept.is_goodput_due = True
-        self._update_row(kept)
-        kept.has_new_points = kept.has_new_points or is_touched
-        if kept.has_new_points and now_ns - kept.points_ns >= _POINTS_NS:
-            self._changes.update_points(run.id, {name: run.columns.points(name) for name in run.columns.names()})
-            kept.has_new_points, kept.points_ns = False, now_ns
-
-    def _update_row(self, kept: KeptRun) -> None:
-        row = row_of(kept.run, kept.pictures)
-        if self._changes.update(kept.run.id, row) or not kept.encoded:
-            kept.encoded = msgspec.json.encode(row)
-
-    def _read_goodput(self) -> None:
-        """Read where the time of runs went, the newest first, for a part of a second; the next call goes on."""
-        deadline = time.monotonic() + _GOODPUT_SECONDS
-        for run in self.runs():
-            kept = self._kept[run.id]
-            if not kept.is_goodput_due:
-                continue
-            if time.monotonic() > deadline:
-                return
-            kept.is_goodput_due = False
-            with self.lock:
-                try:
-                    report = goodput_of(run).report(run)
-                except (DiagnosticsError, OSError) as error:
-                    self._failures["goodput"] = f"The goodput of {run.id} could not be read: {error}"
-                    continue
-                kept.is_goodput_due = goodput_of(run).is_due(run)
-                if report is None:
-                    continue
-                buckets = [[bucket, round(percent, 2)] for bucket, percent in bucket_percents(report)]
-                goodput = {"goodput": _rounded(report.goodput_percent), "buckets": buckets}
-                if goodput != kept.goodput:
-                    kept.goodput = goodput
-                    run.version += 1  # Views that were made meanwhile show that it is still read.
-                    kept.pictures_version = run.version
-                    kept.pictures = pictures_of(run, goodput)
-                    self._update_row(kept)
-
-    def _read_sessions(self, kept: KeptRun, now_ns: int) -> None:
-        """Read the profiler sessions of a run in the control plane, outside the lock: a cloud takes its time."""
-        patience_ns = _CLOUD_SESSIONS_NS if self._is_cloud else _UPDATE_NS
-        if kept.sessions_ns is not None and (not kept.run.is_live or now_ns - kept.sessions_ns < patience_ns):
-            return
-        kept.sessions_ns = now_ns
-        if self._is_cloud and kept.run.id not in self._sources.requested:
-            return
-        with contextlib.suppress(ControlPlaneError, OSError):
-            sessions = list(self.source.control_plane.list_sessions(kept.run.id))
-            with self.lock:
-                kept.run.sessions = sessions
-
-
-def _rounded(number: float | None) -> float | None:
-    return round(number, 2) if number is not None and math.isfinite(number) else None
+    def _news(self) -> News:
+        """Return the runs of which something was read since the last call. The lock is held."""
+        touched, self._dispatch.touched = self._dispatch.touched, set()
+        changed, self._dispatch.changed = self._dispatch.changed, set()
+        processes, self._companions.touched = self._companions.touched, set()
+        # A companion that wrote before its process was known of is found when the process is.
+        with_log = {run_id for key in processes for run_id in self._by_process.get(key, ())}
+        return News(touched, changed, with_log, self.doctor.take_news())
