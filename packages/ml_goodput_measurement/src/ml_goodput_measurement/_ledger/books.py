@@ -155,13 +155,16 @@ class Books:
         if self._is_fresh:
             return
         self._is_fresh = True
-        median_ns = self._step_times.median_ns() or 0
         for index, book in enumerate(self._books[:-1]):
-            if book.borrowed_median_ns is not None and book.borrowed_median_ns != median_ns:
+            if book.borrowed_median_ns is not None and book.borrowed_median_ns != self._job_median_ns():
                 self._forget_account(index)
             if book.account is None:
                 book.account = self._account_of(index, self._attempts.next_start_ns(index), running=False)
-                book.borrowed_median_ns = None if self._own_median_ns(index) else median_ns
+                book.borrowed_median_ns = None if self._own_median_ns(index) else self._job_median_ns()
+
+    def _job_median_ns(self) -> int:
+        # Sorts the times of all steps of the job, which few attempts need.
+        return self._step_times.median_ns() or 0
 
     def _forget_account(self, index: int) -> None:
         self._books[index].account = None

@@ -141,6 +141,9 @@ class EventBatch:
     """Compilations so far, by process: their number and seconds, and the hits and misses of the compilation cache."""
     lost: dict[str, dict[str, int]] = field(default_factory=dict)
     """Entries that recorders report as not written, by reason, under the name of each report."""
+    rises: bool = False
+    """True if each value of `step_times`, `step_end_times` and `load_marks` is known to be greater than the one before:
+    then they are not read to find that out."""
 
     def records_job(self) -> bool:
         """Return True if there is more than checkpoint operations."""
@@ -148,20 +151,34 @@ class EventBatch:
 
     def span(self) -> tuple[int, int]:
         """Return the times of the first and the last event; there must be one that is not a checkpoint operation."""
-        columns = [column for column in (self.step_times, self.step_end_times) if column]
-        first = [*map(min, columns), *map(_moment_of, self.others)]
-        last = [*map(max, columns), *map(_moment_of, self.others)]
+        columns = [self._ends(column) for column in (self.step_times, self.step_end_times) if column]
+        first = [*(ends[0] for ends in columns), *map(_moment_of, self.others)]
+        last = [*(ends[1] for ends in columns), *map(_moment_of, self.others)]
         if self.load_marks:
-            first.append(min(self.load_marks) >> 1)
-            last.append(max(self.load_marks) >> 1)
+            ends = self._ends(self.load_marks)
+            first.append(ends[0] >> 1)
+            last.append(ends[1] >> 1)
         return min(first), max(last)
+
+    def step_span(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        """Return time and number of the first and of the last step; None without steps."""
+        times, numbers = self.step_times, self.step_numbers
+        if not times:
+            return None
+        if self.rises:
+            return (times[0], numbers[0]), (times[-1], numbers[-1])
+        return min(zip(times, numbers, strict=True)), max(zip(times, numbers, strict=True))
+
+    def _ends(self, column: Sequence[int]) -> tuple[int, int]:
+        return (column[0], column[-1]) if self.rises else (min(column), max(column))
 
     def kinds(self) -> dict[str, tuple[int, int]]:
         """Return the times of the first and the last event of each kind, without checkpoint operations."""
         columns = {"step": self.step_times, "step_end": self.step_end_times}
-        kinds = {kind: (min(column), max(column)) for kind, column in columns.items() if column}
+        kinds = {kind: self._ends(column) for kind, column in columns.items() if column}
         if self.load_marks:
-            kinds["load"] = (min(self.load_marks) >> 1, max(self.load_marks) >> 1)
+            first, last = self._ends(self.load_marks)
+            kinds["load"] = (first >> 1, last >> 1)
         for event in self.others:
             kind, time_ns = _kind_of(event), _moment_of(event)
             first_ns, last_ns = kinds.get(kind, (time_ns, time_ns))

@@ -72,11 +72,17 @@ class Steps:
     def __len__(self) -> int:
         return len(self.times)
 
-    def extend(self, times: Sequence[int], numbers: Sequence[int]) -> int:
-        """Add records; return the time of the earliest new one, or `NEVER_NS`."""
+    def extend(self, times: Sequence[int], numbers: Sequence[int], *, rising: bool = False) -> int:
+        """Add records; return the time of the earliest new one, or `NEVER_NS`.
+
+        Args:
+            times: Their times.
+            numbers: Their numbers.
+            rising: True if the times are known to rise.
+        """
         if not times:
             return NEVER_NS
-        if rises(times) and (not self.times or times[0] > self.times[-1]):
+        if (not self.times or times[0] > self.times[-1]) and (rising or rises(times)):
             append_all(self.times, times)
             append_all(self.numbers, numbers)
             return times[0]
@@ -139,17 +145,18 @@ class Facts:
         """Add events, in any order; known ones change nothing."""
         changed_ns = min((self._add_other(event) for event in batch.others), default=NEVER_NS)
         changed_ns = min([changed_ns, *map(self._add_checkpoint, batch.checkpoints)])
-        stepped_ns = self.steps.extend(batch.step_times, batch.step_numbers)
+        stepped_ns = self.steps.extend(batch.step_times, batch.step_numbers, rising=batch.rises)
         self.attempts_changed_from_ns = min(self.attempts_changed_from_ns, stepped_ns)
-        ended_ns = self.step_ends.extend(batch.step_end_times, batch.step_end_numbers)
-        changed_ns = min(changed_ns, stepped_ns, ended_ns, self._add_loads(batch.load_marks))
+        ended_ns = self.step_ends.extend(batch.step_end_times, batch.step_end_numbers, rising=batch.rises)
+        loaded_ns = self._add_loads(batch.load_marks, rising=batch.rises)
+        changed_ns = min(changed_ns, stepped_ns, ended_ns, loaded_ns)
         self.changed_from_ns = min(self.changed_from_ns, changed_ns)
 
-    def _add_loads(self, codes: Sequence[int]) -> int:
+    def _add_loads(self, codes: Sequence[int], *, rising: bool) -> int:
         if not codes:
             return NEVER_NS
         known = self.loads.codes
-        if rises(codes) and (not known or codes[0] > known[-1]):
+        if (not known or codes[0] > known[-1]) and (rising or rises(codes)):
             started_ns = (known[-1] if known else codes[0]) >> 1
             self.loads.extend(codes)
             return started_ns

@@ -221,7 +221,9 @@ class Ledger:
         """Add events, in any order and with repetitions."""
         self.facts.add(batch)
 
-    def summary(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> Summary | None:
+    def summary(
+        self, now_ns: int, exclusions: Sequence[Interval] = (), *, include_ideal: bool = True
+    ) -> Summary | None:
         """Return the sums up to the end of the job, or to `now_ns` while it runs; None without a fact.
 
         Costs what was added since the last call, and a little for each exclusion.
@@ -229,6 +231,7 @@ class Ledger:
         Args:
             now_ns: The moment of the query, or `PROCESS_GONE`.
             exclusions: Disjoint intervals that are only in the bucket of excluded time.
+            include_ideal: False to leave out the ideal step time, for which the times of all steps are sorted.
         """
         life = self._life(now_ns)
         if life is None:
@@ -237,7 +240,7 @@ class Ledger:
         loads = (attempt.first_load for attempt in self._attempts)
         awaited_ns = life.total.awaited_loads_ns + sum(load[1] - load[0] for load in loads if load)
         beside_ns = self.facts.loads.total_ns - awaited_ns
-        ideal_ns = self._step_times.kept().ideal_ns()
+        ideal_ns = self._step_times.kept().ideal_ns() if include_ideal else None
         return Summary(
             start_ns=life.start_ns,
             end_ns=life.end_ns,

@@ -97,9 +97,9 @@ class Span:
         for kind, (first_ns, latest_ns) in batch.kinds().items():
             known = self.kinds.get(kind, (first_ns, latest_ns))
             self.kinds[kind] = (min(known[0], first_ns), max(known[1], latest_ns))
-        if batch.step_times:
-            first_step = min(zip(batch.step_times, batch.step_numbers, strict=True))
-            last_step = max(zip(batch.step_times, batch.step_numbers, strict=True))
+        steps = batch.step_span()
+        if steps is not None:
+            first_step, last_step = steps
             self.first_step = first_step if self.first_step is None else min(self.first_step, first_step)
             self.last_step = last_step if self.last_step is None else max(self.last_step, last_step)
 
@@ -236,8 +236,7 @@ def span_of(writer: Writer, batch: EventBatch) -> Span | None:
         batch: All that it recorded, without checkpoint operations.
     """
     starts = {event.time_ns for event in batch.others if isinstance(event, JobStart)}
-    first_step = min(zip(batch.step_times, batch.step_numbers, strict=True), default=None)
-    last_step = max(zip(batch.step_times, batch.step_numbers, strict=True), default=None)
+    first_step, last_step = batch.step_span() or (None, None)
     if len(starts) > 1 or (starts and first_step is not None and first_step[0] < min(starts)):
         return None
     kinds = batch.kinds()

@@ -74,7 +74,7 @@ class JobLedger:
             now_ns: Now, in ns since 1970.
         """
         ledger = self._recorders.ledger
-        summary = ledger.summary(now_ns)
+        summary = ledger.summary(now_ns, include_ideal=False)
         return PROCESS_GONE if summary is not None and summary.running and ledger.is_silent(now_ns) else now_ns
 
     def days(self, as_of_ns: int) -> list[DaySum]:
@@ -95,19 +95,20 @@ class JobLedger:
         """Return when the first step of each attempt started, in ns since 1970; None for one without steps."""
         return self._recorders.ledger.first_step_times()
 
-    def report(self, as_of_ns: int, *, include_timeline: bool = False) -> JobReport | None:
+    def report(self, as_of_ns: int, *, include_timeline: bool = False, include_ideal: bool = True) -> JobReport | None:
         """Return everything about the job as of a moment.
 
         Args:
             as_of_ns: Now for a job that runs, else when it ended, in ns since 1970: the time of a job that recorded no
                 end counts up to then, and not beyond; or `PROCESS_GONE`. No event is left out.
             include_timeline: True to fill the timeline, which has two pieces for each step with a recorded end.
+            include_ideal: False to leave out the ideal step time, for which the times of all steps are sorted.
 
         Returns:
             None while nothing is recorded, or only a single moment.
         """
         ledger = self._recorders.ledger
-        summary = ledger.summary(as_of_ns)
+        summary = ledger.summary(as_of_ns, include_ideal=include_ideal)
         if summary is None or not summary.wall_ns:
             return None
         return job_report(
