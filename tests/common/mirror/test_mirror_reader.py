@@ -73,7 +73,8 @@ def test_an_entry_that_a_range_seems_to_have_is_read_from_its_own_object(tmp_pat
         put(str(tmp_path / "mirror"), writer, header, lines[:4] + lines[5:])
         put(str(tmp_path / "mirror"), writer, header, lines[4:5])  # A thread wrote it late.
     reader = MirrorReader(LOG, mirror=str(tmp_path / "mirror"))
-    assert identities(flat(reader.read_new())) and len(read_mirror(str(tmp_path / "mirror"))) == 20
+    assert identities(flat(reader.read_new()))
+    assert len(read_mirror(str(tmp_path / "mirror"))) == 20
     assert [writer.gaps for writer in reader.writers()] == [[], []]
 
 
@@ -208,7 +209,8 @@ def test_a_damaged_object_is_counted_named_and_passed_over(
     assert flat(reader.read_new()) == []
     assert reader.skipped == {"damaged_object": 1}
     assert reader.damaged == [str(path)]
-    assert [note for note in reader.notes(0) if "damaged" in note] and str(path) in caplog.text
+    assert [note for note in reader.notes(0) if "damaged" in note]
+    assert str(path) in caplog.text
     assert [writer.gaps for writer in reader.writers()] == [[(10**11 + 20, 10**11 + 29)]]
     assert not reader.is_complete(0)
 
@@ -283,7 +285,8 @@ def test_a_mirror_is_complete_if_its_writers_have_ended_or_are_young(mirror: str
     entries = flat(reader.read_new())
     now_ns = entries[-1].timestamp_ns + 10**9
     later_ns = now_ns + 3600 * 10**9
-    assert reader.is_complete(now_ns) and reader.is_complete(now_ns, job="run7")
+    assert reader.is_complete(now_ns)
+    assert reader.is_complete(now_ns, job="run7")
     assert not reader.is_complete(now_ns, job="other")
     assert not reader.is_complete(later_ns)
     assert [note.partition(":")[0] for note in reader.notes(later_ns)] == [
@@ -295,7 +298,8 @@ def test_a_mirror_is_complete_if_its_writers_have_ended_or_are_young(mirror: str
         assert name is not None
         bucket.create(LogPaths.of(bucket.path, LOG).path(EndName(name.day, name.writer)), b"{}")
     assert flat(reader.read_new()) == []
-    assert reader.is_complete(later_ns) and not reader.notes(later_ns)
+    assert reader.is_complete(later_ns)
+    assert not reader.notes(later_ns)
     again = MirrorReader(LOG, mirror=mirror, position=reader.position())
     assert flat(again.read_new()) == []
     assert again.is_complete(later_ns, job="run7")
@@ -307,5 +311,6 @@ def test_the_names_of_all_logs_are_found_with_few_requests(mirror: str, tmp_path
         Journal(log_id, root=tmp_path / "root", labels={}).append({"n": 1})
         mirror_by_hand(tmp_path / "root", mirror, log_id=log_id)
     folders = Bucket(mirror).log_folders()
-    assert len(folders) == 3 and folders == sorted(folders)
+    assert len(folders) == 3
+    assert folders == sorted(folders)
     assert "goodput%20a%2Fb" in folders

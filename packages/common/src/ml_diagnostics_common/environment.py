@@ -29,9 +29,11 @@ __all__ = [
     "announce_run",
     "announced_labels",
     "configured_backend",
+    "configured_mirror",
     "diagnostics_directory",
     "expected_processes",
     "identity",
+    "mirror_seconds",
     "on_google_hardware",
     "orchestrator",
     "planned_steps",
@@ -72,6 +74,39 @@ def configured_backend(environ: Mapping[str, str] = os.environ) -> Backend:
         raise ConfigurationError(
             f"ML_DIAGNOSTICS_BACKEND is {value!r}; set it to 'auto' (the default), 'cloud' or 'local'"
         ) from None
+
+
+def configured_mirror(environ: Mapping[str, str] = os.environ) -> str:
+    """Return `ML_DIAGNOSTICS_MIRROR`: `gs://bucket/prefix` or a folder; empty without a mirror.
+
+    Args:
+        environ: The environment variables.
+    """
+    return environ.get("ML_DIAGNOSTICS_MIRROR", "").strip()
+
+
+def mirror_seconds(environ: Mapping[str, str] = os.environ) -> float:
+    """Return `ML_DIAGNOSTICS_MIRROR_SECONDS`: the time between two objects of a mirror while a job is new or watched.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        Seconds; 30 when the variable is not set or empty.
+
+    Raises:
+        ConfigurationError: The variable is not a number from 5 to 3600.
+    """
+    value = environ.get("ML_DIAGNOSTICS_MIRROR_SECONDS", "").strip() or "30"
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 5.0 <= seconds <= 3600.0:
+        raise ConfigurationError(
+            f"ML_DIAGNOSTICS_MIRROR_SECONDS is {value!r}; set it to a number of seconds from 5 to 3600"
+        )
+    return seconds
 
 
 # --- The folder ---------------------------------------------------------------------------------------

@@ -54,11 +54,15 @@ _Kind = TypeVar("_Kind")
 class ExitOrder(enum.IntEnum):
     """When `at_exit` calls a function."""
 
-    SHIPPERS = 1
+    MIRRORS = 1
+    """Mirrors start to write what the journals have on disk, while shippers send it."""
+    SHIPPERS = 2
     """Shippers send what the journals have on disk."""
-    DEVICES = 2
+    MIRRORS_END = 3
+    """Mirrors have written it, or have had their time."""
+    DEVICES = 4
     """No thread of ours calls into a device's library from here on: the interpreter is about to tear it down."""
-    JOURNALS = 3
+    JOURNALS = 5
     """Last: all others may still append to them."""
 
 

@@ -12,7 +12,15 @@ from typing import Protocol
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.process_hooks import ExitOrder, LiveObjects, at_exit, at_fork
 
-__all__ = ["OwnJournal", "add_journal", "flush_journals", "host_name", "is_writer_of_this_process", "new_writer"]
+__all__ = [
+    "OwnJournal",
+    "add_journal",
+    "flush_journals",
+    "host_name",
+    "is_writer_of_this_process",
+    "new_writer",
+    "own_writers",
+]
 
 _EXIT_SECONDS = 1.0  # For all journals together.
 
@@ -69,6 +77,11 @@ def host_name() -> str:
 def is_writer_of_this_process(writer: str) -> bool:
     """Return True if a journal of this very process writes, or wrote, under this name."""
     return writer in _writer_names_of_this_process
+
+
+def own_writers() -> frozenset[str]:
+    """Return the names under which journals of this very process write, or wrote."""
+    return frozenset(_writer_names_of_this_process.copy())
 
 
 def flush_journals(folder: Path, timeout_seconds: float) -> bool:

@@ -7,13 +7,14 @@ twice, or be replaced by the object of their hour while they are read.
 from __future__ import annotations
 
 import datetime
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 from ml_diagnostics_common.entry import LogEntry, SeenSequences
-from ml_diagnostics_common.exceptions import ObjectNotFoundError
+from ml_diagnostics_common.exceptions import ObjectNotFoundError, StorageError
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.journal._layout import FIRST_SEQUENCE
 from ml_diagnostics_common.mirror._bucket import Bucket
@@ -27,6 +28,7 @@ __all__ = ["MirrorReader", "MirroredWriter"]
 
 _FULL_LISTING_SECONDS = 600.0
 _FRESH_NS = 300 * 10**9
+_LIVE_NS = 3_600 * 10**9
 
 
 class MirroredWriter(NamedTuple):
@@ -188,6 +190,27 @@ class MirrorReader:
             if not writer.has_ended and now_ns - writer.last_ns >= _FRESH_NS:
                 notes.append(f"no end from writer {writer.writer}: its last entries may be missing")
         return notes
+
+    def ask_to_hurry(self, now_ns: int) -> int:
+        """Ask the writers that run to write every 30 s for the next five minutes, and not every two minutes.
+
+        Args:
+            now_ns: The time, in ns since 1970.
+
+        Returns:
+            The number of writers that were asked; 0 if this user may not create objects.
+        """
+        asked = 0
+        for writer in self.writers():
+            if writer.has_ended or now_ns - writer.last_ns > _LIVE_NS:
+                continue
+            path = self._paths.watch(writer.writer)
+            try:
+                self._bucket.storage.write(path, json.dumps({"at": now_ns}).encode(), content_type="application/json")
+            except StorageError:
+                return asked  # Readers need no permission to write.
+            asked += 1
+        return asked
 
     # --- Objects --------------------------------------------------------------------------------------
 

@@ -1,0 +1,354 @@
+"""What ended writers have left in the journal, and how far the mirror of a folder is.
+
+A process that is killed leaves up to one pace of entries, and no end. They are written by the first of these that can:
+the job's companion, which sees its end; the next process with the same diagnostics folder; a command of the user.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
+from ml_diagnostics_common.files import in_bucket
+from ml_diagnostics_common.guard import Counters
+from ml_diagnostics_common.journal import Header, JournalPosition, Segment, is_open, list_segments, read_header
+from ml_diagnostics_common.mirror._bucket import Bucket, mirror_path
+from ml_diagnostics_common.mirror._notes import MirrorNote, read_note
+from ml_diagnostics_common.mirror._upload import Upload
+from ml_diagnostics_common.mirror.names import LogPaths, SegmentName, parse_name, plain_log_id, segments_path
+from ml_diagnostics_common.mirror.rollup import roll_up_ended
+from ml_diagnostics_common.shipper._outbox import Owner, WriterName, owner
+from ml_diagnostics_common.storage._google import split_path
+
+__all__ = ["EndedWriters", "PushedWriter", "WriterStatus", "lifecycle", "push", "status"]
+
+_IDLE_SECONDS = 60.0
+"""A process of another host, or container, that has written nothing for so long and has its file not open is gone."""
+_ENDED_SECONDS = 300.0
+_SEGMENT_DAYS = 30
+_EVENT_DAYS = 400
+
+
+class PushedWriter(NamedTuple):
+    """What was written of one writer.
+
+    Attributes:
+        log: The log's name, or that of its folder if it is too long to be known from that.
+        writer: The writer.
+        entries: The number of entries.
+        has_ended: True if the mirror has all of it, and its end.
+    """
+
+    log: str
+    writer: str
+    entries: int
+    has_ended: bool
+
+
+class EndedWriters:
+    """Writes what the writers of ended processes have left.
+
+    Args:
+        bucket: The mirror.
+        root: The diagnostics folder.
+        by: The process that does it: next, companion or command.
+        counters: Counts objects, entries and bytes.
+        folder_names: Logs of which every ended writer is mirrored; of others, those that a process has started to
+            mirror. None for all logs.
+        ended_pids: Processes of this host that have ended, whether or not their parents have noticed.
+        clock: Return monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        root: Path,
+        *,
+        by: str,
+        counters: Counters | None = None,
+        folder_names: Collection[str] | None = (),
+        ended_pids: Collection[int] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bucket, self._root, self._by = bucket, root, by
+        self._counters = counters if counters is not None else Counters()
+        self._folder_names, self._ended_pids = folder_names, ended_pids
+        self._clock = clock
+
+    def run(
+        self,
+        *,
+        deadline: Callable[[], float] = lambda: math.inf,
+        pause: Callable[[float], None] = lambda cpu_seconds: None,
+    ) -> Iterator[PushedWriter]:
+        """Write what is left, writer by writer; yield those of which something was to be done.
+
+        Args:
+            deadline: Return when to stop, in monotonic seconds.
+            pause: Called after each object with the CPU seconds that it took.
+
+        Raises:
+            StorageError: The mirror refuses it, or failed. A later run goes on.
+            CredentialsError: The credentials were not accepted.
+        """
+        for folder in _subfolders(self._root / "journal"):
+            by_writer: dict[str, list[Segment]] = {}
+            for segment in list_segments(folder):
+                by_writer.setdefault(segment.writer, []).append(segment)
+            due = {writer: segments for writer, segments in by_writer.items() if self._is_due(folder.name, segments)}
+            names: dict[str, list[SegmentName]] | None = None
+            for writer, segments in sorted(due.items(), key=self._ended_first):
+                if self._clock() >= deadline():
+                    return
+                upload = self._claim(folder.name, writer)
+                if upload is None:
+                    continue
+                try:
+                    if names is None:
+                        names = self._list(upload.paths)
+                    pushed = self._push(upload, segments, names.get(writer, []), deadline, pause)
+                except OSError:
+                    self._counters.add("unreadable_writer")
+                    continue
+                finally:
+                    upload.release()
+                if pushed is not None:
+                    yield pushed
+
+    def _ended_first(self, each: tuple[str, list[Segment]]) -> tuple[bool, str]:
+        name = WriterName.parse(each[0])
+        return name is None or name.pid not in self._ended_pids, each[0]
+
+    def _claim(self, folder_name: str, writer: str) -> Upload | None:
+        try:
+            return Upload.claim(self._bucket, self._root, folder_name, writer, self._counters)
+        except OSError:
+            self._counters.add("unreadable_writer")
+            return None
+
+    def _is_due(self, folder_name: str, segments: list[Segment]) -> bool:
+        """Return True if a writer's process has ended, or a user asks, and the mirror may lack something."""
+        writer = segments[0].writer
+        note = read_note(self._root, folder_name, writer, self._bucket.path)
+        last = segments[-1]
+        if note is not None and note.has_ended and note.position >= (last.number, last.size):
+            return False
+        is_ours = self._folder_names is None or folder_name in self._folder_names
+        if note is None and not is_ours:
+            return False
+        owned_by = self._owner(writer)
+        if self._by == "command":
+            return owned_by is not Owner.US
+        return owned_by is Owner.GONE or (owned_by is Owner.UNKNOWN and self._is_idle(last, _IDLE_SECONDS))
+
+    def _owner(self, writer: str) -> Owner:
+        owned_by = owner(writer)
+        name = WriterName.parse(writer)
+        if owned_by is Owner.ALIVE and name is not None and name.pid in self._ended_pids:
+            return Owner.GONE
+        return owned_by
+
+    def _is_idle(self, segment: Segment, seconds: float) -> bool:
+        try:
+            age = time.time() - Path(segment.path).stat().st_mtime
+        except OSError:
+            return False
+        return age >= seconds and not is_open(self._root, segment.writer)
+
+    def _list(self, paths: LogPaths) -> dict[str, list[SegmentName]]:
+        """Return the objects of a log by writer; none if this process may only create objects."""
+        by_writer: dict[str, list[SegmentName]] = {}
+        try:
+            found = self._bucket.list_paths(f"{paths.folder}day=")
+        except StorageError:
+            self._counters.add("not_listed")
+            return by_writer
+        for path in found:
+            name = parse_name(path)
+            if isinstance(name, SegmentName):
+                by_writer.setdefault(name.writer, []).append(name)
+        return by_writer
+
+    def _push(
+        self,
+        upload: Upload,
+        segments: list[Segment],
+        names: list[SegmentName],
+        deadline: Callable[[], float],
+        pause: Callable[[float], None],
+    ) -> PushedWriter | None:
+        owned_by = self._owner(upload.writer)
+        has_ended = owned_by is Owner.GONE or (
+            owned_by is Owner.UNKNOWN
+            and self._is_idle(segments[-1], _ENDED_SECONDS if self._by == "command" else _IDLE_SECONDS)
+        )
+        upload.recover(names)
+        names, entries = list(names), 0
+        start = time.thread_time()
+        while written := upload.write_next(segments, ended=has_ended):
+            names.append(written.name)
+            entries += written.entries
+            pause(time.thread_time() - start)
+            if self._clock() >= deadline():
+                return PushedWriter(_shown(upload.paths.folder_name), upload.writer, entries, has_ended=False)
+            start = time.thread_time()
+        if has_ended:
+            upload.write_end(self._by)
+            if self._clock() < deadline():
+                self._roll_up(upload.paths, names)
+        return PushedWriter(_shown(upload.paths.folder_name), upload.writer, entries, has_ended)
+
+    def _roll_up(self, paths: LogPaths, names: list[SegmentName]) -> None:
+        try:
+            self._counters.add("rolled_up", roll_up_ended(self._bucket, paths, names))
+        except StorageError:
+            self._counters.add("not_rolled_up")  # With the permission to create alone, the compactor does it.
+
+
+def push(
+    root: Path,
+    mirror: str,
+    *,
+    by: str = "command",
+    ended_pids: Collection[int] = (),
+    seconds: float = math.inf,
+    deadline_seconds: float = 60.0,
+) -> Iterator[PushedWriter]:
+    """Write to a mirror what a journal has and the mirror does not have; yield each writer that was not complete.
+
+    Args:
+        root: The diagnostics folder.
+        mirror: `gs://bucket/prefix`, or a local folder.
+        by: `command` for what a user asks for: every writer of every log but those of this process. `companion`: those
+            of ended processes, of which something was mirrored before.
+        ended_pids: Processes of this host that have ended, even if they still await their parents.
+        seconds: How long to go on.
+        deadline_seconds: The deadline of one call to Cloud Storage.
+
+    Raises:
+        ConfigurationError: The mirror is neither in a bucket nor a local folder.
+        StorageError: The mirror refuses it, or failed. A later call goes on.
+        CredentialsError: The credentials were not accepted.
+        MissingExtraError: A `gs://` path needs the extra `gcs`.
+    """
+    give_up_at = time.monotonic() + seconds
+    bucket = Bucket(mirror, deadline_seconds=deadline_seconds)
+    folder_names = None if by == "command" else ()
+    writers = EndedWriters(bucket, root, by=by, folder_names=folder_names, ended_pids=ended_pids)
+    yield from writers.run(deadline=lambda: give_up_at)
+
+
+class WriterStatus(NamedTuple):
+    """How far a writer's journal is in the mirror, as this machine knows it: without any request.
+
+    Attributes:
+        log: The log's name.
+        writer: The writer.
+        labels: The labels of its entries.
+        is_running: True if its process runs, or may run on another host.
+        last: The greatest sequence number in the mirror; 0 if nothing is.
+        written_ns: When the last object was written, in ns since 1970; 0 if nothing was.
+        behind_bytes: The bytes of its journal that the mirror lacks.
+        has_ended: True if the mirror has all of it, and its end.
+    """
+
+    log: str
+    writer: str
+    labels: Mapping[str, str]
+    is_running: bool
+    last: int
+    written_ns: int
+    behind_bytes: int
+    has_ended: bool
+
+
+def status(root: Path, mirror: str) -> list[WriterStatus]:
+    """Return how far each writer of a journal is in a mirror, by log and writer.
+
+    Args:
+        root: The diagnostics folder.
+        mirror: `gs://bucket/prefix`, or a local folder.
+
+    Raises:
+        ConfigurationError: The mirror is neither in a bucket nor a local folder.
+    """
+    path = mirror_path(mirror)
+    found = []
+    for folder in _subfolders(root / "journal"):
+        by_writer: dict[str, list[Segment]] = {}
+        for segment in list_segments(folder):
+            by_writer.setdefault(segment.writer, []).append(segment)
+        for writer, segments in by_writer.items():
+            header = _header(segments)
+            note = read_note(root, folder.name, writer, path) or MirrorNote(path)
+            found.append(
+                WriterStatus(
+                    _shown(folder.name) if header is None else header.log_id,
+                    writer,
+                    {} if header is None else header.labels,
+                    owner(writer) is not Owner.GONE and not note.has_ended,
+                    note.last,
+                    note.written_ns,
+                    _behind_bytes(segments, note.position),
+                    note.has_ended,
+                )
+            )
+    return found
+
+
+def lifecycle(mirror: str) -> dict[str, Any]:
+    """Return the lifecycle rules of a mirror's bucket, as `gcloud storage buckets update --lifecycle-file` takes them.
+
+    Segments are deleted after 30 days, which must be compacted before; compacted events after 400 days; rows never.
+
+    Args:
+        mirror: `gs://bucket/prefix`.
+
+    Raises:
+        ConfigurationError: It is not in a bucket.
+    """
+    path = mirror_path(mirror)
+    if not in_bucket(path):
+        raise ConfigurationError(
+            f"{mirror} is not in a bucket: only buckets have lifecycle rules; delete old days by hand"
+        )
+    segments = split_path(segments_path(path))[1]
+    events = f"{segments.removesuffix('segments/')}events/"
+    rules = [(segments, _SEGMENT_DAYS), (events, _EVENT_DAYS)]
+    return {
+        "rule": [
+            {"action": {"type": "Delete"}, "condition": {"age": days, "matchesPrefix": [prefix]}}
+            for prefix, days in rules
+        ]
+    }
+
+
+def _behind_bytes(segments: list[Segment], position: JournalPosition) -> int:
+    later = [segment for segment in segments if segment.number >= position.segment]
+    return sum(segment.size - (position.offset if segment.number == position.segment else 0) for segment in later)
+
+
+def _header(segments: list[Segment]) -> Header | None:
+    for segment in segments:
+        try:
+            header = read_header(segment)
+        except OSError:
+            continue
+        if header is not None:
+            return header
+    return None
+
+
+def _shown(folder_name: str) -> str:
+    return plain_log_id(folder_name) or folder_name
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:
+        return []
