@@ -27,7 +27,8 @@ for beside in (
     "gcloud/compute_api.json",
     "gcloud/hypercomputecluster_api.json",
     "gcloud/tpu_api.json",
-    "serve/page.css",
+    "serve/static/page.css",
+    "serve/static/profile_summary.js",
     "viewers/startup/gke_manifest.yaml",
     "viewers/startup/startup_script.sh",
 ):

@@ -1,4 +1,4 @@
-"""The WSGI application: our summary page at /, and XProf at the path that its pages expect.
+"""The WSGI application: our summary page at /, its files, and XProf at the path that its pages expect.
 
 The server listens on loopback, but a page on the internet could still send requests through the user's browser. So
 the Host header must name this machine, which prevents DNS rebinding. Requests that write files, or read folders other
@@ -19,11 +19,20 @@ from urllib.parse import parse_qsl, urlencode
 from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
 
-from xprofiler.serve.page import POLICY, TRACE_VIEWERS, XPROF_PREFIX, empty_page, failure_page, summary_page
+from xprofiler.serve.page import (
+    POLICY,
+    STATIC_PREFIX,
+    TRACE_VIEWERS,
+    XPROF_PREFIX,
+    empty_page,
+    failure_page,
+    summary_page,
+)
+from xprofiler.serve.static_files import read_static_files
 from xprofiler.summary.private_copy import PrivateCopy, xprof_name
 from xprofiler.summary.profiles import Profile, find_profiles
 from xprofiler.summary.summary import Summary
-from xprofiler.summary.text import as_dict
+from xprofiler.summary.text import as_json
 
 __all__ = ["Application", "Catalog", "Wsgi"]
 
@@ -142,6 +151,7 @@ class Application:
     def __init__(self, catalog: Catalog, xprof: Wsgi) -> None:
         self._catalog = catalog
         self._xprof = xprof
+        self._static_files = read_static_files()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request."""
@@ -178,11 +188,19 @@ class Application:
             return self._page(session)
         if path == "/summary.json":
             return self._json(session)
+        if path.startswith(STATIC_PREFIX):
+            return self._static(path.removeprefix(STATIC_PREFIX))
         if path == XPROF_PREFIX:
             return _Answer("308 Permanent Redirect", _TEXT, b"", (("Location", f"{XPROF_PREFIX}/"),))
         if not path.startswith(f"{XPROF_PREFIX}/"):
             return _text("404 Not Found", "There is nothing here. The summary is at /.")
         return None
+
+    def _static(self, name: str) -> _Answer:
+        found = self._static_files.get(name)
+        if found is None:
+            return _text("404 Not Found", "There is no such file.")
+        return _Answer("200 OK", found.media_type, found.data)
 
     def _before_xprof(self, environ: dict[str, Any]) -> _Answer | None:
         """Copy the requested session for XProf, and answer requests that XProf would answer wrongly or not at all."""
@@ -231,7 +249,7 @@ class Application:
             if session is None and not profiles:
                 raise NotFoundError(f"there is no profile below {self._catalog.path}")
             profile = profiles[0] if session is None else self._catalog.profile(session)
-            return _Answer("200 OK", _JSON, json.dumps(as_dict(self._catalog.summary(profile))).encode())
+            return _Answer("200 OK", _JSON, as_json(self._catalog.summary(profile)).encode())
         except (DiagnosticsError, OSError) as error:
             return _Answer(_status(error), _JSON, json.dumps({"error": str(error)}).encode())
 

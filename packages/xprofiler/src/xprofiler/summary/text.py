@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import textwrap
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -18,6 +19,7 @@ __all__ = [
     "PART_COLOURS",
     "about",
     "as_dict",
+    "as_json",
     "compiled",
     "format_summary",
     "headline",
@@ -117,16 +119,25 @@ def _measurements(summary: Summary, width: int) -> str:
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:
-    """Return the summary in the types of JSON, with its headline, statistics of step times, and the idle share."""
+    """Return the summary in the types of JSON, with what is derived from it: its sentences, step times, mean step."""
     import msgspec
 
     times = step_times(summary.steps)
     return {
         **msgspec.to_builtins(summary),
         "headline": headline(summary),
+        "about": about(summary),
+        "time_shares": time_shares(summary),
+        "mean_parts_us": mean_parts(summary.steps),
         "idle_percent": summary.idle_percent,
         "step_times": None if times is None else dataclasses.asdict(times),
     }
+
+
+def as_json(summary: Summary) -> str:
+    """Return the summary as JSON for a page; a number that is not finite is null."""
+    plain = json.loads(json.dumps(as_dict(summary)), parse_constant=lambda _: None)
+    return json.dumps(plain, separators=(",", ":"))
 
 
 def compiled(found: Compilations) -> str:

@@ -4,7 +4,6 @@ import { add, card, copyable, empty, fill, h } from "../../common/dom.js";
 import { formatBytes, formatCount, formatDay } from "../../common/format.js";
 import { runPath } from "../router.js";
 import { emptyWithHelp } from "./help.js";
-import { showSummary } from "./profile_summary.js";
 
 const RETRY_MS = [300, 500, 800, 1200, 2000];
 const NO_PROFILE = "No profile was captured in this run yet. Capture one of all hosts while it runs, or wrap code in "
@@ -25,6 +24,8 @@ export async function show(page, api, state) {
   const list = h("nav.profile-list", { "aria-label": "Profiles" },
     sessions.map((session) => sessionLink(run, session, chosen)));
   add(page, h("div.profile-body", null, card("Profiles", { second: String(sessions.length) }, list), place));
+  const drawing = import("../../xprofiler/profile_summary.js"); // On its way while the profile is read.
+  drawing.catch(() => {}); // It is missing where xprofiler is: then there is no summary either.
   let summary = null;
   let timer = 0;
   let isClosed = false;
@@ -43,8 +44,13 @@ export async function show(page, api, state) {
       return;
     }
     summary?.close();
+    summary = null;
+    const isReady = answer.state === "ready" && answer.summary;
+    const module = isReady ? await drawing.catch((error) => ({ problem: error.message })) : null;
+    if (isClosed) return;
     fill(place);
-    if (answer.state === "ready" && answer.summary) summary = showSummary(place, answer.summary, answer.session);
+    if (module?.showSummary) summary = module.showSummary(place, answer.summary);
+    else if (isReady) add(place, card("Summary", {}, empty(`The summary cannot be drawn: ${module.problem}`)));
     else add(place, card("Summary", {}, empty(answer.error ?? "It is not known what is in this profile.")));
     add(place, hostsCard(answer.session), xprofCard(answer.xprof));
     document.documentElement.dataset.ready = "profiles";
