@@ -50,6 +50,24 @@ def test_each_of_two_libraries_gets_the_exit_of_the_program(program: str, code: 
     assert ended.stdout.splitlines() == [f"second {reported}", f"first {reported}"]
 
 
+def test_the_program_and_its_users_see_the_exception_of_sys_exit() -> None:
+    ended = run("""
+        import pickle, traceback
+        try:
+            sys.exit(3)
+        except BaseException as error:
+            print(type(error).__name__, type(error).__qualname__, type(error).__module__, repr(error), flush=True)
+            print(traceback.format_exception_only(type(error), error), flush=True)
+            print(type(pickle.loads(pickle.dumps(error))) is SystemExit, flush=True)
+    """)
+    assert ended.stdout.splitlines()[:3] == [
+        "SystemExit SystemExit builtins SystemExit(3)",
+        "['SystemExit: 3\\n']",
+        "True",
+    ]
+    assert "Noted" not in ended.stdout + ended.stderr
+
+
 # What resets CPython's flag: a string that is executed at exit, or by a thread.
 RESETTING = [
     "atexit.register(lambda: exec('pass'))",

@@ -250,6 +250,53 @@ def test_redacting_text_twice_is_redacting_it_once(text: Any) -> None:
     assert redact_text(once) == once
 
 
+BODY = ["Zm9vYmFyYmF6cXV4" * 4, "c2VjcmV0c2VjcmV0" * 4, "aHVudGVyMg=="]
+LAST = "-----END RSA PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    ("before", "between", "prefix"),
+    [
+        ("", "\n", ""),
+        ("step 3\n", "\n", ""),
+        ("step 3\r\n", "\r\n", ""),
+        ("key: |\n", "\n", "    "),
+        ("2026-11-28 INFO loading\n", "\n", "2026-11-28 10:00:00,123 INFO "),
+        ("", r"\n", ""),
+        ("", r"\\n", ""),
+        ("", r"\r\n", ""),
+        ("", " ", ""),
+        ("export KEY=", " ", ""),
+    ],
+    ids=["start", "lines", "crlf", "indented", "log", "json", "json in json", "json crlf", "spaces", "assigned"],
+)
+@pytest.mark.parametrize("cut", [0, 5, 60, 70])
+def test_lines_of_a_key_without_its_first_line_are_replaced(before: str, between: str, prefix: str, cut: int) -> None:
+    body = between.join(prefix + line for line in ["".join(BODY)[:64], *BODY[1:], LAST])
+    text = f"{before}{body if before else body[cut:]} after"
+    cleaned = redact_text(text)
+    assert "c2VjcmV0" not in cleaned
+    assert "aHVudGVy" not in cleaned
+    assert "Zm9vYmFy" not in cleaned
+    assert cleaned.endswith(f"{REDACTED} after")
+    assert cleaned.startswith(before.removesuffix("export KEY="))
+    assert redact_text(cleaned) == cleaned
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LAST,
+        f"the file lacks {LAST}",
+        f"ValueError: expected {LAST!r}",
+        f"line 1: ok\nthe file lacks {LAST}",
+        f"epoch 3: loss 0.5\n{LAST}",
+    ],
+)
+def test_a_last_line_of_a_key_without_its_content_stays(text: str) -> None:
+    assert redact_text(text) == text
+
+
 @given(trees, st.sampled_from(sorted(PLANTED)))
 @settings(deadline=None)
 def test_no_planted_secret_gets_through(tree: Any, kind: Any) -> None:
@@ -261,7 +308,15 @@ def test_no_planted_secret_gets_through(tree: Any, kind: Any) -> None:
 
 @pytest.mark.timing
 @pytest.mark.parametrize(
-    "nasty", ["a" * 10**6, "token" * 10**5, "-----BEGIN A-----" * 10**5, '"\\' * 10**5, "password=" * 10**5]
+    "nasty",
+    [
+        "a" * 10**6,
+        "token" * 10**5,
+        "-----BEGIN A-----" * 10**5,
+        "-----END A-----" * 10**5,
+        '"\\' * 10**5,
+        "password=" * 10**5,
+    ],
 )
 def test_a_long_text_takes_time_in_proportion(nasty: Any) -> None:
     start = time.process_time()
@@ -291,6 +346,9 @@ def test_a_long_text_takes_time_in_proportion(nasty: Any) -> None:
         "a" * 60_000,
         "--user=" * 5000,
         "sk-" * 9000,
+        "QUJD\n" * 12_000 + "-----END A-----",
+        "QUJDQUJDQUJDQUJD " * 3500 + "-----END A-----",
+        "a\n-----END A-----" * 3500,
     ],
 )
 def test_no_text_takes_long(text: Any) -> None:

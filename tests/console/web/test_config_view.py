@@ -120,3 +120,12 @@ def test_a_very_long_value_is_compared_in_time_and_kept_whole() -> None:
     values = [f"{word} " * 20_000 for word in ("a", "b")]
     parts = compared_words(values)
     assert ["".join(part["text"] for part in each) for each in parts] == values
+
+
+@pytest.mark.parametrize("at", range(-8, 2))
+def test_a_secret_at_the_end_of_what_is_shown_of_a_value_is_not_cut_in_two(at: int) -> None:
+    secret = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
+    value = "x" * (20_000 - len(secret) - 1 - at) + " " + secret
+    (row,) = config_rows([{"user": {"notes": value}}], [[]])
+    assert "ghp_" not in row["values"][0]
+    assert len(row["values"][0]) <= 20_000

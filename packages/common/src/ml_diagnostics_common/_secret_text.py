@@ -54,6 +54,12 @@ _KNOWN_KEYS: Final = (
 )
 # No pattern may scan to the end of the text from each of many positions: lookahead is bounded.
 _PEM_BLOCK = re.compile(r"-----BEGIN [A-Z0-9 ]{1,40}-----.*?(?:-----END [A-Z0-9 ]{1,40}-----|\Z)", re.DOTALL)
+_PEM_END = re.compile(r"-----END [A-Z0-9 ]{1,40}-----")
+_PEM_LINE_END = re.compile(r"\r?\n|\\{1,15}r?\\{0,15}n")  # of a text, or inside of JSON
+_PEM_LINE = re.compile(r"(?:(.*[^A-Za-z0-9+/=])|)([A-Za-z0-9+/=]+)[ \t]*", re.DOTALL)
+_PEM_SPACED_REVERSED = re.compile(r"[ \t]*[A-Za-z0-9+/=]{0,128}(?:[ \t]{1,9}[A-Za-z0-9+/=]{16,})+|[A-Za-z0-9+/=]{16,}")
+_LONGEST_PEM = 16_384
+_PREFIXED_PEM_LINE = 40  # characters of a line of a key, after the time and the level of a log, say
 _KNOWN_KEY = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     + "|".join(f"(?:{'|'.join(map(re.escape, starts.split()))}){rest}" for starts, rest in _KNOWN_KEYS)
@@ -129,6 +135,10 @@ def redact_text(text: str) -> str:
 
 def _redact_once(text: str) -> str:
     folded = text.casefold()  # To search it for all the hints takes a tenth of the time of one pattern of them.
+    if "-----begin " in folded:
+        text = _PEM_BLOCK.sub(REDACTED, text)
+    if "-----end " in folded:
+        text = _redact_pem_tails(text)
     for hints, pattern, replacement in _RULES:
         if any(hint in folded for hint in hints):
             text = pattern.sub(replacement, text)
@@ -140,6 +150,47 @@ def _redact_once(text: str) -> str:
         text = _replace_values(text, _PAIR, _paired_value)
         text = _replace_values(text, _FLAG, _flag_value)
     return text
+
+
+def _redact_pem_tails(text: str) -> str:
+    """Replace the lines of keys whose first line was cut off: the last lines of a log may start within one."""
+    parts: list[str] = []
+    end = searched = 0
+    for match in _PEM_END.finditer(text):
+        start = _start_of_pem_lines(text, max(searched, match.start() - _LONGEST_PEM), match.start())
+        searched = match.end()
+        if start < match.start():
+            parts += [text[end:start], REDACTED]
+            end = match.end()
+    return "".join([*parts, text[end:]])
+
+
+def _start_of_pem_lines(text: str, least: int, end: int) -> int:
+    """Return the start of the base64 before a last line of a key; the position of that line if there is none.
+
+    Args:
+        text: The text.
+        least: The position before which nothing is searched.
+        end: The position of the last line of the key, which may follow the time and the level of a log, say.
+    """
+    breaks = [(least, least), *((found.start(), found.end()) for found in _PEM_LINE_END.finditer(text, least, end))]
+    start = end
+    own = text[breaks[-1][1] : end]
+    if spaced := _PEM_SPACED_REVERSED.match(own[::-1]):  # The line breaks became spaces.
+        start = end - spaced.end()
+        if own[: -spaced.end()].strip(_AROUND):
+            return start
+    is_first = True
+    for (_, line_start), (line_end, _) in zip(breaks[-2::-1], breaks[:0:-1], strict=True):
+        line = _PEM_LINE.fullmatch(text, line_start, line_end)
+        if line is None:
+            break
+        if len(line[2]) >= _PREFIXED_PEM_LINE or not (line[1] or "").strip(_AROUND):
+            start = line.start(2)
+        elif not is_first:  # The last line of base64 may be short, and is behind a prefix only if others are.
+            break
+        is_first = False
+    return start
 
 
 def _redact_bare_word(match: re.Match[str]) -> str:
@@ -156,7 +207,6 @@ def _redact_url_user(match: re.Match[str]) -> str:
 _Replacement = str | Callable[["re.Match[str]"], str]
 # In this order. The hints are in lower case: a text without any of them has no match, and most texts have none at all.
 _RULES: Final[tuple[tuple[Sequence[str], re.Pattern[str], _Replacement], ...]] = (
-    (["-----begin "], _PEM_BLOCK, REDACTED),
     ([start.casefold() for starts, _ in _KNOWN_KEYS for start in starts.split()], _KNOWN_KEY, REDACTED),
     (["://"], _URL_PASSWORD, f"{REDACTED}@"),
     (["://"], _URL_USER, _redact_url_user),

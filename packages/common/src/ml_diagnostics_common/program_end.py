@@ -363,6 +363,15 @@ class _NotedExit(SystemExit):
             for hooks in self.hooks:
                 hooks.forget_exit(id(self))
 
+    def __reduce__(self) -> tuple[type[SystemExit], tuple[object, ...]]:
+        """Become the exception of `sys.exit` where the program sends it to another process."""
+        return SystemExit, self.args
+
+
+# To the program and its users, in tracebacks and in logs, it is what `sys.exit` raises.
+_NotedExit.__name__ = _NotedExit.__qualname__ = SystemExit.__qualname__
+_NotedExit.__module__ = SystemExit.__module__
+
 
 def _living(hook: Any) -> Any:
     """Return a hook; in place of one that was uninstalled but not removed, by another thread, the one before it."""

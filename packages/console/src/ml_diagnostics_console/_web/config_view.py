@@ -30,6 +30,7 @@ NO_CONFIGS: Final = "This run has recorded no configs. Give them as `ml_diagnost
 _SECTIONS: Final = ("user", "software", "hardware")
 _LONG: Final = 60
 _LONGEST: Final = 20_000
+_MOST_BYTES: Final = 10_000_000
 _MOST_METRICS: Final = 200
 _MOST_WORDS: Final = 1_000
 _TAIL: Final = 1_000
@@ -100,9 +101,10 @@ def _sections(configs: Sequence[Configs]) -> list[str]:
 
 
 def _redacted(section: Mapping[str, str]) -> dict[str, str]:
-    cut = {str(key): str(value)[:_LONGEST] for key, value in section.items()}
-    found: dict[str, Any] = redact(cut, max_bytes=10**7)
-    return {printable(str(key)): printable(str(value)) for key, value in found.items()}
+    texts = {str(key): str(value) for key, value in section.items()}
+    found: dict[str, Any] = redact(texts, max_bytes=_MOST_BYTES)
+    # Cut afterwards: a part of a secret has another form.
+    return {printable(str(key)): printable(str(value)[:_LONGEST]) for key, value in found.items()}
 
 
 def _row(section: str, key: str, values: Sequence[str | None], own_names: Sequence[Sequence[str]]) -> dict[str, Any]:

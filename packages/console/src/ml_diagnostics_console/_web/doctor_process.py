@@ -1,4 +1,4 @@
-"""The doctor in a process of its own: it judges runs of one diagnostics folder, and keeps what it has read of them.
+"""The doctor in a process of its own: it judges runs of one diagnostics folder, and keeps their facts.
 
 The facts of a wide run need several times the memory of the page, and their rules keep Python's lock. The server writes
 a line of JSON for each question to the process's standard input, and reads a line for each answer from its standard
@@ -142,12 +142,12 @@ class DoctorProcess:
                 raise DoctorLostError(f"it took longer than {self._deadline_seconds:,.0f} s")
             return msgspec.json.decode(process.stdout.readline(), type=_Answer)
         except (OSError, ValueError, msgspec.DecodeError) as error:  # Its pipes are closed, or it was cut off.
-            how = _how_it_ended(process)
+            reason = _exit_reason(process)
             self.end()
-            raise DoctorLostError(f"its process {how}") from error
+            raise DoctorLostError(f"its process {reason}") from error
 
 
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
+def _exit_reason(process: subprocess.Popen[bytes]) -> str:
     try:
         code = process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:

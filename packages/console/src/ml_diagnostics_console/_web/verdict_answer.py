@@ -30,7 +30,7 @@ _NO_VERDICT: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What the page keeps of a report.
+    """The part of a report that the page keeps.
 
     Attributes:
         answer: The answer of its route.
@@ -63,7 +63,7 @@ def without_verdict(**fields: Any) -> dict[str, Any]:
     """Return an answer without a sentence.
 
     Args:
-        fields: What it has instead.
+        fields: The fields that it has instead.
     """
     return {**_NO_VERDICT, **fields}
 
