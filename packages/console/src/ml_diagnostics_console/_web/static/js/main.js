@@ -47,12 +47,11 @@ async function navigate(state) {
   document.title = [TITLES[state.page] ?? state.run, "ML Diagnostics"].filter(Boolean).join(" · ");
   let place = main;
   if (state.run !== null && state.page !== "missing") {
-    frame ??= createRunFrame(fill(main), api, state);
+    frame ??= createRunFrame(fill(main), api, state, (data) => page?.update?.({ kind: "run", data }));
     place = frame.show(state);
   } else {
     fill(main);
   }
-  if (state.page === "runs") api.json("/api/runs").catch(() => {}); // On its way while the page's module is loaded.
   try {
     if (state.page === "missing") throw new ApiError("There is no page at this address.", 404);
     const module = await PAGES[state.page]();

@@ -6,6 +6,7 @@ import { runPath, urlOf } from "../router.js";
 import { showEntries } from "./entries.js";
 
 const RETRY_MS = [400, 800, 1500, 3000, 5000];
+const AGAIN_MS = 60_000; // A run that goes on changes each second, and what is wrong with it seldom does.
 
 /** Put parts of a sentence into an element: text, bold, code. */
 export function showParts(element, parts, isWanted = true) {
@@ -25,6 +26,8 @@ export function showParts(element, parts, isWanted = true) {
 export function createDiagnosis(api, base, sentence) {
   const element = h("div.diagnosis", { hidden: true });
   let version = null;
+  let state = null;
+  let askedMs = 0;
   let found = null;
   let timer = 0;
   let isClosed = false;
@@ -110,7 +113,9 @@ export function createDiagnosis(api, base, sentence) {
     /** Ask again where the run has changed. */
     load(row) {
       if (row.version !== undefined && row.version === version) return;
-      version = row.version;
+      if (row.state === state && performance.now() - askedMs < AGAIN_MS) return;
+      askedMs = performance.now();
+      ({ version, state } = row);
       clearTimeout(timer);
       ask(0);
     },

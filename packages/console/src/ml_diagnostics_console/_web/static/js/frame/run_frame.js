@@ -1,6 +1,6 @@
 // What stands around each page of a run: name and status, the verdict, facts, tabs.
 
-import { add, button, copyText, fill, h, setText } from "../../common/dom.js";
+import { add, button, copyText, fill, h, setAttribute, setText } from "../../common/dom.js";
 import { formatAge, formatClock, formatCount, formatDay } from "../../common/format.js";
 import { bindKeys } from "../keys.js";
 import { runPath } from "../router.js";
@@ -12,17 +12,20 @@ const TABS = [
   ["overview", "Overview"], ["metrics", "Metrics"], ["stacks", "Stacks"], ["profiles", "Profiles"], ["logs", "Logs"],
   ["configs", "Configs"],
 ];
-const RELOAD_MS = 10_000; // Pictures of a run come each 10 s; its row each second.
+const RELOAD_MS = 30_000; // What a row does not have: the ledger, disruptions, profiles. Its row comes each second.
 const CLOCK_MS = 1000;
+const URGENT_MS = 200; // A new state, attempt or metric.
+const FRESH_SECONDS = 5; // A younger sign has one text: one that changes each second costs more than it says.
 
 /**
  * @param {HTMLElement} main The page's main element, empty.
  * @param {object} api
  * @param {object} state The URL, parsed.
+ * @param {(run: object) => void} onRun Called with each newer answer: the page below need not ask for the same.
  * @returns {{run: string, show: (state: object) => HTMLElement, update: (change: object) => void, close: () => void,
  *   copyLink: () => void}} `show` returns the element that takes the page.
  */
-export function createRunFrame(main, api, state) {
+export function createRunFrame(main, api, state, onRun) {
   const { run } = state;
   const base = `/api/runs/${encodeURIComponent(run)}`;
   const title = h("h1.name", { dir: "auto" }, run);
@@ -48,6 +51,7 @@ export function createRunFrame(main, api, state) {
   let isClosed = false;
   let lastLoad = 0;
   let timer = 0;
+  const keys = {}; // What the facts and the tabs were made of.
 
   const unbind = bindKeys(Object.fromEntries(TABS.map(([tab], at) => [String(at + 1),
     () => shown.go(runPath(run, tab))])));
@@ -58,6 +62,7 @@ export function createRunFrame(main, api, state) {
   async function load() {
     clearTimeout(timer);
     timer = 0;
+    const isFirst = lastLoad === 0;
     lastLoad = performance.now();
     try {
       const found = await api.json(base);
@@ -65,11 +70,25 @@ export function createRunFrame(main, api, state) {
       offset = found.now - Date.now() / 1000;
       row = { ...found };
       render();
-      diagnosis.load(row);
+      diagnose();
+      if (!isFirst) onRun(found);
     } catch (error) {
       // The page below asks for the same and says what is wrong.
       actions.hidden = tabs.hidden = row === null && error.status === 404;
     }
+  }
+
+  /** Ask the doctor where its answer is shown. */
+  function diagnose() {
+    if (row && shown.page === "overview") diagnosis.load(row);
+  }
+
+  /** Return true if something was not made of these values; it is made of them next. */
+  function isOld(name, ...values) {
+    const key = JSON.stringify(values);
+    if (keys[name] === key) return false;
+    keys[name] = key;
+    return true;
   }
 
   function render() {
@@ -85,6 +104,11 @@ export function createRunFrame(main, api, state) {
   }
 
   function showFacts() {
+    const { group, started, hosts: count, chips, attempts, ended, state: word } = row;
+    if (!isOld("facts", group, started, count, chips, attempts, ended, word, api.isFile && row.now)) {
+      tick();
+      return;
+    }
     sign = row.state === "running" || row.state === "stuck" || row.state === "silent" ? h("b") : null;
     const hosts = row.hosts ? [h("b", null, formatCount(row.hosts, "host")), row.chips ? `, ${row.chips}` : ""]
       : row.chips;
@@ -95,17 +119,22 @@ export function createRunFrame(main, api, state) {
       row.attempts && h("li", null, row.attempts.length === 1 ? "1 attempt " : `${row.attempts.length} attempts `,
         attemptEnds(row.attempts)),
       api.isFile && h("li", { title: formatClock(row.now) }, "As of ", h("b", null, formatDay(row.now))),
-      sign ? h("li", { title: formatClock(row.beat) }, "Last sign ", sign, " ago")
+      sign ? h("li", null, "Last sign ", sign, " ago")
         : row.ended && h("li", { title: formatClock(row.ended) }, "Ended ", h("b", null, formatDay(row.ended))));
     tick();
   }
 
   function tick() {
-    if (sign && row.beat) setText(sign, formatAge(Date.now() / 1000 + offset - row.beat));
+    if (!sign || !row.beat) return;
+    const age = Date.now() / 1000 + offset - row.beat;
+    const isFresh = age < FRESH_SECONDS;
+    setText(sign, isFresh ? `less than ${FRESH_SECONDS} s` : formatAge(age));
+    setAttribute(sign, "title", isFresh ? null : formatClock(row.beat));
   }
 
   function showTabs() {
     const counts = { metrics: row?.metrics_list?.length, profiles: row?.sessions?.length };
+    if (!isOld("tabs", shown.page, counts, row?.state === "stuck")) return;
     fill(tabs, TABS.map(([tab, name], at) => h("a.tab", {
       href: runPath(run, tab),
       "aria-current": tab === shown.page ? "page" : null,
@@ -127,6 +156,7 @@ export function createRunFrame(main, api, state) {
       head.classList.toggle("is-short", next.page !== "overview");
       place.replaceChildren();
       showTabs();
+      diagnose();
       return place;
     },
     update({ kind, data }) {
@@ -134,10 +164,15 @@ export function createRunFrame(main, api, state) {
       if (kind === "changed") {
         const fields = (data.rows ?? []).find(({ id }) => id === row.id);
         if (!fields) return;
-        const hasState = fields.state !== undefined && fields.state !== row.state;
+        const isUrgent = ["state", "attempts", "hosts"].some((name) => name in fields && fields[name] !== row[name])
+          || Object.keys(fields.metrics ?? {}).some((name) => !(row.metrics && name in row.metrics));
         Object.assign(row, fields);
         render();
-        if (!timer) timer = setTimeout(load, hasState ? 0 : Math.max(0, RELOAD_MS - (performance.now() - lastLoad)));
+        if (isUrgent) clearTimeout(timer);
+        if (!timer || isUrgent) {
+          const wait = isUrgent ? URGENT_MS : Math.max(0, RELOAD_MS - (performance.now() - lastLoad));
+          timer = setTimeout(load, wait);
+        }
       } else if (kind === "gone" && (data.ids ?? []).includes(row.id)) {
         showNotes(notes, ["This run was deleted while it was shown; what is shown is from before.",
           ...(row.notes ?? [])]);

@@ -16,7 +16,7 @@ import { provers } from "./proof.js";
 import { tiles } from "./tiles.js";
 import { chooseTracks } from "./track_choice.js";
 
-const RELOAD_MS = 30_000;
+const TILES_MS = 2000; // Figures that change more often are not read, and each change of them is a frame to draw.
 const GROWN_PIXELS = 4; // a ledger or rows of hosts are read again when they have grown by so much
 const FEW_DISRUPTIONS = 4;
 const LIVE = new Set(["running", "stuck", "silent"]);
@@ -37,12 +37,13 @@ export async function show(page, api, state) {
   const right = h("div.stack", null, stacks, disruptions);
   const halves = [left, right];
   fill(page, h("div.stack", null, figures, clock.element, h("div.overview-halves", null, halves)));
-  clock.start();
-  render();
   let map = null;
   let stacksVersion = null;
   let timer = 0;
+  let tilesKey = "";
   let isClosed = false;
+  clock.start();
+  render();
   await clock.settled();
   showTiles();
   document.documentElement.dataset.ready = "overview";
@@ -60,7 +61,11 @@ export async function show(page, api, state) {
   }
 
   function showTiles() {
-    fill(figures, tiles(run, { typicalStep: clock.typical("step_time"), prove }));
+    timer = 0;
+    const built = tiles(run, { typicalStep: clock.typical("step_time"), prove });
+    const key = built.map((each) => each.textContent).join("\n");
+    if (key !== tilesKey) fill(figures, built);
+    tilesKey = key;
   }
 
   async function loadStacks() {
@@ -82,14 +87,8 @@ export async function show(page, api, state) {
     map.show(found.hosts);
   }
 
-  async function reload() {
-    timer = 0;
-    try {
-      run = await api.json(base);
-    } catch {
-      return; // The last known figures stay.
-    }
-    if (isClosed) return;
+  function take(newer) {
+    run = newer;
     render();
     clock.update();
     if (STUCK.has(run.state) || !stacks.hidden) loadStacks();
@@ -97,25 +96,23 @@ export async function show(page, api, state) {
 
   return {
     update({ kind, data }) {
-      if (kind === "changed") {
+      if (kind === "run") {
+        take(data);
+      } else if (kind === "changed") {
         const fields = (data.rows ?? []).find(({ id }) => id === run.id);
         if (data.now) {
           run.now = data.now;
           clock.extend(data.now);
         }
         if (!fields) return;
-        const isUrgent = fields.state !== undefined && fields.state !== run.state;
         Object.assign(run, fields);
-        showTiles();
-        timer ||= setTimeout(reload, isUrgent ? 0 : RELOAD_MS);
+        timer ||= setTimeout(showTiles, TILES_MS);
       } else if (kind === "metrics" && data[run.id]) {
         const rows = data[run.id];
         for (const metric of run.metrics_list ?? []) {
           metric.points = Math.max(metric.points, rows[metric.name] ?? 0);
         }
         clock.append(Object.keys(rows));
-      } else if (kind === "reset") {
-        reload();
       }
     },
     close() {
