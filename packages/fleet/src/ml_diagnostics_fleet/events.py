@@ -1,0 +1,298 @@
+"""Events in Parquet: an entry a row, sorted by job and time, and read a job at a time.
+
+A file has the jobs of one group; each row group has the events of one job. The encodings fit the columns: numbers that
+rise are deltas, and texts that repeat are dictionaries, so an event takes about six bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.files import in_bucket
+from ml_diagnostics_common.storage import storage_for
+from ml_goodput_measurement.reading import EventRowReader, payload_of, writer_of
+
+from ml_diagnostics_fleet._batches import FOREIGN
+from ml_diagnostics_fleet.schemas import DICTIONARIES, EVENTS, JobKey
+
+__all__ = [
+    "LARGEST_ROW_GROUP",
+    "EventTables",
+    "EventsFile",
+    "EventsWriter",
+    "RowGroup",
+    "deduplicated",
+    "write_events",
+]
+
+LARGEST_ROW_GROUP: Final = 1_000_000
+_BATCH_ROWS: Final = 131_072
+"""Rows that are decoded at a time: few enough to take little memory, enough to be fast."""
+_ORDER: Final = [("t_ns", "ascending"), ("writer", "ascending"), ("seq", "ascending")]
+_DELTAS: Final = ("seq", "t_ns", "at_ns", "step", "duration_ns")
+_LEVEL: Final = 3
+
+
+class RowGroup(NamedTuple):
+    """A part of a file of events: all its rows are of one job."""
+
+    number: int
+    rows: int
+    first_t_ns: int
+
+
+class EventTables:
+    """Collects the entries of one log as tables of events, one for each job."""
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._reader = EventRowReader()
+        self._rows: dict[str, list[tuple[Any, ...]]] = {}
+        self._contexts: dict[int, tuple[Any, tuple[int, str, str, str]]] = {}
+        self.without_job = 0
+        """Entries that name no job, which are left out."""
+
+    def __len__(self) -> int:
+        """The number of events."""
+        return sum(map(len, self._rows.values()))
+
+    def add(self, entries: Iterable[LogEntry]) -> None:
+        """Add entries of the log, in any order."""
+        row, log = self._reader.row, self._log
+        for entry in entries:
+            payload = payload_of(entry)
+            job = payload.get("job_name") if isinstance(payload, dict) else None
+            if not isinstance(job, str) or not _is_text(job):
+                self.without_job += 1
+                continue
+            context = self._contexts.get(id(entry.context))
+            if context is None:
+                context = self._contexts[id(entry.context)] = (entry.context, _place_of(entry))
+            process_index, writer, host, labels = context[1]
+            rows = self._rows.setdefault(job, [])
+            event = row(payload, job)
+            if event.label is not None and not _is_text(event.label):
+                event = event._replace(kind="other", at_ns=0, label=None, payload=json.dumps(payload))
+            identity = writer or f"{FOREIGN}{entry.foreign_id}"
+            sequence = entry.sequence if writer else 0
+            rows.append((log, job, process_index, identity, sequence, host, labels, entry.timestamp_ns, *event))
+
+    def take(self) -> dict[JobKey, pa.Table]:
+        """Return the events of each job, in order, each once, and start again without any."""
+        taken, self._rows = self._rows, {}
+        tables = {}
+        for job, rows in sorted(taken.items()):
+            columns = [
+                pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), EVENTS, strict=True)
+            ]
+            tables[JobKey(self._log, job)] = deduplicated(pa.table(columns, schema=EVENTS))
+        return tables
+
+
+def deduplicated(table: pa.Table) -> pa.Table:
+    """Return the events of one job in order, each once."""
+    table = table.unify_dictionaries().combine_chunks()
+    if table.num_rows < 2:
+        return table
+    table = table.take(pc.sort_indices(_sortable(table), sort_keys=_ORDER))
+    batch = table.combine_chunks().to_batches()[0]
+    same = None
+    for name in ("t_ns", "writer", "seq"):
+        column = batch.column(name)
+        values = column.indices if pa.types.is_dictionary(column.type) else column
+        equal = pc.equal(values.slice(1), values.slice(0, len(values) - 1))
+        same = equal if same is None else pc.and_(same, equal)
+    if not pc.any(same).as_py():
+        return table
+    return table.filter(pa.concat_arrays([pa.array([True]), pc.invert(same)]))
+
+
+class EventsWriter:
+    """Writes a file of events, a job at a time.
+
+    Args:
+        sink: A path, or a binary file.
+
+    Attributes:
+        rows: The number of its events so far.
+        jobs: Its jobs.
+        first_t_ns: The earliest time of its entries.
+        last_t_ns: The latest.
+    """
+
+    def __init__(self, sink: Any) -> None:
+        self._writer = pq.ParquetWriter(
+            sink,
+            EVENTS,
+            compression="zstd",
+            compression_level=_LEVEL,
+            use_dictionary=list(DICTIONARIES),
+            column_encoding=dict.fromkeys(_DELTAS, "DELTA_BINARY_PACKED"),
+            write_statistics=["log", "job", "t_ns"],
+        )
+        self.rows = 0
+        self.jobs: set[JobKey] = set()
+        self.first_t_ns, self.last_t_ns = 2**62, 0
+
+    def __enter__(self) -> EventsWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def write(self, key: JobKey, table: pa.Table) -> None:
+        """Add events of one job, in order."""
+        if not table.num_rows:
+            return
+        times = pc.min_max(table["t_ns"])
+        self._writer.write_table(table, row_group_size=LARGEST_ROW_GROUP)
+        self.rows += table.num_rows
+        self.jobs.add(key)
+        self.first_t_ns = min(self.first_t_ns, times["min"].as_py())
+        self.last_t_ns = max(self.last_t_ns, times["max"].as_py())
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._writer.close()
+
+
+def write_events(sink: Any, tables: Iterable[tuple[JobKey, pa.Table]]) -> int:
+    """Write a file of events; return the number of its rows.
+
+    Args:
+        sink: A path, or a binary file.
+        tables: The events of each job, in order; the jobs are in order, too, and of one group.
+    """
+    with EventsWriter(sink) as writer:
+        for key, table in tables:
+            writer.write(key, table)
+    return writer.rows
+
+
+class EventsFile:
+    """A file of events, opened for reading.
+
+    Args:
+        path: A local path, or `gs://bucket/key`; or the content.
+
+    Raises:
+        ValueError: It is not a file of events.
+        ObjectNotFoundError: There is no such object.
+        StorageError: It cannot be read.
+    """
+
+    def __init__(self, path: str | bytes) -> None:
+        self.name = path if isinstance(path, str) else "events"
+        try:
+            self._file = pq.ParquetFile(_source(path), read_dictionary=list(DICTIONARIES), pre_buffer=False)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{self.name} is not a file of Parquet: {error}") from None
+        lacking = [name for name in EVENTS.names if name not in self._file.schema_arrow.names]
+        if lacking:
+            raise ValueError(f"{self.name} has no column {lacking[0]!r}: it is not a file of events")
+
+    def __enter__(self) -> EventsFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    @property
+    def rows(self) -> int:
+        """The number of its events."""
+        return int(self._file.metadata.num_rows)
+
+    def jobs(self) -> dict[JobKey, list[RowGroup]]:
+        """Return the row groups of each job."""
+        metadata = self._file.metadata
+        found: dict[JobKey, list[RowGroup]] = {}
+        places = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            key = JobKey(*(self._only(group, number, places[name], name) for name in ("log", "job")))
+            times = group.column(places["t_ns"]).statistics
+            first = times.min if times is not None and times.has_min_max else 0
+            found.setdefault(key, []).append(RowGroup(number, group.num_rows, first))
+        return found
+
+    def batches(self, groups: Sequence[RowGroup], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the events of some row groups, a part at a time."""
+        yield from self._file.iter_batches(
+            batch_size=_BATCH_ROWS,
+            row_groups=[group.number for group in groups],
+            columns=None if columns is None else list(columns),
+            use_threads=False,
+        )
+
+    def table(self, groups: Sequence[RowGroup]) -> pa.Table:
+        """Return the events of some row groups."""
+        return self._file.read_row_groups([group.number for group in groups], use_threads=False)
+
+    def _only(self, group: Any, number: int, place: int, name: str) -> str:
+        """Return the only value of a column of text in a row group."""
+        statistics = group.column(place).statistics
+        if statistics is not None and statistics.has_min_max and statistics.min == statistics.max:
+            return str(statistics.min)
+        # Long texts have no statistics.
+        values = self._file.read_row_group(number, columns=[name]).column(0).unique().to_pylist()
+        if len(values) != 1:
+            raise ValueError(f"{self.name}: row group {number} has {len(values)} values of {name!r}; expected one")
+        return str(values[0])
+
+
+def _source(path: str | bytes) -> Any:
+    if isinstance(path, bytes):
+        return io.BytesIO(path)
+    if in_bucket(path):
+        return io.BytesIO(storage_for(path).read(path))
+    if not Path(path).is_file():
+        storage_for(path).read_with_generation(path, first_bytes=1)  # For its errors.
+    return pa.memory_map(path)
+
+
+def _sortable(table: pa.Table) -> pa.Table:
+    """Return the columns of the order, with texts as numbers: dictionaries cannot be sorted."""
+    writers = table.column("writer").combine_chunks()
+    writers = writers.chunk(0) if isinstance(writers, pa.ChunkedArray) else writers
+    names = writers.dictionary.to_pylist()
+    ranks = {name: rank for rank, name in enumerate(sorted(names))}
+    by_code = pa.array([ranks[name] for name in names], pa.int32())
+    return pa.table({"t_ns": table["t_ns"], "writer": by_code.take(writers.indices), "seq": table["seq"]})
+
+
+def _place_of(entry: LogEntry) -> tuple[int, str, str, str]:
+    """Return process index, name, host and other labels of the writer of an entry."""
+    context = entry.context
+    writer = writer_of(context)
+    known: Mapping[str, str] = context.labels
+    other = {
+        _text(name): _text(str(value))
+        for name, value in sorted(known.items())
+        if name not in ("job", "host", "process_index")
+    }
+    return writer.process_index, _text(writer.name), _text(writer.host), json.dumps(other)
+
+
+def _text(text: str) -> str:
+    """Return a text that Parquet can hold."""
+    return text if _is_text(text) else text.encode(errors="backslashreplace").decode()
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,238 @@
+"""The engine for one machine: worker processes that apply the map to the jobs of one group at a time, largest first."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from ml_diagnostics_fleet._paths import FleetPaths
+from ml_diagnostics_fleet._workers import Failed, run_tasks
+from ml_diagnostics_fleet.events import EventsFile, RowGroup
+from ml_diagnostics_fleet.job_rows import Cause, JobRows, error_rows, job_rows
+from ml_diagnostics_fleet.manifest import EventsManifest, RowsSnapshot, latest_events
+from ml_diagnostics_fleet.rows_files import RowsWriter, read_causes
+from ml_diagnostics_fleet.schemas import JobKey
+
+__all__ = [
+    "MOST_EVENTS",
+    "FleetRun",
+    "JobQuality",
+    "map_files",
+    "places_of",
+    "qualities_of",
+    "rows_of_job",
+    "run_local",
+]
+
+MOST_EVENTS: Final = 300_000_000
+"""A job with more events is refused by name: its state would take 4 GB."""
+
+
+@dataclass(slots=True)
+class FleetRun:
+    """The results of a run over the fleet.
+
+    Attributes:
+        snapshot: The rows that were written.
+        jobs: The number of jobs.
+        events: The number of events that were read.
+        errors: The jobs whose map failed, and why.
+        failed_groups: The groups whose worker died twice, and how.
+    """
+
+    snapshot: RowsSnapshot
+    jobs: int = 0
+    events: int = 0
+    errors: list[tuple[JobKey, str]] = field(default_factory=list)
+    failed_groups: list[tuple[str, str]] = field(default_factory=list)
+
+
+class JobQuality(NamedTuple):
+    """What the table of events knows of the writers of one log.
+
+    Attributes:
+        missing: The number of entries that did not arrive, by writer.
+        ended: The writers that recorded their end; None if that is not known.
+    """
+
+    missing: Mapping[str, int]
+    ended: frozenset[str] | None
+
+
+class _Task(NamedTuple):
+    mirror: str
+    version: int
+    as_of_ns: int
+    group: str
+    files: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _GroupResult:
+    rows: JobRows = field(default_factory=JobRows)
+    events: int = 0
+    errors: list[tuple[JobKey, str]] = field(default_factory=list)
+
+
+Places = list[tuple[str, list[RowGroup]]]
+"""Files, and the row groups of one job in each."""
+
+
+def run_local(
+    mirror: str | os.PathLike[str], as_of_ns: int, *, processes: int | None = None, now_ns: int | None = None
+) -> FleetRun:
+    """Apply the map to all jobs of a mirror, and write their rows.
+
+    Args:
+        mirror: The mirror.
+        as_of_ns: The moment at which jobs that run end, in ns since 1970.
+        processes: The number of worker processes; 1 works in this process, None is one for each core.
+        now_ns: The time; None for this machine's.
+
+    Raises:
+        ManifestError: The manifest is damaged, or of a newer version.
+        StorageError: The mirror cannot be read or written.
+    """
+    paths = FleetPaths(mirror)
+    manifest = latest_events(mirror)
+    writer = RowsWriter(mirror, as_of_ns, time.time_ns() if now_ns is None else now_ns)
+    groups = sorted(manifest.groups().items(), key=lambda one: (-sum(entry.rows for entry in one[1]), one[0]))
+    tasks = [
+        _Task(paths.mirror, manifest.version, as_of_ns, group, tuple(sorted(entry.path for entry in entries)))
+        for group, entries in groups
+    ]
+    count = min(processes or os.cpu_count() or 1, len(tasks))
+    total, failed = _GroupResult(), list[tuple[str, str]]()
+    done = run_tasks(_map_group, tasks, count) if count > 1 else ((task, _map_group(task)) for task in tasks)
+    for task, result in done:
+        if isinstance(result, Failed):
+            failed.append((task.group, result.reason))
+            result = _failed_rows(task, f"group {task.group} failed twice: {result.reason}")
+        total.events += result.events
+        total.errors += result.errors
+        writer.add(result.rows)
+    snapshot = writer.commit(events_version=manifest.version, events=total.events)
+    return FleetRun(snapshot, snapshot.jobs, total.events, sorted(total.errors), sorted(failed))
+
+
+def map_files(
+    files: Iterable[str],
+    as_of_ns: int,
+    *,
+    qualities: Mapping[str, JobQuality] | None = None,
+    causes: Mapping[JobKey, Mapping[int, Cause]] | None = None,
+) -> JobRows:
+    """Return the rows of all jobs of some files of events; the map is applied in this process.
+
+    Args:
+        files: Their paths.
+        as_of_ns: The moment at which jobs that run end, in ns since 1970.
+        qualities: What is known of the writers of each log, see `qualities_of`.
+        causes: The causes of disruptions, by job and number.
+    """
+    rows = JobRows()
+    for key, places in sorted(places_of(files).items()):
+        rows.extend(rows_of_job(key, places, as_of_ns, quality=(qualities or {}).get(key.log), causes=causes))
+    return rows
+
+
+def places_of(files: Iterable[str]) -> dict[JobKey, Places]:
+    """Return the places of each job in some files of events, those of the earliest time first."""
+    places: dict[JobKey, Places] = {}
+    for path in files:
+        with EventsFile(path) as file:
+            for key, groups in file.jobs().items():
+                places.setdefault(key, []).append((path, groups))
+    for found in places.values():
+        found.sort(key=lambda place: (min(group.first_t_ns for group in place[1]), place[0]))
+    return places
+
+
+def rows_of_job(
+    key: JobKey,
+    places: Places,
+    as_of_ns: int,
+    *,
+    quality: JobQuality | None = None,
+    causes: Mapping[JobKey, Mapping[int, Cause]] | None = None,
+) -> JobRows:
+    """Return the rows of a job, or the row of its error: any engine may call this.
+
+    Args:
+        key: The job.
+        places: Its places, see `places_of`.
+        as_of_ns: The moment at which jobs that run end, in ns since 1970.
+        quality: What is known of the writers of its log.
+        causes: The causes of disruptions, by job and number.
+    """
+    events = sum(group.rows for _, groups in places for group in groups)
+    if events > MOST_EVENTS:
+        return error_rows(key, f"{events:,} events are more than {MOST_EVENTS:,}", as_of_ns)
+    try:
+        return job_rows(
+            key,
+            itertools.chain.from_iterable(_batches(path, groups) for path, groups in places),
+            as_of_ns,
+            missing=None if quality is None else quality.missing,
+            ended=None if quality is None else quality.ended,
+            causes=(causes or {}).get(key),
+        )
+    except Exception as error:
+        return error_rows(key, error, as_of_ns)
+
+
+def qualities_of(manifest: EventsManifest) -> dict[str, JobQuality]:
+    """Return what a manifest knows of the writers of each log."""
+    qualities = {}
+    for state in manifest.logs.values():
+        missing: dict[str, int] = {}
+        for gap in state.gaps():
+            missing[gap.writer] = missing.get(gap.writer, 0) + gap.last - gap.first + 1
+        qualities[state.log] = JobQuality(missing, frozenset(state.ended))
+    return qualities
+
+
+def _batches(path: str, groups: Sequence[RowGroup]) -> Iterable[pa.RecordBatch]:
+    with EventsFile(path) as file:
+        yield from file.batches(groups)
+
+
+@functools.lru_cache(maxsize=1)
+def _known_of(mirror: str, version: int) -> tuple[dict[str, JobQuality], dict[JobKey, dict[int, Cause]]]:
+    """Return what all tasks of a run need, once in each process."""
+    return qualities_of(latest_events(mirror, version)), read_causes(mirror)
+
+
+def _map_group(task: _Task) -> _GroupResult:
+    pa.set_cpu_count(1)
+    paths, result = FleetPaths(task.mirror), _GroupResult()
+    qualities, causes = _known_of(task.mirror, task.version)
+    for key, places in sorted(places_of(map(paths.full, task.files)).items()):
+        rows = rows_of_job(key, places, task.as_of_ns, quality=qualities.get(key.log), causes=causes)
+        result.events += sum(group.rows for _, groups in places for group in groups)
+        _note_errors(result, key, rows)
+        result.rows.extend(rows)
+    return result
+
+
+def _failed_rows(task: _Task, reason: str) -> _GroupResult:
+    """Return the errors of all jobs of a group."""
+    result, paths = _GroupResult(), FleetPaths(task.mirror)
+    for key in sorted(places_of(map(paths.full, task.files))):
+        rows = error_rows(key, reason, task.as_of_ns)
+        _note_errors(result, key, rows)
+        result.rows.extend(rows)
+    return result
+
+
+def _note_errors(result: _GroupResult, key: JobKey, rows: JobRows) -> None:
+    error = rows.error()
+    if error:
+        result.errors.append((key, error))
