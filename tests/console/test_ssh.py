@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +18,15 @@ from cloud_tpu_diagnostics.entries import JOB_ENDED, LOG_ID, entry
 from google_cloud_mldiagnostics.cli import main
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_console._facts.kubernetes_objects import parse_pod
 from ml_diagnostics_console._facts.targets import Cluster, Target
-from ml_diagnostics_console._ssh.routes import Machine, route_to
+from ml_diagnostics_console._ssh import running
+from ml_diagnostics_console._ssh.routes import Machine, Route, route_to
+from ml_diagnostics_console._ssh.running import run_route
 
 from ..loopback.compute import ComputeServer
 from ..loopback.kubernetes import KubernetesServer
@@ -313,6 +318,40 @@ def test_a_command_that_is_interrupted_leaves_no_program_behind(tmp_path: Path) 
     assert command.wait(LONG_SECONDS) == 130
     command.stderr.close()
     wait_until(lambda: not is_alive(int(pid.read_text())))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_signal_while_the_program_is_being_started_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, moment: str
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def start_with_a_signal(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if moment == "before":
+            signal.raise_signal(number)
+        started.append(start(*arguments, **options))
+        if moment == "after":
+            signal.raise_signal(number)
+        return started[-1]
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start_with_a_signal}))
+    monkeypatch.setattr(running, "_END_SECONDS", 0.2)
+    before = signal.signal(number, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_route(Route(["sleep", "60"], "host-3", "ssh"), Console(), has_command=True)
+        assert signal.getsignal(number) is interrupt
+    finally:
+        signal.signal(number, before)
+    (program,) = started
+    assert program.wait(LONG_SECONDS) == -signal.SIGTERM
+    assert program.stderr is not None
+    program.stderr.close()
 
 
 # --- Names that could be something else ---------------------------------------------------------------

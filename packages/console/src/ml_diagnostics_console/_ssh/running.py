@@ -12,6 +12,7 @@ from typing import IO, Final
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, NotFoundError
+from ml_diagnostics_common.command.interrupts import interrupts_put_off
 from ml_diagnostics_common.texts import one_line
 
 from ml_diagnostics_console._ssh.routes import SHELL, Route
@@ -41,24 +42,31 @@ def run_route(route: Route, console: Console, *, has_command: bool) -> int:
         CommandError: The program cannot be started.
     """
     console.notify(f"$ {shlex.join(route.argv)}")
-    try:
-        process = subprocess.Popen(route.argv, stderr=subprocess.PIPE)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{route.argv[0]} is not installed on this machine: {_installation(route.kind)}") from error
-    except (OSError, ValueError) as error:
-        raise CommandError(f"cannot start {one_line(route.argv[0], 100)}: {error}") from error
+    process: subprocess.Popen[bytes] | None = None
     last = bytearray()
     try:
+        with interrupts_put_off():
+            process = _started(route)
         passing = threading.Thread(target=_pass_on, args=(process.stderr, last), daemon=True)
         passing.start()
         code = process.wait()
     except KeyboardInterrupt:
-        _end(process)
+        if process is not None:
+            _end(process)
         raise
     passing.join(_JOIN_SECONDS)
     if code and (reason := _reason(route, bytes(last).decode("utf-8", "replace"), has_command=has_command)):
         console.warn(reason)
     return code if code >= 0 else 128 - code
+
+
+def _started(route: Route) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(route.argv, stderr=subprocess.PIPE)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{route.argv[0]} is not installed on this machine: {_installation(route.kind)}") from error
+    except (OSError, ValueError) as error:
+        raise CommandError(f"cannot start {one_line(route.argv[0], 100)}: {error}") from error
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

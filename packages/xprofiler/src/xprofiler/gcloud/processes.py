@@ -9,7 +9,6 @@ may prompt at the terminal (for a passphrase) stays in the terminal's session in
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -17,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, NotFoundError, TimedOutError
+from ml_diagnostics_common.command.interrupts import interrupts_put_off
 from ml_diagnostics_common.failures import Kind
 
 __all__ = ["Finished", "Process", "Programs"]
@@ -219,7 +219,7 @@ class Programs:
     ) -> Process:
         self._console.command(argv)
         environ = None if self._environ is None else dict(self._environ)
-        with self._lock, _interrupts_put_off():
+        with self._lock, interrupts_put_off():
             if self._has_ended:
                 raise CommandError(f"{argv[0]} was not started: the command is ending")
             try:
@@ -246,26 +246,6 @@ class _StartMode:
 
     leads_session: bool
     is_read: bool = False
-
-
-@contextlib.contextmanager
-def _interrupts_put_off() -> Iterator[None]:
-    """Handle Ctrl-C, SIGTERM and SIGHUP after the block, so that a program that was started is known to be running."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Handlers run in the main thread only.
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
-    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    arrived: list[int] = []
-    try:
-        for number in handlers:
-            signal.signal(number, lambda number, _: arrived.append(number))
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in arrived:
-            signal.raise_signal(number)
 
 
 def _can_be_asked() -> bool:
