@@ -22,7 +22,6 @@ TABLES = [
     "queries",
     "from_disk",
     "windows",
-    "advice",
     "monitoring",
     "trainer",
     "importing",

@@ -22,6 +22,7 @@ from ml_diagnostics_common.redaction import redact_text
 
 from ml_diagnostics_console._web.answers import Answer
 from ml_diagnostics_console._web.case_report import without_secrets, zipped
+from ml_diagnostics_console._web.profile_view import read_summaries
 from ml_diagnostics_console._web.routes import handle
 from ml_diagnostics_console._web.store import Store
 from ml_diagnostics_console._web.wire import MAGIC, decode, encode
@@ -39,6 +40,7 @@ _HEAT_SHARE: Final = 2
 """Rows of hosts have one value for so many pixels: there are as many rows as hosts."""
 _MOST_METRICS: Final = 200
 _MOST_MOMENTS: Final = 8
+_PROFILE_SECONDS: Final = 30.0
 _MOST_LOGS: Final = 128
 _LOG_BYTES: Final = 65_536
 _LOG_HEADERS: Final = ("x-log-size", "x-log-from", "x-log-next")
@@ -176,10 +178,14 @@ class _Collector:
 
     def _profiles(self, run: Mapping[str, Any]) -> None:
         sessions = run.get("sessions") or []
-        for session in sessions:
-            self._json(f"{self._base}/profiles/{quote(str(session.get('id')), safe='')}")
         if sessions:
-            self._found.inside.append(f"summaries of {len(sessions)} profiles")
+            read_summaries(self._store, str(run.get("id")), _PROFILE_SECONDS)
+        states = [
+            (self._json(f"{self._base}/profiles/{quote(str(session.get('id')), safe='')}") or {}).get("state")
+            for session in sessions
+        ]
+        if sessions:
+            self._found.inside.append(f"summaries of {states.count('ready')} of {len(sessions)} profiles")
             self._found.left_out.append("the profiles themselves: they stay in the run's folder")
 
     def _logs(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
     from ml_diagnostics_console._web.store import Store
 
-__all__ = ["log_directory_of", "profile"]
+__all__ = ["log_directory_of", "profile", "read_summaries"]
 
 _MOST_BYTES: Final = 200_000_000
 """XProf takes about ten times as much memory."""
@@ -43,6 +44,23 @@ def profile(run: RunData, session_id: str, query: Query, store: Store) -> Answer
     if isinstance(found, str):
         return json_answer({**answer, "state": "failed", "error": f"This profile cannot be read: {safe_line(found)}"})
     return json_answer({**answer, "state": "ready", "summary": found})
+
+
+def read_summaries(store: Store, run_id: str, seconds: float) -> None:
+    """Read the summaries of a run's profiles, the newest first: a file that is written now has them.
+
+    Args:
+        store: The runs.
+        run_id: The run.
+        seconds: How long to wait for all of them together at most; those that are not read by then are left out.
+    """
+    deadline = time.monotonic() + seconds
+    with store.lock:
+        sessions = list(store.run(run_id).view.sessions)
+    for session in reversed(sessions):
+        problem, files = _files(session)
+        if not problem:
+            store.summaries.wait(session.folder, files, max(0.0, deadline - time.monotonic()))
 
 
 def _files(session: SessionView) -> tuple[str, Key]:

@@ -39,6 +39,9 @@ export async function show(page, api, state) {
       answer = { state: "failed", error: error.message };
     }
     if (isClosed) return;
+    if (answer.state === "working" && api.isFile) {
+      answer = { ...answer, state: "failed", error: "This profile was not read yet when the file was written." };
+    }
     if (answer.state === "working") {
       timer = setTimeout(() => load(tries + 1), RETRY_MS[Math.min(tries, RETRY_MS.length - 1)]);
       return;
