@@ -22,6 +22,7 @@ TABLES = [
     "queries",
     "from_disk",
     "windows",
+    "advice",
     "monitoring",
     "trainer",
     "importing",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from ml_diagnostics_common.command.formats import first_and_last, format_table, shortened, with_gap
 from ml_diagnostics_common.entry import format_timestamp
@@ -14,13 +14,16 @@ from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket,
 
 __all__ = [
     "ROW_FIELDS",
+    "TimeByBucket",
     "as_dict",
+    "bucket_table",
     "format_ns",
     "format_text",
     "headline",
     "percent",
     "rows",
     "rows_as_dicts",
+    "share_as_dict",
 ]
 
 ROW_FIELDS = ("bucket", "name", "seconds", "percent")
@@ -42,22 +45,51 @@ _PARTS: dict[str, Callable[[Disruption], int]] = {
 }
 
 
-def rows(report: JobReport) -> list[tuple[Bucket, str, int]]:
+class TimeByBucket(Protocol):
+    """A job's time, or a part of it, by bucket."""
+
+    @property
+    def wall_ns(self) -> int:
+        """The wall time."""
+        ...
+
+    @property
+    def counted_ns(self) -> int:
+        """The wall time without excluded time."""
+        ...
+
+    @property
+    def buckets(self) -> Mapping[Bucket, int]:
+        """Nanoseconds by bucket."""
+        ...
+
+    @property
+    def custom(self) -> Mapping[str, int]:
+        """Nanoseconds by type of custom event."""
+        ...
+
+
+def rows(report: TimeByBucket) -> list[tuple[Bucket, str, int]]:
     """Return (bucket, name, nanoseconds) of each bucket that took time, and of each type of custom event."""
     return [(bucket, name, _spent(report, bucket, label)) for bucket, label, name in _kinds(report)]
 
 
-def percent(report: JobReport, bucket: Bucket, duration_ns: int) -> float | None:
+def percent(report: TimeByBucket, bucket: Bucket, duration_ns: int) -> float | None:
     """Return the share of a duration in a job's counted time; None for excluded time, and if no time counts."""
     if bucket is Bucket.EXCLUDED or not report.counted_ns:
         return None
     return 100 * duration_ns / report.counted_ns
 
 
-def rows_as_dicts(report: JobReport) -> list[dict[str, Any]]:
+def share_as_dict(report: TimeByBucket, bucket: Bucket, duration_ns: int) -> dict[str, float | None]:
+    """Return a duration in seconds, and in percent of the counted time."""
+    return {"seconds": duration_ns / _SECOND, "percent": percent(report, bucket, duration_ns)}
+
+
+def rows_as_dicts(report: TimeByBucket) -> list[dict[str, Any]]:
     """Return a row for each bucket and each type of custom event that took time, in the types of JSON."""
     return [
-        {"bucket": bucket.value, "name": name, **_share(report, bucket, duration_ns)}
+        {"bucket": bucket.value, "name": name, **share_as_dict(report, bucket, duration_ns)}
         for bucket, name, duration_ns in rows(report)
     ]
 
@@ -67,15 +99,17 @@ def format_ns(duration_ns: int) -> str:
     return format_duration(duration_ns / _SECOND)
 
 
-def format_text(report: JobReport, width: int | None = None) -> str:
+def format_text(report: JobReport, width: int | None = None, bill: Sequence[str] = ()) -> str:
     """Format the report as a page of text, without empty parts.
 
     Args:
         report: The report.
         width: The columns of the terminal; None if there is no limit.
+        bill: Lines on what the time costs.
     """
     sections = [
         headline(report, width),
+        bill,
         _bucket_table(report, width),
         _inferred_table(report, width),
         _disruption_table(report, width),
@@ -126,6 +160,24 @@ def _state(report: JobReport, width: int | None = None) -> str:
 
 
 def _bucket_table(report: JobReport, width: int | None) -> list[str]:
+    lines = bucket_table(report, width)
+    if report.estimated_ns:
+        lines += ["", f"  estimated: {format_ns(report.estimated_ns)} of steps whose end was not recorded"]
+    if report.data_loading_async_ns:
+        lines += [
+            "",
+            f"  in parallel to steps, not in the sum: {format_ns(report.data_loading_async_ns)} of data loading",
+        ]
+    return lines
+
+
+def bucket_table(report: TimeByBucket, width: int | None) -> list[str]:
+    """Return the lines of a table of the buckets that took time.
+
+    Args:
+        report: The time.
+        width: The columns of the terminal; None if there is no limit.
+    """
     # A second column in larger units helps only if there are too many seconds to read.
     long = report.wall_ns >= 120 * _SECOND
     counted = [row for row in rows(report) if row[0] is not Bucket.EXCLUDED]
@@ -149,15 +201,7 @@ def _bucket_table(report: JobReport, width: int | None) -> list[str]:
     headers = ("bucket", "seconds", "percent", "duration")[: len(cells[0])]
     cut = [header for header in ("duration", "bucket") if header in headers]
     lines = format_table(headers, cells, "<>>>"[: len(headers)], width=width, cut=cut, indent="  ")
-    lines = _with_totals(lines, len(below))
-    if report.estimated_ns:
-        lines += ["", f"  estimated: {format_ns(report.estimated_ns)} of steps whose end was not recorded"]
-    if report.data_loading_async_ns:
-        lines += [
-            "",
-            f"  in parallel to steps, not in the sum: {format_ns(report.data_loading_async_ns)} of data loading",
-        ]
-    return lines
+    return _with_totals(lines, len(below))
 
 
 def _inferred_table(report: JobReport, width: int | None) -> list[str]:
@@ -268,7 +312,7 @@ def _attempt_buckets(report: JobReport, width: int | None) -> Iterator[list[str]
         yield _with_totals(lines, 1)
 
 
-def _kinds(report: JobReport) -> Iterator[tuple[Bucket, str, str]]:
+def _kinds(report: TimeByBucket) -> Iterator[tuple[Bucket, str, str]]:
     """Yield (bucket, label, name) of all that took time, in the order of the rows; only custom events have a label."""
     for bucket, name in BUCKET_NAMES.items():
         if bucket is Bucket.CUSTOM:
@@ -278,7 +322,7 @@ def _kinds(report: JobReport) -> Iterator[tuple[Bucket, str, str]]:
             yield bucket, "", name
 
 
-def _spent(life: JobReport | AttemptSummary, bucket: Bucket, label: str) -> int:
+def _spent(life: TimeByBucket | AttemptSummary, bucket: Bucket, label: str) -> int:
     return life.custom.get(label, 0) if bucket is Bucket.CUSTOM else life.buckets.get(bucket, 0)
 
 
@@ -318,8 +362,8 @@ def as_dict(report: JobReport) -> dict[str, Any]:
         "ideal_step_seconds": report.ideal_step_seconds,
         "estimated_seconds": report.estimated_ns / _SECOND,
         "data_loading_async_seconds": report.data_loading_async_ns / _SECOND,
-        "buckets": {bucket.value: _share(report, bucket, report.buckets[bucket]) for bucket in BUCKET_NAMES},
-        "custom_events": {label: _share(report, Bucket.CUSTOM, ns) for label, ns in report.custom.items()},
+        "buckets": {bucket.value: share_as_dict(report, bucket, report.buckets[bucket]) for bucket in BUCKET_NAMES},
+        "custom_events": {label: share_as_dict(report, Bucket.CUSTOM, ns) for label, ns in report.custom.items()},
         "inferred": [
             {
                 "name": _inferred_name(each),
@@ -333,10 +377,6 @@ def as_dict(report: JobReport) -> dict[str, Any]:
         "attempts": [_attempt_dict(attempt) for attempt in report.attempts],
         "notes": list(report.notes),
     }
-
-
-def _share(report: JobReport, bucket: Bucket, duration_ns: int) -> dict[str, float | None]:
-    return {"seconds": duration_ns / _SECOND, "percent": percent(report, bucket, duration_ns)}
 
 
 def _disruption_dict(disruption: Disruption) -> dict[str, Any]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
+    from ml_goodput_measurement._query.job_state import JobFollower
     from ml_goodput_measurement.exclusion_utils import ExclusionInterval
     from ml_goodput_measurement.partition import JobReport
 
-__all__ = ["find_report"]
+__all__ = ["find_job", "find_report", "follow_job", "hints_if_missing"]
 
 _NAMES_SHOWN = 20
 _LAST = "last"
-_LOGS_OF_OTHERS = ("ml_diagnostics_metric", "tpu.googleapis.com/runtime_monitor")
-"""Logs of our other libraries, which have the same job names and no goodput."""
 
 
 def find_report(
@@ -35,25 +35,66 @@ def find_report(
         NotFoundError: Nothing was recorded for the job.
         ConfigurationError: The job is in several logs.
     """
-    from ml_diagnostics_common.environment import diagnostics_directory
-    from ml_diagnostics_common.journal import jobs_by_log, newest_job
-
     from ml_goodput_measurement._query.calculator import GoodputCalculator
-    from ml_goodput_measurement.exceptions import NoGoodputError
 
-    logs = {log: jobs for log, jobs in jobs_by_log(diagnostics_directory()).items() if log not in _LOGS_OF_OTHERS}
+    job, log = find_job(job, logger)
+    with hints_if_missing(job, log):
+        calculator = GoodputCalculator(job, log, _logs_failures=False)  # The report has a note.
+        return calculator.report(include_timeline=with_timeline, exclusions=exclusions)
+
+
+def find_job(job: str, logger: str | None) -> tuple[str, str]:
+    """Return the name of a job, and its log.
+
+    Args:
+        job: The job's name; `last` is the job that started last on this machine, unless a job has that name.
+        logger: The log; None is `goodput_<job>`, or else the only log of the job in the journal.
+
+    Raises:
+        NotFoundError: The job is `last`, and there is none.
+        ConfigurationError: The job is in several logs.
+    """
+    from ml_diagnostics_common.environment import diagnostics_directory
+    from ml_diagnostics_common.journal import newest_job
+
+    from ml_goodput_measurement._query.sources import LOGS_OF_OTHERS, logs_of_jobs
+
+    logs = logs_of_jobs()
     if job == _LAST and not any(job in jobs for jobs in logs.values()):
-        newest = newest_job(diagnostics_directory(), except_logs=_LOGS_OF_OTHERS)
+        newest = newest_job(diagnostics_directory(), except_logs=LOGS_OF_OTHERS)
         if newest is None:
             raise NotFoundError(f"there is no last job. {_empty_journal()}")
         logger, job = logger or newest[0], newest[1]
-    log = logger or _log_of(job, logs)
+    return job, logger or _log_of(job, logs)
+
+
+@contextmanager
+def hints_if_missing(job: str, log: str) -> Iterator[None]:
+    """Translate the error for a job without records to one with hints, such as similar names.
+
+    Raises:
+        NotFoundError: Nothing was recorded for the job.
+    """
+    from ml_goodput_measurement._query.sources import logs_of_jobs
+    from ml_goodput_measurement.exceptions import NoGoodputError
+
     try:
-        calculator = GoodputCalculator(job, log, _logs_failures=False)  # The report has a note.
-        return calculator.report(include_timeline=with_timeline, exclusions=exclusions)
+        yield
     except NoGoodputError as error:
         what, *details = str(error).splitlines()
-        raise NotFoundError("\n  ".join([what, *_hints(job, log, logs), *details])) from None
+        raise NotFoundError("\n  ".join([what, *_hints(job, log, logs_of_jobs()), *details])) from None
+
+
+def follow_job(job: str, logger: str | None) -> JobFollower:
+    """Return a follower of a job, which has read nothing; the arguments are those of `find_job`.
+
+    Raises:
+        NotFoundError: See `find_job`.
+        ConfigurationError: The job is in several logs.
+    """
+    from ml_goodput_measurement._query.job_state import JobFollower
+
+    return JobFollower(*find_job(job, logger))
 
 
 def _log_of(job: str, logs: Mapping[str, set[str]]) -> str:

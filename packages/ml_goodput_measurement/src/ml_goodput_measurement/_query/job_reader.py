@@ -8,11 +8,11 @@ import hashlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ml_diagnostics_common.entry import COMPANION_LOG_ID, ProcessEndings
+from ml_diagnostics_common.entry import COMPANION_LOG_ID, LogEntry, ProcessEndings
 from ml_diagnostics_common.environment import diagnostics_directory, identity
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.journal import is_open, writer_start_ns
@@ -21,6 +21,7 @@ from ml_diagnostics_common.processes import process_started_ns, start_mark
 
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._query.payloads import OwnLogger, Payloads, UserLogger, UserLoggerReader, by_writer
+from ml_goodput_measurement._query.sources import open_source
 from ml_goodput_measurement._query.state_store import DEFAULT_CACHE_DIR, StateStore, checked_gcs_path, state_folder
 from ml_goodput_measurement._record.arguments import checked_name, retention_ns
 from ml_goodput_measurement.exceptions import NoGoodputError
@@ -86,6 +87,8 @@ class JobReader:
         """Forget everything, to continue from the saved state or to start with nothing."""
         self._was_interrupted, self._is_resumed, self._unsaved_events = False, False, 0
         self._recorders = Recorders(self.job_name)
+        self.labels: Mapping[str, str] = {}
+        """The labels of the process that recorded the job's last entry of those that were read."""
         self._store: StateStore | None = None
         self._user_logger = UserLoggerReader(self._cloud_logger) if self._cloud_logger is not None else None
         self._cloud: Cloud | None = None
@@ -93,7 +96,7 @@ class JobReader:
         if self._user_logger is None:
             self._cloud = Cloud.configured(patience_seconds=self._patience_seconds, logs_failures=self._logs_failures)
             start_ns = None if self._retention_ns is None else self._clock_ns() - self._retention_ns
-            self._log = LogSource(self.logger_name, cloud=self._cloud, job_name=self.job_name, start_ns=start_ns)
+            self._log = open_source(self.logger_name, cloud=self._cloud, job_name=self.job_name, start_ns=start_ns)
             self._liveness = _Liveness(diagnostics_directory())
 
     def read(self, *, local_only: bool = False) -> Ledger:
@@ -123,7 +126,14 @@ class JobReader:
         if self._user_logger is not None:
             return self._user_logger.read_new()
         assert self._log is not None
-        return itertools.chain.from_iterable(map(by_writer, self._log.read_new(local_only=local_only)))
+        batches = map(self._noting_labels, self._log.read_new(local_only=local_only))
+        return itertools.chain.from_iterable(map(by_writer, batches))
+
+    def _noting_labels(self, entries: list[LogEntry]) -> list[LogEntry]:
+        labels = entries[-1].context.labels
+        if labels.get("job") == self.job_name:
+            self.labels = labels
+        return entries
 
     def broken_off_by(self, error: BaseException) -> None:
         """Have the next read start from the saved state, after an error or an interrupt at any point.
@@ -173,6 +183,10 @@ class JobReader:
     def notes(self) -> list[str]:
         """Return sentences that a reader of the results should know."""
         return [*self._log_notes(), *self._recorders.notes()]
+
+    def lost_entries(self) -> int:
+        """Return how many entries the job's recorders report as not written."""
+        return sum(sum(lost.values()) for lost in self._recorders.lost.values())
 
     def inferred(self) -> tuple[Inference, ...]:
         """Return the kinds of time that the program did not record itself."""

@@ -36,12 +36,14 @@ class Life:
         restart_seconds: The time from its last record until the next attempt trained; None for the last attempt.
         failed: True if a failure ended it.
         kept_all: True if it saved right before it ended, so that nothing was lost.
+        is_save_due: True if a save was due after its last step, and is not recorded.
     """
 
     uptime_seconds: float
     restart_seconds: float | None
     failed: bool = True
     kept_all: bool = False
+    is_save_due: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,14 @@ def _life(
     lasted = [save.step for save in saves if attempt.start_ns <= save.start_ns < attempt.end_ns]
     saved_early = interval is not None and len(lasted) > 1 and lasted[-1] - lasted[-2] < _EARLY * interval
     is_planned = _is_planned(attempt)
-    return Life(uptime, restart, failed=not is_planned, kept_all=not lost and (is_planned or saved_early))
+    since_save = _steps_made(attempt) if not lasted else (attempt.last_step or 0) - lasted[-1]
+    return Life(
+        uptime,
+        restart,
+        failed=not is_planned,
+        kept_all=not lost and (is_planned or saved_early),
+        is_save_due=interval is not None and since_save >= interval,
+    )
 
 
 def _is_planned(attempt: AttemptSummary) -> bool:

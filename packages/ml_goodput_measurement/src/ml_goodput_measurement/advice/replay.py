@@ -2,8 +2,8 @@
 
 Each replay runs the same number of steps through the uptimes and restarts of the job. A failure costs the steps since
 the last save, so it matters where between two saves it falls. That is moved by the noise of step times, which differ
-in each replay, and by up to one interval where the noise is larger. The job's last attempt did not fail: it may go on,
-until a failure that is drawn from the distribution of the job's failure rate.
+in each replay: by up to a whole interval where the noise of an uptime is as long. The job's last attempt did not fail:
+it may go on, until a failure that is drawn from the distribution of the job's failure rate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ml_goodput_measurement.advice.history import JobHistory
+from ml_goodput_measurement.advice.history import JobHistory, Life
 from ml_goodput_measurement.advice.posterior import FailureRate
 
 __all__ = ["DRAWS", "LEVEL", "Plan", "Prediction", "predict"]
@@ -25,6 +25,8 @@ LEVEL = 0.8
 _MOST_LIVES = 10_000
 _ROUNDS = 6
 """The rounds in which the total uptime of another run is found."""
+_RESTART_NOISE = 0.1
+"""The relative standard deviation of a restart time, if the same restart is done again."""
 _RESTART_SPREAD = 0.3
 """The usual standard deviation of the logarithm of restart times, for jobs that show too few to know it."""
 
@@ -137,28 +139,29 @@ class _Replay:
 
 def _same(history: JobHistory, rng: random.Random) -> Iterator[_Uptime]:
     """Yield the uptimes and restarts of the job, then drawn ones: its last attempt goes on until it fails."""
-    rate = FailureRate(history.failures, history.uptime_seconds)
+    rate = FailureRate(history.failures, history.uptime_seconds).draw(rng)
     *ended, last = history.lives
     for life in ended:
         restart = life.restart_seconds or 0.0
-        unseen = min(restart, _unseen_seconds(history, rng)) if life.failed else 0.0
-        yield _Uptime(life.uptime_seconds + unseen, restart - unseen, life.kept_all)
+        unseen = min(restart, _unseen_seconds(history, life, rng)) if life.failed else 0.0
+        again = (restart - unseen) * max(0.0, rng.gauss(1.0, _RESTART_NOISE))
+        yield _Uptime(life.uptime_seconds + unseen, again, life.kept_all)
     elapsed, pool = last.uptime_seconds, _restarts(history, rng)
     for _ in range(_MOST_LIVES):
-        yield _Uptime(elapsed + rng.expovariate(rate.draw(rng)), rng.choice(pool))
+        yield _Uptime(elapsed + rng.expovariate(rate), rng.choice(pool))
         elapsed = 0.0
 
 
-def _unseen_seconds(history: JobHistory, rng: random.Random) -> float:
-    """Return how long an attempt may have lived after its last record, the start of a step, perhaps with a save."""
-    period, save = history.period_seconds, history.save_seconds or 0.0
-    steps = history.interval_steps or 1
-    is_saving = rng.random() * (steps * period + save) < period + save
-    return rng.random() * (period + save if is_saving else period)
+def _unseen_seconds(history: JobHistory, life: Life, rng: random.Random) -> float:
+    """Return how long an attempt may have lived after its last record, the start of a step."""
+    save = history.save_seconds or 0.0
+    return rng.random() * (history.period_seconds + (save if life.is_save_due else 0.0))
 
 
 def _noise(history: JobHistory, rng: random.Random) -> Callable[[], float]:
-    return lambda: max(0.5, rng.gauss(1.0, history.step_noise))
+    """Return a function that draws the relative step time of an attempt; the mean of the job is not exactly known."""
+    mean = rng.gauss(1.0, history.step_noise / math.sqrt(len(history.lives)))
+    return lambda: max(0.5, rng.gauss(mean, history.step_noise))
 
 
 def _restarts(history: JobHistory, rng: random.Random) -> list[float]:
@@ -179,7 +182,8 @@ def _other_share(replay: _Replay, rng: random.Random) -> float:
     pool = _restarts(history, rng)
     restarts = [rng.choice(pool) for _ in ended]
     kept_all = _shuffled([life.kept_all for life in ended], rng)
-    factors = [_noise(history, rng)() for _ in range(len(ended) + 1)]
+    noise = _noise(history, rng)
+    factors = [noise() for _ in range(len(ended) + 1)]
     total = sum(life.uptime_seconds for life in history.lives)
     uptimes: list[_Uptime] = []
     for _ in range(_ROUNDS):
@@ -205,8 +209,8 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _quantile(values: Sequence[float], probability: float) -> float:
-    """Return a quantile of sorted values, between two of them."""
-    position = probability * (len(values) - 1)
+    """Return a quantile of sorted values, between two of them: of n values, the k-th is at k / (n + 1)."""
+    position = min(max(probability * (len(values) + 1) - 1, 0.0), len(values) - 1.0)
     index = math.floor(position)
     following = values[min(index + 1, len(values) - 1)]
     return values[index] + (position - index) * (following - values[index])

@@ -1,0 +1,107 @@
+"""The arguments that several subcommands have. Parsers import it, so imports are lazy."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ml_diagnostics_common.command.options import seconds, whole_number
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement.money import Price
+
+__all__ = ["add_cost_options", "add_job_arguments", "chips_of", "moment", "price"]
+
+_MOST_CHIPS = 10**7
+_DURATION = re.compile(r"[\d.]+[smhd]?")
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the job, and the option for its log."""
+    parser.add_argument(
+        "job",
+        metavar="JOB",
+        help="the job's name, as given to its recorder; last: the job that started last on this machine",
+    )
+    add_logger_option(parser)
+
+
+def add_logger_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the log of a job."""
+    parser.add_argument(
+        "--logger",
+        metavar="NAME",
+        help="the log of the job (default: goodput_JOB, else the only log of this job in the journal)",
+    )
+
+
+def add_cost_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the price of chips, and for their number."""
+    parser.add_argument(
+        "--cost",
+        metavar="PRICE",
+        type=price,
+        help="also show time as money: 3.22/chip-hour, or with a currency 2.95 EUR/chip-hour",
+    )
+    parser.add_argument(
+        "--chips",
+        metavar="N",
+        type=whole_number(1, _MOST_CHIPS),
+        help="how many chips the job has (default: as recorded)",
+    )
+
+
+def price(text: str) -> Price:
+    """Parse a price, such as 3.22/chip-hour."""
+    from ml_goodput_measurement.money import Price
+
+    try:
+        return Price.parse(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def moment(text: str) -> int:
+    """Parse a time: how long ago (7d), a day in UTC (2026-11-21), or a time (2026-11-21T05:00:00Z).
+
+    Returns:
+        Nanoseconds since 1970.
+    """
+    if _DURATION.fullmatch(text):
+        return time.time_ns() - int(seconds(text) * 1e9)
+    try:
+        found = datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time: give how long ago (7d), or in UTC a day (2026-11-21) or 2026-11-21T05:00:00Z"
+        ) from None
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=datetime.timezone.utc)
+    return int(found.timestamp()) * 10**9 + found.microsecond * 1000
+
+
+def chips_of(given: int | None, recorded: int | None, job: str) -> int:
+    """Return the number of a job's chips.
+
+    Args:
+        given: The option `--chips`.
+        recorded: What the job's processes recorded.
+        job: The job's name.
+
+    Raises:
+        ConfigurationError: Neither is known.
+    """
+    chips = recorded if given is None else given
+    if chips is None:
+        raise ConfigurationError(f"the number of chips of job {job[:200]!r} was not recorded: give it as --chips N")
+    return chips
+
+
+def label(labels: Mapping[str, str], name: str) -> str:
+    """Return a label, or a dash."""
+    return labels.get(name) or "-"

@@ -1,0 +1,76 @@
+"""The one place that opens where a job's entries are read from, and that lists the jobs which have any.
+
+Every reader of a job, and every command, opens its log here: another source of entries is added to the union here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.journal import (
+    jobs_by_log,
+    list_segments,
+    log_directory,
+    newest_writers,
+    read_header,
+)
+from ml_diagnostics_common.log_source import Cloud, LogSource
+
+__all__ = ["LOGS_OF_OTHERS", "job_labels", "last_written_ns", "logs_of_jobs", "open_source"]
+
+LOGS_OF_OTHERS = ("ml_diagnostics_metric", "tpu.googleapis.com/runtime_monitor")
+"""Logs of our other libraries, which have the same job names and no goodput."""
+
+_NEWEST_WRITERS = 50
+
+
+def open_source(
+    log_id: str,
+    *,
+    cloud: Cloud | None = None,
+    job_name: str | None = None,
+    start_ns: int | None = None,
+) -> LogSource:
+    """Return the source of a log's entries: the union of the journal and, if there is one, Cloud Logging.
+
+    Args:
+        log_id: The log.
+        cloud: Cloud Logging; None reads the journal alone.
+        job_name: Cloud Logging sends only entries of this job.
+        start_ns: Cloud Logging sends nothing of this time or older, in ns since 1970.
+    """
+    return LogSource(log_id, cloud=cloud, job_name=job_name, start_ns=start_ns)
+
+
+def logs_of_jobs(root: Path | None = None) -> dict[str, set[str]]:
+    """Return the names of the jobs in each log that may have goodput.
+
+    Args:
+        root: The diagnostics folder; None for the configured one.
+    """
+    logs = jobs_by_log(root or diagnostics_directory())
+    return {log: jobs for log, jobs in logs.items() if log not in LOGS_OF_OTHERS}
+
+
+def last_written_ns(log_id: str, root: Path | None = None) -> int:
+    """Return when a log was last written to, in ns since 1970; 0 if it is not on this machine."""
+    newest = 0
+    for segment in list_segments(log_directory(root or diagnostics_directory(), log_id)):
+        with contextlib.suppress(OSError):
+            newest = max(newest, os.stat(segment.path).st_mtime_ns)  # noqa: PTH116 - a path as text
+    return newest
+
+
+def job_labels(log_id: str, job_name: str, root: Path | None = None) -> Mapping[str, str]:
+    """Return the labels of the newest process that recorded a job here, such as team and chips; empty without one."""
+    folder = log_directory(root or diagnostics_directory(), log_id)
+    for segment in newest_writers(folder, _NEWEST_WRITERS):
+        with contextlib.suppress(OSError):
+            header = read_header(segment)
+            if header is not None and header.labels.get("job") == job_name:
+                return header.labels
+    return {}
