@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import random
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import ConfigurationError, ObjectNotFoundError, StorageError
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.mirror._bucket import Bucket
@@ -259,10 +261,9 @@ def test_a_mirror_that_cannot_be_read_is_an_error_and_the_next_call_goes_on(
     mirror_by_hand(tmp_path / "root", "gs://bucket/m", (10,))
     reader = MirrorReader(LOG, mirror="gs://bucket/m")
     cloud_storage_server.faults.script([None] * 4 + [Status(403)] * 3, on="read")
-    read = []
+    read: list[LogEntry] = []
     with pytest.raises(StorageError, match="may not"):
-        for batch in reader.read_new():
-            read += batch
+        collections.deque(map(read.extend, reader.read_new()), maxlen=0)
     cloud_storage_server.faults.clear()
     read += flat(reader.read_new())
     assert sorted(identities(read)) == sorted(identities(read_all(tmp_path / "root")))

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.entry import COMPANION_LOG_ID
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import Journal, list_segments, log_directory, log_folder_name
+from ml_diagnostics_common.journal._layout import decode_header
 from ml_diagnostics_common.mirror._bucket import Bucket
 from ml_diagnostics_common.mirror._pace import Pace
 from ml_diagnostics_common.mirror._round import MirrorRound
@@ -189,15 +191,40 @@ def test_lines_that_are_not_entries_are_left_out_and_counted(tmp_path: Path, rou
     assert counters["damaged_line"] == 3
 
 
-def test_a_damaged_header_is_replaced_as_readers_do(tmp_path: Path, round_of: Any) -> None:
+def test_a_damaged_header_is_that_of_the_writers_other_segments(tmp_path: Path, round_of: Any) -> None:
     mirror, root = str(tmp_path / "mirror"), tmp_path / "root"
-    journal = new_journal(root)
-    journal.append({"n": 1})
-    (segment,) = list_segments(log_directory(root, LOG))
-    path = Path(segment.path)
+    journal = new_journal(root, segment_bytes=100)
+    for n in range(2):
+        journal.append({"n": n})
+    first, _ = list_segments(log_directory(root, LOG))
+    path = Path(first.path)
     path.write_bytes(b"#" + path.read_bytes()[1:])
-    assert write(round_of(mirror, root))
-    assert identities(read_mirror(mirror)) == identities(read_all(root))
+    round_ = round_of(mirror, root)
+    while not write(round_):
+        time.sleep(0.2)
+    assert read_mirror(mirror) == read_all(root)
+    assert len(raw_identities(mirror)) == 2
+
+
+def test_entries_that_must_stay_on_this_machine_are_not_mirrored(tmp_path: Path, round_of: Any) -> None:
+    mirror, root = str(tmp_path / "mirror"), tmp_path / "root"
+    private = Journal(LOG, root=root, labels={"job": "run7"}, shippable=False, mirrored=False)
+    private.append({"text": "what the job printed"})
+    new_journal(root).append({"n": 1})
+    unknown = new_journal(root)
+    unknown.append({"text": "of a header that is damaged"})
+    path = log_directory(root, LOG) / f"{unknown.writer}.0.jsonl"
+    path.write_bytes(b"#" + path.read_bytes()[1:])
+    assert write(round_of(mirror, root), is_last=True)
+    assert [entry.payload for entry in read_mirror(mirror)] == [{"n": 1}]
+    assert len(ends(mirror)) == 1
+
+
+def test_what_companions_of_earlier_versions_kept_on_this_machine_is_not_mirrored(tmp_path: Path) -> None:
+    line = b'{"schema":1,"log":"%s","writer":"w","labels":{},"resource":{},"severity":"INFO","ship":%s}'
+    companion = COMPANION_LOG_ID.encode()
+    cases = {(companion, b"false"): False, (companion, b"true"): True, (b"goodput", b"false"): True}
+    assert {case: decode_header(line % case).mirror for case in cases} == cases
 
 
 def test_a_new_segment_waits_until_the_one_before_is_complete(tmp_path: Path, round_of: Any) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ml_diagnostics_common.journal import Journal
+    from ml_diagnostics_common.mirror.writer import Mirror
     from ml_diagnostics_common.shipper import Shipper
 
 __all__ = [
@@ -60,6 +61,7 @@ class EntryLog:
         self._resource: dict[str, Any] | None = None
         self._journal: Journal | None = None
         self._shipper: Shipper | None = None
+        self._mirror: Mirror | None = None
 
     def write(self, payload: Mapping[str, Any], *, severity: str | None = None) -> None:
         """Write an entry, without text that resembles a secret.
@@ -94,17 +96,28 @@ class EntryLog:
             self._journal = None  # The next entry opens another, with another header.
 
     def close(self, timeout_seconds: float) -> None:
-        """Ship the remaining entries within this time; the next companion ships the rest. An entry opens it again."""
+        """Ship and mirror the remaining entries within this time; the next companion does the rest.
+
+        An entry opens it again.
+        """
         deadline = time.monotonic() + timeout_seconds
         journal, self._journal = self._journal, None
         shipper, self._shipper = self._shipper, None
+        mirror, self._mirror = self._mirror, None
         if journal is not None:
             journal.close(min(1.0, timeout_seconds))
         if shipper is not None:
             shipper.close(max(0.0, deadline - time.monotonic()))
+        if mirror is not None:
+            mirror.flush(max(0.0, deadline - time.monotonic()))
 
     def _open(self) -> Journal:
-        from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory
+        from ml_diagnostics_common.environment import (
+            Backend,
+            configured_backend,
+            configured_mirror,
+            diagnostics_directory,
+        )
         from ml_diagnostics_common.exceptions import ConfigurationError
         from ml_diagnostics_common.journal import Journal
 
@@ -122,13 +135,26 @@ class EntryLog:
             labels=self._labels,
             resource=self._resource,
             shippable=self._is_shipped,
+            mirrored=self._is_shipped,
             queued=False,
             about_pid=int(self._labels["pid"]),
         )
         if to_cloud and self._shipper is None:
             self._shipper = _started_shipper(root)
+        if self._is_shipped and configured_mirror():
+            self._mirror = _started_mirror(root)
         self._journal = journal
         return journal
+
+
+def _started_mirror(root: Path) -> Mirror | None:
+    from ml_diagnostics_common.exceptions import ConfigurationError
+    from ml_diagnostics_common.mirror.writer import start_mirror
+
+    try:
+        return start_mirror(LOG_ID, root)
+    except ConfigurationError:
+        return None  # The recorders in the job report it.
 
 
 def _started_shipper(root: Path) -> Shipper:

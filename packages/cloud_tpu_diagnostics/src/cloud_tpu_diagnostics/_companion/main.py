@@ -49,6 +49,8 @@ LINGER_SECONDS = 2.0
 """The wait for the job's end after it has left the block: if it ends within it, one entry has all."""
 END_SECONDS = 10.0
 """The time limit for shipping the remaining entries."""
+MIRROR_SECONDS = 20.0
+"""The time limit for writing to the mirror what the job has left."""
 LONGEST_END_SECONDS = 30
 """The time after the job's end at which the kernel ends this process, in case something hangs."""
 
@@ -159,6 +161,7 @@ class Companion:
             signal.alarm(LONGEST_END_SECONDS)
             self._guarded(self._fast_fail.close)
         self._guarded(self._log.close, END_SECONDS)
+        self._guarded(self._write_mirror)
 
     def _has_left(self) -> bool:
         return self._left_at is not None and (self._is_replaced or time.monotonic() - self._left_at >= LINGER_SECONDS)
@@ -399,6 +402,7 @@ class Companion:
         if self._fast_fail is not None:
             self._guarded(self._fast_fail.leave)
         self._guarded(self._log.close, END_SECONDS)
+        self._guarded(self._write_mirror, is_alive=True)
 
     def _may_outlast(self) -> bool:
         """Return True if this process waits for the end of a job that has left its block.
@@ -460,6 +464,15 @@ class Companion:
         else:
             self._guarded(self._write_sigterm_handlers)
 
+    def _write_mirror(self, *, is_alive: bool = False) -> None:
+        """Write to the mirror, if there is one, the rest of these entries, and of those of a job that was killed."""
+        if not os.environ.get("ML_DIAGNOSTICS_MIRROR", "").strip():
+            return
+        from cloud_tpu_diagnostics._companion.mirror import write_rest
+
+        signal.alarm(LONGEST_END_SECONDS)
+        write_rest(None if is_alive else self._job.pid, MIRROR_SECONDS)
+
     def _write(self, ending: Ending, kind: str) -> None:
         self._sigterm_handlers.check(math.inf)
         self._write_sigterm_handlers()
@@ -473,10 +486,10 @@ class Companion:
         payload = ending.payload(kind, **fields, **self._failure, ended_ns=self._ended_ns)
         self._log.write(payload, severity=None if ending.reason is ExitReason.CLEAN else "ERROR")
 
-    def _guarded(self, function: Callable[..., object], *arguments: Any) -> None:
+    def _guarded(self, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
         """Call a function; its failure must not prevent what follows."""
         try:
-            function(*arguments)
+            function(*arguments, **options)
         except Exception as error:
             name = getattr(function, "__name__", "something")
             self._parent.log(WARNING, f"The companion of this job failed in {name} ({type(error).__name__}: {error})")

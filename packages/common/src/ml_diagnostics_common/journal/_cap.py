@@ -25,9 +25,9 @@ _IDLE_SECONDS = 24 * 3600.0
 class JournalCap:
     """Keep the folder `journal`, with all logs, below 10 GiB and a fifth of its disk.
 
-    It drops the oldest segments that were shipped; of a log that nothing ships, those that every reader with a saved
-    position has read. Where that is not enough it is `exceeded`, and new entries are refused rather than old ones
-    lost. The segment that a writer may still be writing is kept.
+    It drops the oldest segments that were shipped, or are in the mirror; of a log that nothing ships or mirrors, those
+    that every reader with a saved position has read. Where that is not enough it is `exceeded`, and new entries are
+    refused rather than old ones lost. The segment that a writer may still be writing is kept.
     """
 
     def __init__(self, root: Path, limit_bytes: int | None = None, clock: Callable[[], float] = time.time) -> None:
@@ -106,30 +106,40 @@ class JournalCap:
 
 
 class _Progress(NamedTuple):
-    """The positions of a log's shippers and readers."""
+    """The positions of a log's shippers, mirrors and readers."""
 
     shipped: dict[str, dict[str, Any]]
     """The position of each writer: {"segment": n, "offset": bytes}; empty if nothing ships this log."""
+    mirrored: dict[str, dict[str, Any]]
+    """The same, of the mirror."""
     readers: list[dict[str, Any]]
 
     @classmethod
     def of(cls, root: Path, log_folder_name: str) -> _Progress:
-        shipped = {}
-        for file in (root / "state" / "shipper" / log_folder_name).glob("*.json"):
-            state = read_state(file)
-            if state is not None:
-                shipped[file.name.removesuffix(".json")] = state
-        return cls(shipped, read_reader_positions(root / "state" / "readers" / log_folder_name))
+        shipped, mirrored = (_positions(root / "state" / kind / log_folder_name) for kind in ("shipper", "mirror"))
+        return cls(shipped, mirrored, read_reader_positions(root / "state" / "readers" / log_folder_name))
 
     def is_past(self, segment: Segment) -> bool:
         header = read_header(segment)
-        if self.shipped and (header is None or header.ship):
-            state = self.shipped.get(segment.writer, {})
-            reached = (_integer(state.get("segment")), _integer(state.get("offset")))
-            return reached >= (segment.number, segment.size)
+        remote = [
+            *([self.shipped] if self.shipped and (header is None or header.ship) else []),
+            *([self.mirrored] if self.mirrored and (header is None or header.mirror) else []),
+        ]
+        if remote:
+            return any(_has_sent(positions.get(segment.writer, {}), segment) for positions in remote)
         job = None if header is None else header.labels.get("job")
         readers = [position for position in self.readers if position.get("job") in (None, job)]
         return bool(readers) and all(_has_read(position, segment) for position in readers)
+
+
+def _positions(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the saved position of each writer in a folder of `state`."""
+    states = {file.name.removesuffix(".json"): read_state(file) for file in folder.glob("*.json")}
+    return {writer: state for writer, state in states.items() if state is not None}
+
+
+def _has_sent(position: Mapping[str, Any], segment: Segment) -> bool:
+    return (_integer(position.get("segment")), _integer(position.get("offset"))) >= (segment.number, segment.size)
 
 
 def _has_read(position: Mapping[str, Any], segment: Segment) -> bool:

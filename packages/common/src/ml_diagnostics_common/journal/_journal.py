@@ -82,6 +82,7 @@ class Journal:
         resource: Mapping[str, Any] | None = None,
         shippable: bool = True,
         project: str = "",
+        mirrored: bool = True,
         segment_bytes: int = 64 * 2**20,
         clock_ns: Callable[[], int] = clock.now_ns,
         queued: bool | None = None,
@@ -97,6 +98,7 @@ class Journal:
             resource: Cloud Logging's monitored resource.
             shippable: False keeps the entries out of Cloud Logging.
             project: The only project that they may be sent to; empty for any that is found.
+            mirrored: False keeps the entries out of a mirror, too: they stay on this machine.
             segment_bytes: A segment that is larger than this is followed by the next.
             clock_ns: Return the time of an entry, in ns since 1970.
             queued: True if a thread writes to the disk, not the caller; None: on a network filesystem only.
@@ -110,6 +112,7 @@ class Journal:
         self._resource = json.loads(encode_payload(resource or {}))
         self._shippable = shippable
         self._project = str(project)
+        self._mirrored = mirrored
         self._segment_bytes = segment_bytes
         self._clock_ns = clock_ns
         self._queued = queued
@@ -137,6 +140,7 @@ class Journal:
                 self._resource,
                 ship=self._shippable,
                 project=self._project,
+                mirror=self._mirrored,
             ),
         )
         self._descriptor = -1

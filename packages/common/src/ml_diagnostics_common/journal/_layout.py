@@ -3,6 +3,7 @@
     $ML_DIAGNOSTICS_DIR/journal/<log>/<writer>.<n>.jsonl        public, versioned by SCHEMA
     $ML_DIAGNOSTICS_DIR/state/readers/<log>/<name>.json         private: what a reader has read and saved
     $ML_DIAGNOSTICS_DIR/state/shipper/<log>/<writer>.json       private: {"segment": n, "offset": bytes} shipped
+    $ML_DIAGNOSTICS_DIR/state/mirror/<log>/<writer>.json        private: the same, and more, of the mirror
 
 The first line of a segment is its header, with all that its entries share:
 
@@ -64,6 +65,7 @@ FIRST_SEQUENCE = 10**11  # All sequence numbers have twelve digits, so that inse
 _LONGEST_HEADER_BYTES = 2**20  # No more is read in search of a header: the file may be another program's.
 SEGMENT_SUFFIX = ".jsonl"
 _LONGEST_FOLDER_NAME = 100
+_COMPANION_LOG_ID = "tpu.googleapis.com/runtime_monitor"  # As in `entry`, which loads msgspec.
 
 
 class Header(NamedTuple):
@@ -78,6 +80,8 @@ class Header(NamedTuple):
     """False: a shipper never sends these entries."""
     project: str = ""
     """The one project that these entries may be sent to; empty is whichever is found."""
+    mirror: bool = True
+    """False: these entries stay on this machine, and are not written to a mirror either."""
 
 
 class JournalPosition(NamedTuple):
@@ -219,6 +223,8 @@ def encode_header(header: Header) -> bytes:
     }
     if header.project:
         fields["project"] = printable(header.project)
+    if not header.mirror:
+        fields["mirror"] = False
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -236,14 +242,17 @@ def decode_header(line: bytes) -> Header | None:
         return None
     if not (isinstance(labels, dict) and isinstance(resource, dict)):
         return None
+    ship = decoded.get("ship") is not False
     return Header(
         log_id=log_id,
         writer=writer,
         labels={key: str(value) for key, value in labels.items()},
         resource=resource,
         severity=str(decoded.get("severity", "INFO")),
-        ship=decoded.get("ship") is not False,
+        ship=ship,
         project=str(decoded.get("project") or ""),
+        # Before there were mirrors, companions marked what a job prints only as not to be shipped.
+        mirror=decoded.get("mirror", ship or log_id != _COMPANION_LOG_ID) is not False,
     )
 
 

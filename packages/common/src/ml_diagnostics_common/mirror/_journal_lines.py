@@ -13,7 +13,6 @@ from ml_diagnostics_common.files import read_at
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import JournalPosition, Segment
 from ml_diagnostics_common.journal._layout import (
-    Header,
     decode_header,
     encode_header,
     first_line,
@@ -127,26 +126,22 @@ class JournalLines:
             if offset == size:
                 return None
             line, is_end = first_line(descriptor)
-            header = self._header_line(segment, line, is_whole=not is_end or complete)
+            header, header_bytes = decode_header(line), len(line)
+            if header is None and (not is_end or complete) and is_damaged_header(line):
+                # Not one made from the path: only a header shows whether the entries may leave this machine.
+                header = sibling_header(segment)
+                line = line if header is None else encode_header(header)
             if header is None:
                 if not complete and is_end:
                     return None  # It is being written.
                 self._skipped.add("unreadable_segment")
+            if header is None or not header.mirror:
                 return Lines(b"", b"", 0, 0, 0, 0, JournalPosition(segment.number, size))
-            reading = _Reading(descriptor, max(offset, len(line)), self._skipped)
+            reading = _Reading(descriptor, max(offset, header_bytes), self._skipped)
             reading.read(most_bytes, complete=complete)
             if reading.offset == offset:
                 return None
-            return reading.lines(header, segment.number)
-
-    def _header_line(self, segment: Segment, line: bytes, *, is_whole: bool) -> bytes | None:
-        """Return the header as a line: that of the segment, of another one, or made from the path."""
-        if decode_header(line) is not None:
-            return line
-        if not is_whole or not is_damaged_header(line):
-            return None
-        self._skipped.add("damaged_header")
-        return encode_header(sibling_header(segment) or Header(self._log_folder.name, self._writer))
+            return reading.lines(line, segment.number)
 
 
 class _Reading:

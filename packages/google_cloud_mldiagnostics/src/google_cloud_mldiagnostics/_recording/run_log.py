@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.environment import configured_mirror, diagnostics_directory
 from ml_diagnostics_common.guard import LOSSES, Counters, guarded
 from ml_diagnostics_common.journal import Journal, JournalStatistics, encode_own_fields
 
@@ -20,6 +20,7 @@ from google_cloud_mldiagnostics._recording import device_values
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport
+    from ml_diagnostics_common.mirror.writer import Mirror
     from ml_diagnostics_common.shipper import Shipper, ShipperStatistics
 __all__ = ["FOLD_AT", "Average", "Averages", "RunLog", "RunLogStatistics", "namespace_fields"]
 
@@ -201,6 +202,11 @@ class RunLog:
         self.write_text = self._journal.append_text
         self.writer = self._journal.writer
         self._shipper: Shipper | None = None
+        self._mirror: Mirror | None = None
+        if configured_mirror():
+            from ml_diagnostics_common.mirror.writer import start_mirror
+
+            self._mirror = start_mirror(LOG_ID, root)
         if is_shipped:
             self._shipper = _started_shipper(root, project, connect, grace_period_seconds)
 
@@ -259,21 +265,25 @@ class RunLog:
             timeout_seconds: The longest to wait.
 
         Returns:
-            True if everything has arrived: in Cloud Logging, or on this disk if nothing is shipped.
+            True if everything has arrived: in Cloud Logging and the mirror, or on this disk if there is neither.
         """
         deadline = time.monotonic() + timeout_seconds
         is_complete = self.write_pending(timeout_seconds)
-        if self._shipper is None:
-            return is_complete
-        return self._shipper.flush(max(0.0, deadline - time.monotonic())) and is_complete
+        if self._shipper is not None:
+            is_complete = self._shipper.flush(max(0.0, deadline - time.monotonic())) and is_complete
+        if self._mirror is not None:
+            is_complete = self._mirror.flush(max(0.0, deadline - time.monotonic())) and is_complete
+        return is_complete
 
     def close(self, timeout_seconds: float) -> bool:
         """Flush, and end the thread that ships. Later entries go to the journal alone."""
         deadline = time.monotonic() + timeout_seconds
         is_complete = self.write_pending(timeout_seconds)
-        if self._shipper is None:
-            return is_complete
-        return self._shipper.close(max(0.0, deadline - time.monotonic())) and is_complete
+        if self._shipper is not None:
+            is_complete = self._shipper.close(max(0.0, deadline - time.monotonic())) and is_complete
+        if self._mirror is not None:  # It has all logs of this process, and ends with that.
+            is_complete = self._mirror.flush(max(0.0, deadline - time.monotonic())) and is_complete
+        return is_complete
 
     def statistics(self) -> RunLogStatistics:
         """Return the counts of entries so far."""

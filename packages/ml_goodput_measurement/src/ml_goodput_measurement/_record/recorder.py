@@ -22,6 +22,7 @@ from ml_diagnostics_common.environment import (
     announce_job,
     announce_plan,
     configured_backend,
+    configured_mirror,
     diagnostics_directory,
     expected_processes,
     identity,
@@ -46,6 +47,7 @@ from ml_goodput_measurement._record.blocks import Block, StepBlock, phase_block
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 
 if TYPE_CHECKING:
+    from ml_diagnostics_common.mirror.writer import Mirror
     from ml_diagnostics_common.shipper import Shipper
 
 __all__ = ["CloudLogger", "GoodputRecorder", "Moment"]
@@ -127,6 +129,7 @@ class GoodputRecorder(RebuiltFromArguments):
         self._cloud_logger = cloud_logger
         self._grace_period_seconds = float(background_grace_period_s)
         self._shipper: Shipper | None = None
+        self._mirror: Mirror | None = None
         self._last_step: int | None = None
         self._has_started = False
         self._started = "0"
@@ -162,6 +165,10 @@ class GoodputRecorder(RebuiltFromArguments):
                 log_once(
                     logging.WARNING, "a copy without a cloud", "This process cannot ship what it records: %s", error
                 )
+        if configured_mirror():
+            from ml_diagnostics_common.mirror.writer import start_mirror
+
+            self._mirror = start_mirror(self.logger_name)
         process_end.watch()
 
     def __setstate__(self, state: Any) -> None:
@@ -362,6 +369,8 @@ class GoodputRecorder(RebuiltFromArguments):
         self._journal.flush(self._grace_period_seconds)
         if self._shipper is not None:
             self._shipper.flush(max(0.0, deadline - monotonic()))
+        if self._mirror is not None:
+            self._mirror.flush(max(0.0, deadline - monotonic()))
         flush = getattr(self._cloud_logger, "flush", None)
         if callable(flush):
             flush()

@@ -1,0 +1,368 @@
+"""Mirrors across processes: kills, exits, hosts, and who writes what an ended process has left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
+from ml_diagnostics_common.guard import Counters
+from ml_diagnostics_common.journal import JournalCap, list_segments, log_directory, log_folder_name
+from ml_diagnostics_common.mirror._bucket import Bucket
+from ml_diagnostics_common.mirror._upload import Upload
+from ml_diagnostics_common.mirror.names import LogPaths
+from ml_diagnostics_common.mirror.rest import lifecycle, push, status
+from ml_diagnostics_common.mirror.rollup import roll_up
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.faults import Hang, Status
+
+from ..journals import LOG, new_journal, read_all
+from .mirrors import identities, objects, raw_identities, read_mirror
+from .test_mirror_writer import ends
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.mirror import writer as mirror_writer
+from ml_diagnostics_common.mirror.writer import Mirror, start_mirror
+
+root = Path(sys.argv[1])
+journal = Journal("goodput_run7", root=root, labels={"job": "run7", "pid": "0"}, segment_bytes=20_000)
+
+def mirror(seconds):
+    mirror = Mirror(os.environ["ML_DIAGNOSTICS_MIRROR"], root=root, seconds=seconds, start_seconds=seconds)
+    mirror.add("goodput_run7")
+    return mirror
+
+def record_for_ever():
+    number = 0
+    while True:
+        # The hour of an entry is over after a hundred: hours are rolled up, too.
+        journal.append({"n": number}, timestamp_ns=1_763_769_600_000_000_000 + number * 36_000_000_000)
+        number += 1
+        if number % 10 == 0:
+            time.sleep(0.002)
+"""
+
+
+def run(body: str, root: Path, mirror: str, **arguments: Any) -> subprocess.Popen[bytes]:
+    environ = {**os.environ, "ML_DIAGNOSTICS_MIRROR": mirror, "ML_DIAGNOSTICS_DIR": str(root)}
+    ignored = ["-W", "ignore:This process:DeprecationWarning", "-W", "ignore:You are using a:FutureWarning"]
+    command = [sys.executable, *ignored, "-c", PROGRAM + body, str(root)]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **arguments)
+
+
+def finish(process: subprocess.Popen[bytes], code: int = 0) -> None:
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors.decode()
+    assert not errors, errors.decode()
+
+
+def assert_the_mirror_has_the_journal_once(mirror: str, root: Path) -> None:
+    expected = read_all(root)
+    assert identities(read_mirror(mirror)) == identities(expected)
+    assert sorted(raw_identities(mirror)) == sorted(entry.insert_id for entry in expected)
+
+
+def recorded_and_killed(root: Path, mirror: str, body: str = "record_for_ever()") -> int:
+    """Record in a process that is killed after some entries; return its pid."""
+    process = run(body, root, mirror)
+    folder = log_directory(root, LOG)
+    while not any(segment.size > 2_000 for segment in list_segments(folder)):
+        time.sleep(0.01)
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
+    return process.pid
+
+
+# --- The end of a process -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["", "sys.exit(3)", "raise SystemExit(3)", "1 / 0", "os.kill(os.getpid(), 2)"])
+def test_a_process_that_exits_leaves_a_complete_mirror(tmp_path: Path, way: str) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    body = f"start_mirror('goodput_run7', root)\nfor n in range(100): journal.append({{'n': n}})\n{way}"
+    process = run(body, root, mirror)
+    _, errors = process.communicate(timeout=60)
+    codes = {"": 0, "1 / 0": 1, "os.kill(os.getpid(), 2)": -signal.SIGINT}
+    assert process.returncode == codes.get(way, 3), errors.decode()
+    assert_the_mirror_has_the_journal_once(mirror, root)
+    assert [end["by"] for end in ends(mirror).values()] == ["self"]
+
+
+def test_a_bucket_that_hangs_does_not_hold_up_the_end_of_a_process(
+    tmp_path: Path, cloud_storage_server: CloudStorageServer
+) -> None:
+    cloud_storage_server.faults.always(Hang())
+    start = time.monotonic()
+    body = "start_mirror('goodput_run7', root)\nfor n in range(100): journal.append({'n': n})"
+    process = run(body, tmp_path, "gs://bucket/m")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert time.monotonic() - start < 15
+    cloud_storage_server.faults.clear()
+    assert [pushed.entries for pushed in push(tmp_path, "gs://bucket/m")] == [100]
+    assert_the_mirror_has_the_journal_once("gs://bucket/m", tmp_path)
+
+
+def test_a_forked_child_neither_hangs_nor_repeats_entries(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    body = """
+mirror = start_mirror('goodput_run7', root)
+journal.append({'n': 1})
+assert mirror.flush(20)
+pid = os.fork()
+journal.append({'n': 2 if pid else 3})
+if not pid:
+    mirror.flush(20)
+    again = start_mirror('goodput_run7', root)
+    assert again is not mirror
+    again.close()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    finish(run(body, root, mirror))
+    assert_the_mirror_has_the_journal_once(mirror, root)
+    assert len(ends(mirror)) == 2
+
+
+# --- What killed processes have left ------------------------------------------------------------------
+
+
+def test_the_next_process_writes_what_a_killed_one_left(mirror: str, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    recorded_and_killed(root, mirror, "mirror(0.01)\nrecord_for_ever()")
+    finish(run("m = mirror(0.01)\njournal.append({'n': -1})\ntime.sleep(2)", root, mirror))
+    assert_the_mirror_has_the_journal_once(mirror, root)
+    assert sorted(end["by"] for end in ends(mirror).values()) == ["next", "self"]
+
+
+def test_the_next_process_leaves_logs_alone_that_were_not_mirrored(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    finish(run("Journal('other', root=root, labels={}).append({'n': 1})", root, ""))
+    finish(run("m = mirror(0.01)\njournal.append({'n': -1})\ntime.sleep(1)", root, mirror))
+    assert Bucket(mirror).log_folders() == [LOG]
+    assert {pushed.log for pushed in push(root, mirror)} == {"other"}
+    assert Bucket(mirror).log_folders() == [LOG, "other"]
+
+
+def test_a_companion_writes_what_a_killed_process_left_before_its_parent_has_noticed(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    process = run("mirror(0.01)\nrecord_for_ever()", root, mirror)
+    while not (Path(mirror).exists() and objects(mirror)):
+        time.sleep(0.01)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # A zombie.
+    assert [pushed.has_ended for pushed in push(root, mirror, by="companion", ended_pids={process.pid})] == [True]
+    process.communicate()
+    assert_the_mirror_has_the_journal_once(mirror, root)
+    assert [end["by"] for end in ends(mirror).values()] == ["companion"]
+
+
+def test_a_push_by_hand_is_complete_and_a_second_one_has_nothing_to_do(mirror: str, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    recorded_and_killed(root, mirror)
+    ((log, _, entries, has_ended),) = push(root, mirror)
+    assert (log, has_ended) == (LOG, True)
+    assert entries == len(read_all(root))
+    assert not list(push(root, mirror))
+    assert_the_mirror_has_the_journal_once(mirror, root)
+    assert [(each.behind_bytes, each.has_ended, each.is_running) for each in status(root, mirror)] == [(0, True, False)]
+
+
+def test_a_push_while_the_process_lives_does_not_end_its_writer(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    process = run("record_for_ever()", root, "")
+    folder = log_directory(root, LOG)
+    while not list_segments(folder):
+        time.sleep(0.01)
+    try:
+        ((_, _, entries, has_ended),) = push(root, mirror)
+        assert entries > 0
+        assert not has_ended
+        assert ends(mirror) == {}
+        (found,) = status(root, mirror)
+        assert found.is_running
+        assert found.labels["job"] == "run7"
+    finally:
+        process.kill()
+        process.communicate()
+    assert [pushed.has_ended for pushed in push(root, mirror)] == [True]
+    assert_the_mirror_has_the_journal_once(mirror, root)
+
+
+def test_the_journal_of_another_host_is_pushed_by_hand(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    recorded_and_killed(root, mirror)
+    for segment in list_segments(log_directory(root, LOG)):
+        path = Path(segment.path)
+        path.write_bytes(path.read_bytes().replace(segment.writer.encode(), b"pod-" + segment.writer.encode()))
+        os.utime(path, (0, 0))
+        path.rename(path.with_name(f"pod-{path.name}"))
+    assert [pushed.has_ended for pushed in push(root, mirror)] == [True]
+    assert_the_mirror_has_the_journal_once(mirror, root)
+
+
+def test_two_hosts_mirror_one_log(tmp_path: Path) -> None:
+    mirror = str(tmp_path / "mirror")
+    for host in ("a", "b"):
+        finish(run("m = mirror(0.01)\nfor n in range(50): journal.append({'n': n})", tmp_path / host, mirror))
+    expected = read_all(tmp_path / "a") + read_all(tmp_path / "b")
+    assert sorted(identities(read_mirror(mirror))) == sorted(identities(expected))
+    assert len(ends(mirror)) == 2
+
+
+def test_without_a_note_the_list_of_objects_shows_how_far_the_mirror_is(mirror: str, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    process = run("mirror(0.01)\nrecord_for_ever()", root, mirror)
+    bucket = Bucket(mirror)
+    while len(bucket.list_paths(LogPaths.of(bucket.path, LOG).folder)) < 5:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    for note in (root / "state" / "mirror").rglob("*.json"):
+        note.unlink()
+    (pushed,) = push(root, mirror)
+    assert pushed.has_ended
+    assert_the_mirror_has_the_journal_once(mirror, root)
+
+
+def test_lines_that_threads_wrote_out_of_order_are_not_lost_at_a_crash(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    recorded_and_killed(root, mirror)
+    segment = list_segments(log_directory(root, LOG))[0]
+    path = Path(segment.path)
+    header, *lines = path.read_bytes().split(b"\n")
+    swapped = [*lines[:9], lines[10], lines[9], *lines[11:]]
+    path.write_bytes(b"\n".join([header, *swapped[:10]]))
+    upload = Upload.claim(Bucket(mirror), root, log_folder_name(LOG), segment.writer, Counters())
+    assert upload is not None
+    assert upload.write_next([segment], ended=False) is not None  # Its range has number 9, which it lacks.
+    upload.release()
+    path.write_bytes(b"\n".join([header, *swapped]))
+    for note in (root / "state" / "mirror").rglob("*.json"):
+        note.unlink()
+    assert list(push(root, mirror))
+    assert_the_mirror_has_the_journal_once(mirror, root)
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_lose_and_double_nothing(tmp_path: Path, count: int) -> None:
+    """The writer, its roll-ups, and the process that takes over are killed; the last push finds what is left."""
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    rng = random.Random(11)
+    body = "mirror_writer._CHECK_SECONDS = 0.01\nmirror(0.01)\nprint(flush=True)\nrecord_for_ever()"
+    for _ in range(count):
+        process = run(body, root, mirror)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(rng.random() * 0.6)
+        process.kill()
+        process.communicate()
+    assert list(push(root, mirror))
+    assert_the_mirror_has_the_journal_once(mirror, root)
+    assert not list(push(root, mirror))
+    assert any(name.level == 1 for name in objects(mirror))
+
+
+# --- Roll-ups that were killed ------------------------------------------------------------------------
+
+
+def test_what_a_killed_roll_up_left_is_deleted_by_the_next(mirror: str, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    recorded_and_killed(root, mirror)
+    writer = read_all(root)[0].context.writer
+    assert writer is not None
+    upload = Upload.claim(Bucket(mirror), root, log_folder_name(LOG), writer, Counters())
+    assert upload is not None
+    (segment,) = [each for each in upload.segments() if each.number == 0]
+    data = Path(segment.path).read_bytes()
+    for lines in (20, 30):  # In parts, as it grew.
+        Path(segment.path).write_bytes(b"\n".join(data.split(b"\n")[:lines]))
+        upload.write_next([segment], ended=False)
+    Path(segment.path).write_bytes(data)
+    upload.release()
+    names = objects(mirror)
+    bucket = Bucket(mirror)
+    kept = {path: bucket.read(path) for path in map(upload.paths.path, names)}
+    assert roll_up(bucket, upload.paths, names) is not None
+    for path, content in list(kept.items())[:1]:
+        bucket.create(path, content)  # As if it had been killed before it deleted the first of them.
+    assert list(push(root, mirror))
+    assert_the_mirror_has_the_journal_once(mirror, root)
+
+
+# --- Refusals -----------------------------------------------------------------------------------------
+
+
+def test_a_push_to_a_bucket_that_refuses_is_an_error_and_the_next_one_goes_on(
+    tmp_path: Path, cloud_storage_server: CloudStorageServer
+) -> None:
+    recorded_and_killed(tmp_path, "")
+    cloud_storage_server.faults.always(Status(403), on="upload")
+    with pytest.raises(StorageError, match=r"grant it roles/storage"):
+        list(push(tmp_path, "gs://bucket/m"))
+    cloud_storage_server.faults.clear()
+    assert list(push(tmp_path, "gs://bucket/m"))
+    assert_the_mirror_has_the_journal_once("gs://bucket/m", tmp_path)
+
+
+def test_a_push_with_the_permission_to_create_alone_is_complete(
+    tmp_path: Path, cloud_storage_server: CloudStorageServer
+) -> None:
+    recorded_and_killed(tmp_path, "")
+    for operation in ("read", "get", "list", "delete"):
+        cloud_storage_server.faults.always(Status(403), on=operation)
+    assert [pushed.has_ended for pushed in push(tmp_path, "gs://bucket/m")] == [True]
+    cloud_storage_server.faults.clear()
+    assert_the_mirror_has_the_journal_once("gs://bucket/m", tmp_path)
+
+
+def test_the_rules_of_a_bucket_delete_old_segments_and_events() -> None:
+    rules = lifecycle("gs://bucket/team/")["rule"]
+    assert [(rule["condition"]["age"], rule["condition"]["matchesPrefix"]) for rule in rules] == [
+        (30, ["team/v1/segments/"]),
+        (400, ["team/v1/events/"]),
+    ]
+    assert lifecycle("gs://bucket")["rule"][0]["condition"]["matchesPrefix"] == ["v1/segments/"]
+    json.dumps(rules)
+    with pytest.raises(ConfigurationError, match="not in a bucket"):
+        lifecycle("/tmp/mirror")
+
+
+# --- The cap of the journal ---------------------------------------------------------------------------
+
+
+def test_the_cap_drops_what_the_mirror_has_and_nothing_that_it_lacks(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    journal = new_journal(root, segment_bytes=1_000)
+    for n in range(100):
+        journal.append({"n": n})
+    upload = Upload.claim(Bucket(mirror), root, log_folder_name(LOG), journal.writer, Counters())
+    assert upload is not None
+    upload.save_start()
+    cap = JournalCap(root, limit_bytes=100)
+    cap.check()
+    before = list_segments(upload.log_folder)
+    assert before[0].number == 0
+    for _ in range(3):
+        upload.write_next(before, ended=True)
+    cap.check()
+    left = list_segments(upload.log_folder)
+    assert left[0].number == 3
+    assert cap.exceeded
+    while upload.write_next(before, ended=True):
+        pass
+    cap.check()
+    assert [segment.number for segment in list_segments(upload.log_folder)] == [before[-1].number]
+    assert len(read_mirror(mirror)) == 100
