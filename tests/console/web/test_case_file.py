@@ -6,6 +6,7 @@ import base64
 import gzip
 import html
 import json
+import math
 import os
 import re
 import subprocess
@@ -292,6 +293,21 @@ def make_leaking(root: Path, lines: list[str]) -> None:
     ended = {"kind": "job_ended", "how": "exit", "exit_code": 1, "exception": lines[-1], "ended_ns": at}
     companion.append({**fields, **ended}, timestamp_ns=at)
     companion.close(5)
+
+
+def test_the_values_of_steps_that_were_done_again_are_inside(
+    restarted_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = blocks_of(exported(restarted_folder, "llama-1", monkeypatch))
+    replaced = {path: decode(data) for path, data in blocks.items() if "replaced=1" in path}
+    names = {header["metric"] for header, _ in replaced.values()}
+    assert names == {"loss", "learning_rate", "step_time"}
+    header, columns = next(found for path, found in replaced.items() if "=loss&" in path)
+    assert (header["curves"], header["points"]) == (2, 200)
+    steps = [step for step in columns["x"].tolist() if math.isfinite(step)]
+    assert 300 <= min(steps) < 303 < 597 <= max(steps) <= 599
+    other = blocks_of(exported(restarted_folder, "llama-2", monkeypatch))
+    assert not [path for path in other if "replaced=1" in path]
 
 
 @pytest.mark.slow

@@ -81,6 +81,12 @@ def pages(hung_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Pages(browser, server)
 
 
+@pytest.fixture(scope="module")
+def restarted_pages(restarted_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    with served(restarted_folder) as server, opened_browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield Pages(browser, server)
+
+
 def bucket_colours(theme: str) -> dict[str, str]:
     """Return the colours of the buckets of a theme, from the style sheet."""
     text = (STATIC / "common" / "tokens.css").read_text("utf-8")
@@ -277,6 +283,63 @@ def test_the_state_of_charts_is_in_the_url(pages: Pages) -> None:
     pages.browser.value("document.querySelector('.metric-row input').click()")
     pages.browser.wait_for("!location.search.includes('hide')")
     assert pages.browser.value("document.querySelector('.chart-card h2').firstChild.textContent") == "loss"
+
+
+def test_replaced_values_are_drawn_on_demand_and_are_in_the_url(restarted_pages: Pages) -> None:
+    pages = restarted_pages
+    pages.open("/metrics", "metrics")
+    card = ".chart-card:nth-child(2)"  # The time of a step, which is nothing but noise.
+    before = pages.colours(f"{card} canvas")["counts"]
+    asked = "performance.getEntriesByType('resource').filter(({ name }) => name.includes('replaced=1')).length"
+    assert pages.browser.value(asked) == 0
+    pages.browser.value(f"document.querySelector('{card}').addEventListener('drawn', () => (window.drawn = true))")
+    box = (
+        "[...document.querySelectorAll('.metric-controls label')]"
+        ".find((each) => each.textContent === 'Replaced values')"
+    )
+    pages.browser.value(f"{box}.querySelector('input').click()")
+    pages.browser.wait_for("window.drawn && location.search === '?replaced=1'")
+    assert pages.browser.value(asked) > 0
+    with_replaced = pages.colours(f"{card} canvas")["counts"]
+    pages.browser.value(f"window.drawn = false; {box}.querySelector('input').click()")
+    pages.browser.wait_for("window.drawn && location.search === ''")
+    after = pages.colours(f"{card} canvas")["counts"]
+
+    def difference(found: dict[str, int]) -> int:
+        return sum(abs(found.get(colour, 0) - before.get(colour, 0)) for colour in found.keys() | before.keys())
+
+    assert difference(with_replaced) > 5 * difference(after)  # Edges are not always smoothed in the same way.
+    pages.open("/metrics?x=elapsed&replaced=1", "metrics")
+    assert pages.browser.value(f"{box}.hidden")  # By time all values are in the curve.
+
+
+def test_an_axis_of_the_url_that_there_is_not_is_said_once(pages: Pages) -> None:
+    pages.open("/metrics?x=bad", "metrics")
+    notes = "[...document.querySelectorAll('.axis-problem, .chart-note')].filter((each) => !each.hidden)"
+    assert pages.browser.value(f"{notes}.map((each) => each.textContent)") == [
+        "\u201cbad\u201d is no axis; the charts are by step."
+    ]
+    assert pages.browser.value("document.querySelectorAll('.chart-card canvas').length")
+
+
+def test_a_chart_out_of_view_is_zoomed_when_it_comes_into_view(pages: Pages) -> None:
+    pages.open("/metrics", "metrics")
+    pages.browser.value("scrollTo(0, document.body.scrollHeight)")
+    pages.browser.wait_for("document.querySelector('.chart-card:last-child canvas')")
+    pages.browser.value(
+        "performance.clearResourceTimings(); window.drawn = 0;"
+        " document.querySelector('.chart-card').addEventListener('drawn', () => (window.drawn += 1))"
+    )
+    pages.browser.press("+")
+    pages.browser.wait_for("performance.getEntriesByType('resource').some(({ name }) => name.includes('from='))")
+    assert pages.browser.value("window.drawn") == 0
+    pages.browser.value("scrollTo(0, 0)")
+    pages.browser.wait_for("window.drawn > 0")
+    ranges = pages.browser.value(
+        "performance.getEntriesByType('resource').filter(({ name }) => name.includes('from='))"
+        ".map(({ name }) => new URL(name).searchParams.get('from'))"
+    )
+    assert len(set(ranges)) == 1
 
 
 def test_stacks_name_the_odd_host_in_a_map_a_tree_and_groups(pages: Pages) -> None:

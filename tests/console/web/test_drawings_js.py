@@ -196,6 +196,39 @@ def test_what_lies_outside_is_named_never_cut_silently() -> None:
     assert found[1]["high"] > 1.54
 
 
+def test_a_run_of_nothing_but_nan_does_not_stretch_the_axis_of_others() -> None:
+    small = {"lo": 1e-4, "hi": 2e-4, "least": 1e-4, "greatest": 2e-4, "unit": "1"}
+    nothing = {"lo": None, "hi": None, "least": None, "greatest": None, "unit": "1"}
+    replaced = {"least": 0.0, "greatest": 5e-4}
+    script = """
+        const { commonRange } = await load('draw/chart.js');
+        const run = ([header, replaced]) => ({ points: { header }, replaced: replaced && { header: replaced } });
+        answer(given.map(([runs, isFull, isLog]) => commonRange(runs.map(run), { isFull, isLog })));
+    """
+    both = [[small, None], [nothing, None]]
+    cases = [[both, False, False], [both, True, True], [[[nothing, None]], False, False]]
+    alone, log, none, robust, full = run_script(
+        script, [*cases, [[[small, replaced]], False, False], [[[small, replaced]], True, False]]
+    )
+    assert 0 < alone["low"] < 1e-4 < 2e-4 < alone["high"] < 3e-4
+    assert 0 < log["low"] < log["high"] < 3e-4
+    assert (none["low"], none["high"]) == (0, 1)
+    assert robust == alone
+    assert full["low"] <= 0 < 5e-4 < full["high"] < 1e-3
+
+
+def test_an_axis_that_there_is_not_is_said_once() -> None:
+    script = """
+        const { askedAxis } = await load('pages/metric_controls.js');
+        answer(given.map((x) => askedAxis({ get: () => x }, 'step')));
+    """
+    found = run_script(script, ["", "elapsed", "bad", "x" * 1000])
+    assert [each["axis"] for each in found] == ["step", "elapsed", "step", "step"]
+    assert [bool(each["problem"]) for each in found] == [False, False, True, True]
+    assert "bad" in found[2]["problem"]
+    assert len(found[3]["problem"]) < 100
+
+
 def test_noise_does_not_fill_a_chart() -> None:
     (percent, value, nothing) = ranges("paddedRange", [91.9, 92.1, "%"], [100, 100.001, ""], [0, 0, ""])
     assert percent[1] - percent[0] >= 5

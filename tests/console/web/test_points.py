@@ -201,7 +201,8 @@ def test_the_values_of_steps_that_were_done_again_are_answered_on_demand() -> No
     nan = math.nan
     np.testing.assert_array_equal(columns["x"], [2, 3, 4, nan, 3, 4, nan])
     np.testing.assert_array_equal(columns["y"], [2, 3, 4, nan, 6, 7, nan])
-    assert (header["points"], header["curves"], header["exact"]) == (5, 2, True)
+    assert columns["low"].tolist()[:3] == columns["high"].tolist()[:3] == [2, 3, 4]
+    assert (header["points"], header["curves"]) == (5, 2)
     assert (header["least"], header["greatest"]) == (2.0, 7.0)
     np.testing.assert_array_equal(asked(run, x="step", replaced=1, from_=4, to=9)[1]["x"], [3, 4, nan, 3, 4, nan])
     assert len(asked(run, x="step", replaced=1, from_=5, to=9)[1]["x"]) == 0
@@ -209,17 +210,21 @@ def test_the_values_of_steps_that_were_done_again_are_answered_on_demand() -> No
     assert len(asked(made_run([1.0, 2.0]), x="step", replaced=1)[1]["x"]) == 0
 
 
-def test_many_values_that_were_replaced_are_answered_with_both_extremes_of_each_pixel() -> None:
+def test_many_values_that_were_replaced_are_answered_with_mean_and_extremes_of_each_bucket() -> None:
     run = made_run([])
     column = run.columns.column("loss", "0", "vm-0", "1")
     for attempt in range(2):
         for step in range(30_000):
             value = 99.0 if (attempt, step) == (0, 12_345) else math.nan if step == 7 else float(step % 10)
             column.append(float(step), START_S + attempt * 30_000 + step, value)
-    header, columns = asked(run, x="step", replaced=1, width=100)
-    assert (header["points"], header["exact"], header["greatest"]) == (30_000, False, 99.0)
-    assert len(columns["x"]) <= 201
-    assert dict(zip(columns["x"].tolist(), columns["y"].tolist(), strict=True))[12_345.0] == 99.0
+    header, columns = asked(run, x="step", replaced=1, width=99)
+    assert (header["points"], header["greatest"], header["least"]) == (30_000, 99.0, 0.0)
+    assert len(columns["x"]) == 33 + 1
+    assert columns["low"][:-1].tolist() == [0.0] * 33
+    bucket = 12_345 * 33 // 30_000
+    assert columns["high"][:-1].tolist() == [99.0 if number == bucket else 9.0 for number in range(33)]
+    assert columns["y"][:bucket] == pytest.approx(np.full(bucket, 4.5), abs=0.05)
+    assert (np.diff(columns["x"][:-1]) > 0).all()
 
 
 @pytest.mark.parametrize(

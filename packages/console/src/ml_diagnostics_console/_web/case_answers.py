@@ -168,7 +168,7 @@ class _Collector:
             return
         moments = newest.get("moments") or []
         kept = 0
-        for at in _spread(moments, _MOST_MOMENTS):
+        for at in _evenly(moments, _MOST_MOMENTS):
             path = f"{self._base}/stacks?at={_number(at)}"
             answer = self._ask(path)
             kept += answer is not None and self._put(path, answer, is_needed=False)
@@ -218,6 +218,8 @@ class _Collector:
                     continue
                 span = times if axis == "time" else self._steps(path) if axis == "step" else None
                 done[level] += self._windows(path, level, span)
+            if level == 0:
+                self._replaced(run, shown)
         full = [level for level in range(_LEVELS) if done[level] >= sum(a != "elapsed" for _, a in paths) * 2**level]
         self._found.inside.append(f"{len(shown)} metrics, where the time went and rows of hosts")
         if len(metrics) > len(shown):
@@ -233,6 +235,17 @@ class _Collector:
                 # Without steps, the axis of steps is answered with times.
                 answered = axis if axis != "step" or metric.get("has_steps") else "elapsed"
                 yield f"points?metric={_name(metric)}&x={axis}{spread}", answered
+
+    def _replaced(self, run: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> None:
+        """Add the values of steps that were done again after a restart."""
+        if len(run.get("attempt_list") or ()) < 2:
+            return
+        for metric in metrics:
+            if metric.get("has_steps") and (metric.get("hosts") or 1) == 1:
+                path = f"{self._base}/points?metric={_name(metric)}&x=step&replaced=1&width={_WIDTH}"
+                answer = self._ask(path)
+                if answer is not None and decode(answer.body)[0].get("curves"):
+                    self._put(path, answer, is_needed=False)
 
     def _steps(self, path: str) -> tuple[float, float] | None:
         """Return the span of the axis of steps of a metric."""
@@ -284,17 +297,17 @@ def _rounded(body: bytes) -> bytes:
         elif name in _TIME_COLUMNS or name in ("start", "end"):
             rounded.append(np.round(column * _MILLISECONDS) / _MILLISECONDS if is_time else column)
         else:
-            rounded.append(_short(column))
+            rounded.append(_five_digits(column))
     return encode(header, rounded)
 
 
-def _short(column: Column) -> Column:
+def _five_digits(column: Column) -> Column:
     mantissas, exponents = np.frexp(column)
-    short: Column = np.ldexp(np.round(mantissas * 2.0**_FLOAT_BITS) / 2.0**_FLOAT_BITS, exponents)
-    return short
+    rounded: Column = np.ldexp(np.round(mantissas * 2.0**_FLOAT_BITS) / 2.0**_FLOAT_BITS, exponents)
+    return rounded
 
 
-def _spread(moments: Sequence[Any], most: int) -> list[Any]:
+def _evenly(moments: Sequence[Any], most: int) -> list[Any]:
     """Return at most so many moments, the last one among them."""
     if len(moments) <= most:
         return list(moments)

@@ -231,7 +231,7 @@ def _metrics(runs: Sequence[RunData]) -> list[str]:
     """Return the metrics of the runs: those of steps first, and those first that differ most at their ends."""
     names = {name for run in runs for name in run.columns.names()}
     with_steps = {name for name in names if any(_has_steps(run, name) for run in runs)}
-    return sorted(names, key=lambda name: (name not in with_steps, -_spread(runs, name), name))[:_MOST_METRICS]
+    return sorted(names, key=lambda name: (name not in with_steps, -_difference(runs, name), name))[:_MOST_METRICS]
 
 
 def _has_steps(run: RunData, name: str) -> bool:
@@ -239,7 +239,7 @@ def _has_steps(run: RunData, name: str) -> bool:
     return column is not None and column.has_steps
 
 
-def _spread(runs: Sequence[RunData], name: str) -> float:
+def _difference(runs: Sequence[RunData], name: str) -> float:
     """Return by how much the last values of runs differ, in relation to their size; -1 if one run alone has it.
 
     Nothing differs more than values of which some are finite, and some are not.

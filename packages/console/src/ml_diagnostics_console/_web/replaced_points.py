@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, Final, TypeAlias
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ml_diagnostics_console._web.columns import Column
-from ml_diagnostics_console._web.extremes import extremes
+from ml_diagnostics_console._web.extremes import distinct
 from ml_diagnostics_console._web.wire import encode
 
 __all__ = ["header_of", "replaced_points"]
@@ -17,6 +18,7 @@ __all__ = ["header_of", "replaced_points"]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 _MOST_PIECES: Final = 200
+_PIXELS_A_BUCKET: Final = 3
 
 
 def header_of(column: Column, axis: str, width: int) -> dict[str, Any]:
@@ -35,10 +37,10 @@ def header_of(column: Column, axis: str, width: int) -> dict[str, Any]:
 
 
 def replaced_points(column: Column, axis: str, span: tuple[float, float] | None, width: int) -> bytes:
-    """Return the values that were replaced, as an answer with the columns x and y.
+    """Return the values that were replaced, as an answer with the columns x, y, low and high.
 
-    One curve follows the other, by time, each with a NaN behind it. Of many values, both extremes of each pixel are
-    answered; of more than 200 curves, the last ones.
+    One curve follows the other, by time, each with a NaN behind it. Of many values, `y` is the mean of those in a
+    bucket of three pixels, and `low` and `high` are its extremes. Of more than 200 curves, the last ones are answered.
 
     Args:
         column: The values.
@@ -47,24 +49,32 @@ def replaced_points(column: Column, axis: str, span: tuple[float, float] | None,
         width: The width of the drawing, in pixels.
     """
     curves = [] if axis != "step" else _curves(column, span or (-math.inf, math.inf))
-    count = sum(len(steps) for steps, _ in curves)
-    shown = [_thinned(*curve, width) for curve in curves[-_MOST_PIECES:]]
-    nothing = np.empty(0)
-    finite = np.concatenate([values[np.isfinite(values)] for _, values in shown]) if shown else nothing
+    shown = curves[-_MOST_PIECES:]
+    bucket = _length(column, span) / max(1, width // _PIXELS_A_BUCKET)
+    parts = [_in_buckets(*curve, bucket) for curve in shown]
+    answered = np.concatenate(parts, axis=1) if parts else np.empty((4, 0))
+    finite = np.isfinite(answered[1])
     header = {
         **header_of(column, axis, width),
-        "columns": ["x", "y"],
-        "points": count,
+        "columns": ["x", "y", "low", "high"],
+        "points": sum(len(steps) for steps, _ in curves),
         "curves": len(curves),
-        "exact": sum(len(steps) for steps, _ in shown) == count,
         "from": None if span is None else span[0],
         "to": None if span is None else span[1],
-        "least": float(finite.min()) if len(finite) else None,
-        "greatest": float(finite.max()) if len(finite) else None,
+        "least": float(answered[2, finite].min()) if finite.any() else None,
+        "greatest": float(answered[3, finite].max()) if finite.any() else None,
     }
-    end = np.array([np.nan])
-    columns = [np.concatenate([part for curve in shown for part in (curve[at], end)] or [nothing]) for at in (0, 1)]
-    return encode(header, columns)
+    return encode(header, list(answered))
+
+
+def _length(column: Column, span: tuple[float, float] | None) -> float:
+    """Return the length of the axis that is shown."""
+    curve = column.by_step()
+    if not len(curve):
+        return 0.0
+    first, last = float(curve.positions(0, 1)[0]), float(curve.positions(len(curve) - 1)[0])
+    low, high = span or (first, last)
+    return (last if math.isinf(high) else high) - (first if math.isinf(low) else low)
 
 
 def _curves(column: Column, span: tuple[float, float]) -> list[tuple[Floats, Floats]]:
@@ -72,19 +82,30 @@ def _curves(column: Column, span: tuple[float, float]) -> list[tuple[Floats, Flo
     found = []
     for first, last in column.replaced():
         steps, values = column.steps_of(first, last), column.value[first:last]
-        for part in np.split(np.arange(last - first), 1 + np.flatnonzero(np.diff(steps) <= 0)):
-            own = steps[part]
-            start, end = np.searchsorted(own, span[0]), np.searchsorted(own, span[1], side="right")
-            if start < end:
+        cuts = [0, *(1 + np.flatnonzero(np.diff(steps) <= 0)).tolist(), last - first]
+        for start, end in itertools.pairwise(cuts):
+            own = steps[start:end]
+            low, high = int(np.searchsorted(own, span[0])), int(np.searchsorted(own, span[1], side="right"))
+            if low < high:
                 # With the points before and after the window, so that the line reaches its edges.
-                inside = part[max(0, int(start) - 1) : int(end) + 1]
+                inside = slice(start + max(0, low - 1), min(end, start + high + 1))
                 found.append((steps[inside], values[inside]))
     return found
 
 
-def _thinned(steps: Floats, values: Floats, width: int) -> tuple[Floats, Floats]:
-    if len(steps) <= 2 * width:
-        return steps, values
-    edges = np.searchsorted(steps, np.linspace(steps[0], steps[-1], width + 1)[1:-1])
-    rows = extremes(values, np.concatenate(([0], edges, [len(steps)])).astype(np.int64))
-    return steps[rows], values[rows]
+def _in_buckets(steps: Floats, values: Floats, bucket: float) -> Floats:
+    """Return position, mean, least and greatest value of each bucket as lines, with a NaN behind."""
+    count = len(steps)
+    buckets = math.ceil((float(steps[-1]) - float(steps[0])) / bucket) if bucket > 0 else count
+    if count <= buckets:
+        return np.array([np.append(line, np.nan) for line in (steps, values, values, values)])
+    limits = np.linspace(steps[0], steps[-1], max(1, buckets) + 1)[1:-1]
+    edges = distinct(np.concatenate(([0], np.searchsorted(steps, limits), [count])).astype(np.int64)).tolist()
+    lines = np.full((4, len(edges)), np.nan)
+    for number, (start, end) in enumerate(itertools.pairwise(edges)):
+        part = values[start:end]
+        part = part[np.isfinite(part)]
+        lines[0, number] = steps[start:end].mean()
+        if len(part):
+            lines[1:, number] = part.mean(), part.min(), part.max()
+    return lines

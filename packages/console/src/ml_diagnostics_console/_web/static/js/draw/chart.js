@@ -1,7 +1,7 @@
 /** A chart of one metric: uPlot, with a band, a mean, the odd host, attempts, and stripes for NaN and infinity. */
 
 import { withAlpha, writeOver } from "./canvas.js";
-import { asBand, extremes, shownRange, stripe } from "./curve.js";
+import { asBand, extremes, fillBand, shownRange, strokeLine, stripe } from "./curve.js";
 import { centredMean, gapWidth, smoothingWindow } from "./ranges.js";
 import { panned, zoomed } from "./span.js";
 import { clockTicks, elapsedTicks, logNumbers } from "./time_axis.js";
@@ -108,11 +108,14 @@ function withGaps(x, columns) {
 }
 
 /**
- * Return the range of y of several runs together, and what is outside.
- * @param {Object[]} headers
+ * Return the range of y of several runs together, and what is outside. A run without finite values has no part in it.
+ * @param {{points: Object, replaced?: Object|null}[]} runs
  * @param {{isFull: boolean, isLog: boolean}} options
  */
-export function commonRange(headers, { isFull, isLog }) {
+export function commonRange(runs, { isFull, isLog }) {
+  const all = runs.flatMap(({ points, replaced }) => [points.header, ...(isFull && replaced ? [replaced.header] : [])]);
+  const finite = all.filter(({ least }) => Number.isFinite(least));
+  const headers = finite.length ? finite : all;
   const ranges = headers.map((header) => shownRange(header, isFull));
   let low = Math.min(...ranges.map((range) => range.low));
   let high = Math.max(...ranges.map((range) => range.high));
@@ -172,8 +175,7 @@ export async function createChart(place, options) {
   }
 
   function setScales(target) {
-    const headers = current.runs.map(({ points }) => points.header);
-    const { low, high } = commonRange(headers, current);
+    const { low, high } = commonRange(current.runs, current);
     target.setScale("x", spanOf(target.data[0]));
     target.setScale("y", { min: low, max: high });
   }
@@ -185,8 +187,7 @@ export async function createChart(place, options) {
   }
 
   function plotOptions({ series, bands, data }, colours) {
-    const headers = current.runs.map(({ points }) => points.header);
-    const { low, high } = commonRange(headers, current);
+    const { low, high } = commonRange(current.runs, current);
     const font = `11.5px ${colours.font}`;
     const axis = { stroke: colours.faint, font, grid: { stroke: colours.grid, width: 1 }, ticks: { show: false } };
     return {
@@ -211,6 +212,7 @@ export async function createChart(place, options) {
         y: false,
       },
       hooks: {
+        drawAxes: [(drawn) => drawReplaced(drawn, current.runs)],
         draw: [(drawn) => drawExtras(drawn, current, colours)],
         setCursor: [(drawn) => reportCursor(drawn, current, series)],
         setSelect: [(drawn) => {
@@ -305,6 +307,25 @@ function drawExtras(plot, { runs, isFull }, colours) {
     drawDots(plot, runs[0].points, { colours, ratio, isFull });
   }
   drawNotFinite(plot, runs.flatMap(({ points }) => points.header.nonfinite ?? []), colours, ratio);
+  context.restore();
+}
+
+/** Draw the values of steps that were done again, faint, below all else. */
+function drawReplaced(plot, runs) {
+  const { ctx: context, bbox } = plot;
+  context.save();
+  context.beginPath();
+  context.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  context.clip();
+  context.lineWidth = devicePixelRatio;
+  for (const { replaced, colour } of runs) {
+    if (!replaced) continue;
+    const { x, y, low, high } = replaced.columns;
+    const scale = { x: (value) => plot.valToPos(value, "x", true), y: (value) => plot.valToPos(value, "y", true) };
+    const gap = Number.POSITIVE_INFINITY;
+    if (runs.length === 1) fillBand(context, x, low, high, scale, { gap, colour: withAlpha(colour, 0.09) });
+    strokeLine(context, x, y, scale, { gap, colour: withAlpha(colour, 0.5), width: devicePixelRatio });
+  }
   context.restore();
 }
 

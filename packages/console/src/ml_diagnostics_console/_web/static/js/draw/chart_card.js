@@ -10,6 +10,7 @@ import { clockText } from "./time_axis.js";
 import { onTheme, tokens } from "./tokens.js";
 
 const HEIGHT = 196;
+const MARGIN = 120; // around the window, in which charts are drawn before they are seen
 const SERIES = 8;
 const SHORT_UNITS = new Set(["s", "seconds", "%", "percent", "bytes", "bytes/s"]);
 
@@ -19,9 +20,10 @@ const SHORT_UNITS = new Set(["s", "seconds", "%", "percent", "bytes", "bytes/s"]
  * @param {{name: string, unit: string, hosts: number, has_steps?: boolean, missing?: string[]}} metric `hosts` above 1
  *   shows their spread, where there is one run alone; `missing` names runs that have not recorded it.
  * @param {string[]} runs Ids; the place is the colour.
- * @param {Object} settings `{x: "step"|"time"|"elapsed", smooth: 0..1, isLog, isFull, span: [from, to]|null}`.
+ * @param {Object} settings `{x: "step"|"time"|"elapsed", smooth: 0..1, isLog, isFull, span: [from, to]|null,
+ *   hasReplaced: boolean}`; the last one draws the values of steps that were done again, too.
  * @param {(span: [number, number]|null, axis: string) => void} onSpan Called when a span was dragged; null for all.
- * @returns {{element: HTMLElement, metric: Object, looked: Promise, span: () => Object|null,
+ * @returns {{element: HTMLElement, metric: Object, looked: Promise, span: () => Object|null, start: () => void,
  *   show: (settings: Object) => Promise, append: () => Promise, close: () => void}}
  */
 export function createChartCard(api, metric, runs, settings, onSpan) {
@@ -38,37 +40,35 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
   let current = settings;
   let chart = null;
   let loaded = [];
-  let isWanted = false;
-  let generation = 0;
+  let isInView = false;
+  let isOld = true; // what is drawn, if anything, was asked for with other settings
+  let request = null; // stops what is no longer wanted
   let isClosed = false;
 
   let resolveLook = null;
   const looked = new Promise((resolve) => (resolveLook = resolve));
   const seen = new IntersectionObserver((entries) => {
-    const isInView = entries.some((entry) => entry.isIntersecting);
-    if (isInView && !isWanted) {
-      seen.disconnect();
-      isWanted = true;
-      load().catch((error) => showNote(error.message)).then(resolveLook);
-    } else {
-      resolveLook();
-    }
-  }, { rootMargin: "120px" });
+    isInView = entries[entries.length - 1].isIntersecting;
+    if (isInView && isOld) load().then(resolveLook);
+    else if (!isInView) resolveLook();
+  }, { rootMargin: `${MARGIN}px` });
   seen.observe(element);
   const sizes = new ResizeObserver(() => chart && place.clientWidth && chart.resize(place.clientWidth));
   sizes.observe(place);
   const stopTheme = onTheme(() => chart?.update({ runs: series() }));
 
   async function load() {
-    const own = ++generation;
+    request?.abort();
+    const own = request = new AbortController();
+    isOld = false;
     const width = Math.max(60, place.clientWidth - 70);
-    const answers = await Promise.all(runs.map((run) => read(run, width)));
-    if (own !== generation || isClosed) return;
+    const answers = await Promise.all(runs.map((run) => read(run, width, own.signal)));
+    if (own.signal.aborted) return;
     loaded = answers.filter(({ points }) => points !== null);
     const failed = answers.filter(({ points }) => points === null);
     showNote(failed.length ? `Not shown: ${failed.map(({ run, error }) => `${run} (${error})`).join("; ")}` : "");
     if (!loaded.length) return;
-    await draw();
+    await draw().catch((error) => showNote(error.message));
   }
 
   function showNote(text) {
@@ -81,14 +81,21 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     return runs.length > 1 && metric.has_steps === false ? "elapsed" : current.x;
   }
 
-  async function read(run, width) {
+  async function read(run, width, signal) {
     if (metric.missing?.includes(run)) return { run, points: null, error: "not recorded" };
-    const span = current.span && wantedAxis() === current.x ? `&from=${current.span[0]}&to=${current.span[1]}` : "";
-    const spread = isSpread ? "&hosts=spread" : "";
-    const path = `/api/runs/${encodeURIComponent(run)}/points?metric=${encodeURIComponent(metric.name)}`;
+    const axis = wantedAxis();
+    const span = current.span && axis === current.x ? `&from=${current.span[0]}&to=${current.span[1]}` : "";
+    const base = `/api/runs/${encodeURIComponent(run)}/points?metric=${encodeURIComponent(metric.name)}`;
+    const path = `${base}&x=${axis}`;
+    const window = `${span}&width=${width}`;
+    const hasReplaced = current.hasReplaced && axis === "step" && !isSpread;
     try {
-      const answer = await api.columns(`${path}&x=${wantedAxis()}${spread}${span}&width=${width}`);
-      return { run, points: withOddInRange(answer), path };
+      const [answer, replaced] = await Promise.all([
+        api.columns(`${path}${isSpread ? "&hosts=spread" : ""}${window}`, signal),
+        // A case file of a run that was not restarted has none.
+        hasReplaced ? api.columns(`${path}&replaced=1${window}`, signal).catch(() => null) : null,
+      ]);
+      return { run, points: withOddInRange(answer), replaced, path: base };
     } catch (error) {
       return { run, points: null, error: error.message };
     }
@@ -96,9 +103,8 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
 
   function series() {
     const colours = tokens();
-    return loaded.map(({ run, points }) => ({
-      points, name: run, colour: runs.length === 1 ? colours.curve : colours.series[runs.indexOf(run) % SERIES],
-    }));
+    const colourOf = (run) => (runs.length === 1 ? colours.curve : colours.series[runs.indexOf(run) % SERIES]);
+    return loaded.map(({ run, points, replaced }) => ({ points, replaced, name: run, colour: colourOf(run) }));
   }
 
   async function draw() {
@@ -119,7 +125,7 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
   }
 
   function describe() {
-    const { low, high } = commonRange(loaded.map(({ points }) => points.header), current);
+    const { low, high } = commonRange(loaded, current);
     const names = loaded.length > 1 ? ` of ${loaded.map(({ run }) => run).join(", ")}` : "";
     const odd = loaded[0].points.header.odd;
     place.setAttribute("role", "img");
@@ -132,7 +138,7 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     const headers = loaded.map(({ points }) => points.header);
     const axis = headers[0]?.x ?? current.x;
     if (x === null) {
-      const { above, below } = commonRange(headers, current);
+      const { above, below } = commonRange(loaded, current);
       const odd = headers.length === 1 ? headers[0].odd : null;
       setText(facts, [odd ? `${odd.host}: ${odd.text ?? "differs"}` : countText(headers),
         above !== null && `↑ ${formatInUnit(above, unit)}`, below !== null && `↓ ${formatInUnit(below, unit)}`]
@@ -165,21 +171,30 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     looked,
     /** Return the span of x that is shown, and its axis; null before it is drawn. */
     span: () => chart && { axis: loaded[0]?.points.header.x ?? current.x, shown: chart.span() },
-    /** Show with other settings; what was not yet in view stays unbuilt. */
+    /** Draw it now if it is in view: an observer says so only after the next frame. */
+    start() {
+      const { top, bottom } = element.getBoundingClientRect();
+      isInView = bottom > -MARGIN && top < innerHeight + MARGIN;
+      if (isInView && isOld) load().then(resolveLook);
+    },
+    /** Show with other settings; what is not in view waits until it is. */
     show(next) {
-      const isSame = next.x === current.x && String(next.span) === String(current.span);
+      const isSame = next.x === current.x && String(next.span) === String(current.span)
+        && next.hasReplaced === current.hasReplaced;
+      const isStretched = !isSame && next.x === current.x && wantedAxis() === loaded[0]?.points.header.x;
       current = next;
-      if (!isWanted) return Promise.resolve();
+      isOld ||= !isSame || !loaded.length || !isInView;
+      if (!isInView) return Promise.resolve();
       // What is there is stretched at once; the finer values follow.
-      if (chart && !isSame && wantedAxis() === loaded[0]?.points.header.x) chart.stretch(next.span);
-      return isSame && loaded.length ? draw() : load();
+      if (chart && isStretched) chart.stretch(next.span);
+      return isOld ? load() : draw();
     },
     /** Fetch what was appended, and draw it. */
     async append() {
-      if (!isWanted || !chart || current.span || isSpread || loaded.length !== 1) return;
+      if (!isInView || isOld || !chart || current.span || isSpread || loaded.length !== 1) return;
       const [only] = loaded;
       const { x } = only.points.columns;
-      const added = await api.columns(`${only.path}&x=${current.x}&after=${only.points.header.total}&width=400`);
+      const added = await api.columns(`${only.path}&x=${wantedAxis()}&after=${only.points.header.total}&width=400`);
       const isInOrder = !added.columns.x.length || !x.length || added.columns.x[0] >= x[x.length - 1];
       const pixel = x.length ? (x[x.length - 1] - x[0]) / Math.max(60, place.clientWidth - 70) : 1;
       const points = isInOrder ? appendPoints(only.points, added, pixel) : null;
@@ -193,6 +208,7 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     },
     close() {
       isClosed = true;
+      request?.abort();
       seen.disconnect();
       sizes.disconnect();
       stopTheme();

@@ -171,9 +171,18 @@ function visibleCount(x, scale) {
   return count;
 }
 
-function fillBand(context, x, low, high, scale, { gap, colour, bucket }) {
+/**
+ * Fill what lies between two lines; where there is one value alone, a piece as wide as a bucket.
+ * @param {CanvasRenderingContext2D} context
+ * @param {ArrayLike<number>} x
+ * @param {ArrayLike<number>} low
+ * @param {ArrayLike<number>} high
+ * @param {{x: (value) => number, y: (value) => number, from?: number}} scale
+ * @param {{gap: number, colour: string, bucket?: number}} options `bucket` in units of x.
+ */
+export function fillBand(context, x, low, high, scale, { gap, colour, bucket = 0 }) {
   context.fillStyle = colour;
-  const half = scale.x(scale.from + bucket / 2);
+  const half = bucket ? scale.x(scale.from + bucket / 2) : 0;
   for (const [first, last] of stretches(x, low, gap)) {
     context.beginPath();
     if (last - first === 1) {
@@ -187,7 +196,8 @@ function fillBand(context, x, low, high, scale, { gap, colour, bucket }) {
   }
 }
 
-function strokeLine(context, x, y, scale, { gap, colour, width }) {
+/** Draw a line through values, or a dot where there is one alone. See `fillBand` for the arguments. */
+export function strokeLine(context, x, y, scale, { gap, colour, width }) {
   context.strokeStyle = colour;
   context.lineWidth = width;
   context.lineJoin = "round";

@@ -3,6 +3,7 @@
 import { add, card, empty, fill, h, setText } from "../../common/dom.js";
 import { formatCount } from "../../common/format.js";
 import { runPath, urlOf } from "../router.js";
+import { askedAxis, replacedBox } from "./metric_controls.js";
 import { seriesSwatch, showDiff } from "./diff_table.js";
 import { showOverlays } from "./overlays.js";
 
@@ -29,6 +30,8 @@ export async function show(page, api, state) {
   const count = h("span.second");
   const controls = h("div.controls.compare-controls");
   const charts = h("div.overlays");
+  const problem = h("p.second", { role: "status" });
+  const again = replacedBox(state, () => overlays.redraw());
   let smoothing = 0;
   add(page, controls, card("What differs", { id: "what-differs", second: count, right: h("label.check", null, box,
     "only differences") }, table), charts);
@@ -39,17 +42,26 @@ export async function show(page, api, state) {
     setText(count, box.checked && hidden > 0 ? `${formatCount(hidden, "key")} equal, or of one run alone` : "");
   }
 
-  function choice(name, options) {
-    const group = h("div.segments", { role: "group", "aria-label": name });
+  function choice(name, label, options) {
+    const group = h("div.segments", { role: "group", "aria-label": label });
+    const shown = () => (name !== "x" ? state.get(name) : askedAxis(state, "step").axis === "step" ? "" : "elapsed");
     const render = () => fill(group, options.map(([value, title]) => h("button", {
-      type: "button", "aria-pressed": String(state.get(name) === value), on: { click: () => {
+      type: "button", "aria-pressed": String(shown() === value), on: { click: () => {
         state.set({ [name]: value, ...(name === "x" ? { from: "", to: "" } : {}) });
         render();
+        showAxis();
         overlays.redraw();
       } },
     }, title)));
     render();
     return group;
+  }
+
+  function showAxis() {
+    const asked = askedAxis(state, "step");
+    setText(problem, asked.problem);
+    problem.hidden = !asked.problem;
+    again.hidden = asked.axis !== "step";
   }
 
   const smooth = h("input", { type: "range", min: "0", max: "1", step: "0.05", "aria-label": "Smoothing",
@@ -60,10 +72,12 @@ export async function show(page, api, state) {
         overlays.redraw();
       }, SMOOTH_MS);
     } } });
-  fill(controls, choice("x", [["", "Step"], ["elapsed", "Elapsed"]]), choice("log", [["", "Linear"], ["1", "Log"]]),
-    h("label.check.smooth", null, "Smooth", smooth),
+  fill(controls, choice("x", "Axis", [["", "Step"], ["elapsed", "Elapsed"]]),
+    choice("log", "Scale", [["", "Linear"], ["1", "Log"]]),
+    h("label.check.smooth", null, "Smooth", smooth), again,
     h("ul.legend", null, answer.runs.map((run, index) => h("li", null, seriesSwatch(index),
-      h("a.name", { href: runPath(run.id) }, run.id)))));
+      h("a.name", { href: runPath(run.id) }, run.id)))), problem);
+  showAxis();
   draw();
   const overlays = showOverlays(charts, api, state, answer.runs.map(({ id }) => id), answer.metrics ?? []);
   await overlays.drawn;

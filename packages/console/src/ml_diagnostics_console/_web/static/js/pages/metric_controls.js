@@ -1,13 +1,43 @@
 // The controls above charts: axis, scale, range, smoothing, and the runs that lie over this one.
 
-import { button, fill, h } from "../../common/dom.js";
+import { button, fill, h, setText } from "../../common/dom.js";
 import { bindKeys } from "../keys.js";
 import { urlOf } from "../router.js";
 
+const AXES = ["step", "time", "elapsed"];
 const MOST_RUNS = 12;
 const SERIES = 8;
+const LONGEST_SHOWN = 40;
 const MOST_OFFERED = 500;
 const SMOOTH_MS = 60;
+
+/**
+ * Return the axis that the URL asks for.
+ * @param {Object} state
+ * @param {string} byDefault
+ * @returns {{axis: string, problem: string}} `problem`: a sentence where the URL asks for one that there is not.
+ */
+export function askedAxis(state, byDefault) {
+  const asked = state.get("x") || byDefault;
+  if (AXES.includes(asked)) return { axis: asked, problem: "" };
+  const shown = asked.length > LONGEST_SHOWN ? `${asked.slice(0, LONGEST_SHOWN - 1)}…` : asked;
+  return { axis: byDefault, problem: `“${shown}” is no axis; the charts are by ${byDefault}.` };
+}
+
+/**
+ * Build the box that shows the values of steps that were done again; it writes into the URL.
+ * @param {Object} state
+ * @param {() => void} onChange
+ */
+export function replacedBox(state, onChange) {
+  const box = h("input", { type: "checkbox", on: { change: () => {
+    state.set({ replaced: box.checked ? "1" : "" });
+    onChange();
+  } } });
+  box.checked = state.get("replaced") === "1";
+  const title = "Of steps that were done again after a restart the last values count; the earlier ones are drawn faint";
+  return h("label.check", { title }, box, "Replaced values");
+}
 
 /**
  * Build the controls; they write into the URL.
@@ -33,12 +63,14 @@ export function metricControls({ api, state, run, onSettings, onRuns }) {
       },
     },
   });
+  const again = replacedBox(state, onSettings);
+  const problem = h("p.second.axis-problem", { role: "status" });
   const overlay = h("div.overlay-choice", null, button("Overlay other runs…", openChoice, { class: "link" }));
   const element = h("div.controls.metric-controls", null, segments,
-    h("label.check", null, "Smooth", smooth), whole, legend, !api.isFile && overlay);
+    h("label.check", null, "Smooth", smooth), again, whole, legend, !api.isFile && overlay, problem);
 
   function choice(name, key, options, byDefault) {
-    const shown = () => state.get(key) || byDefault;
+    const shown = () => (key === "x" ? askedAxis(state, byDefault).axis : state.get(key) || byDefault);
     return h("div.segments", { role: "group", "aria-label": name }, options.map(([value, title]) => h("button", {
       type: "button",
       "aria-pressed": String(shown() === value),
@@ -56,7 +88,12 @@ export function metricControls({ api, state, run, onSettings, onRuns }) {
   function update() {
     const isAlone = runs().length === 0;
     const axes = [hasSteps && ["step", "Step"], isAlone && ["time", "Time"], ["elapsed", "Elapsed"]].filter(Boolean);
-    fill(segments, choice("Axis", "x", axes, hasSteps ? "step" : isAlone ? "time" : "elapsed"),
+    const byDefault = hasSteps ? "step" : isAlone ? "time" : "elapsed";
+    const asked = askedAxis(state, byDefault);
+    setText(problem, asked.problem);
+    problem.hidden = !asked.problem;
+    again.hidden = asked.axis !== "step" || !(run.attempt_list?.length > 1 || runs().length);
+    fill(segments, choice("Axis", "x", axes, byDefault),
       choice("Scale", "log", [["", "Linear"], ["1", "Log"]], ""),
       choice("Range", "y", [["", "Robust"], ["full", "Full"]], ""));
     whole.hidden = !state.get("from");

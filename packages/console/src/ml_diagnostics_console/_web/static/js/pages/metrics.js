@@ -7,7 +7,7 @@ import { createChartCard } from "../draw/chart_card.js";
 import { panned, zoomed } from "../draw/span.js";
 import { formatCount, formatInUnit } from "../../common/format.js";
 import { bindKeys } from "../keys.js";
-import { metricControls } from "./metric_controls.js";
+import { askedAxis, metricControls } from "./metric_controls.js";
 import { chooseTracks, sortedMetrics } from "./track_choice.js";
 
 const MOST_CHARTS = 24; // beyond it, only what is chosen in the list is drawn
@@ -42,7 +42,7 @@ export async function show(page, api, state) {
   let timer = 0;
   const pending = new Set();
 
-  const controls = metricControls({ api, state, run, onSettings: showAll, onRuns: rebuild });
+  const controls = metricControls({ api, state, run, onSettings: () => showAll(), onRuns: rebuild });
   const list = metricList();
   add(page, controls.element, h("div.metrics-body", null, list.element, charts));
   const zoomBy = (factor) => () => changeSpan((span) => zoomed(span, (span[0] + span[1]) / 2, factor, EVERYWHERE));
@@ -67,11 +67,12 @@ export async function show(page, api, state) {
       isLog: state.get("log") === "1",
       isFull: state.get("y") === "full",
       span: from !== null && to !== null && to > from ? [from, to] : null,
+      hasReplaced: state.get("replaced") === "1",
     };
   }
 
   function axis() {
-    const x = state.get("x") || (metrics.some(({ has_steps: has }) => has) ? "step" : "time");
+    const { axis: x } = askedAxis(state, metrics.some(({ has_steps: has }) => has) ? "step" : "time");
     return x === "time" && runs.length > 1 ? "elapsed" : x; // by the clock, runs would stand side by side
   }
 
@@ -91,10 +92,13 @@ export async function show(page, api, state) {
     const none = () => h("section.card.no-charts", null, empty("Choose metrics in the list to see their charts."));
     if (!wanted.length) fill(charts, none());
     else charts.querySelector(".no-charts")?.remove();
+    for (const card of cards.values()) card.start();
   }
 
-  function showAll() {
-    for (const card of cards.values()) card.show(settings());
+  /** Show all charts with the settings of the URL, that of a metric first: its answer is waited for. */
+  function showAll(first = null) {
+    const now = settings();
+    for (const card of new Set([cards.get(first), ...cards.values()])) card?.show(now);
   }
 
   async function learnMetrics() {
@@ -106,7 +110,7 @@ export async function show(page, api, state) {
 
   function newCard(metric) {
     const missing = runs.filter((id) => known.has(id) && !known.get(id).has(metric.name));
-    return createChartCard(api, { ...metric, missing }, runs, settings(), onSpan);
+    return createChartCard(api, { ...metric, missing }, runs, settings(), (...span) => onSpan(...span, metric.name));
   }
 
   async function rebuild() {
@@ -118,12 +122,12 @@ export async function show(page, api, state) {
     build();
   }
 
-  function onSpan(span, of) {
+  function onSpan(span, of, name = null) {
     if (of !== axis()) return; // a chart by time among charts by step keeps its own span
     const digits = of === "step" ? 0 : 3;
     state.set({ from: span?.[0].toFixed(digits), to: span?.[1].toFixed(digits) });
+    showAll(name);
     controls.update();
-    showAll();
   }
 
   /** Change the span that is shown by keys: zoom about its middle, or move it. */

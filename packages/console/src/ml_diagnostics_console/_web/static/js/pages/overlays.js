@@ -2,6 +2,7 @@
 
 import { add, button, empty, fill, h } from "../../common/dom.js";
 import { formatCount } from "../../common/format.js";
+import { askedAxis } from "./metric_controls.js";
 
 const FIRST = 24; // Charts that are there at once; each is drawn when it is scrolled into view.
 
@@ -10,7 +11,7 @@ const FIRST = 24; // Charts that are there at once; each is drawn when it is scr
  *
  * @param {HTMLElement} place A grid.
  * @param {object} api
- * @param {object} state The URL: x, log, smooth, from, to.
+ * @param {object} state The URL: x, log, smooth, replaced, from, to.
  * @param {string[]} runs Ids in the order of their colours.
  * @param {string[]} names Metrics, the most differing first.
  * @returns {{redraw: () => void, close: () => void, drawn: Promise<void>}} `drawn` ends when the first chart is there.
@@ -24,10 +25,11 @@ export function showOverlays(place, api, state, runs, names) {
   function settings(hasSteps = true) {
     const [from, to] = [state.number("from"), state.number("to")];
     return {
-      x: hasSteps ? state.get("x", "step") : "elapsed",
+      x: hasSteps && askedAxis(state, "step").axis === "step" ? "step" : "elapsed",
       smooth: Math.min(1, Math.max(0, state.number("smooth", 0))),
       isLog: state.get("log") === "1",
       isFull: state.get("y") === "full",
+      hasReplaced: state.get("replaced") === "1",
       span: hasSteps && from !== null && to !== null && to > from ? [from, to] : null,
     };
   }
@@ -56,6 +58,7 @@ export function showOverlays(place, api, state, runs, names) {
       cards.push({ card, hasSteps });
       place.append(card.element);
     }
+    for (const { card } of cards) card.start();
     const left = names.length - cards.length;
     if (left > 0) {
       const more = h("div.controls.overlays-more", null, button(`Show ${formatCount(left, "more metric")}`, () => {
