@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics.reading import CloudSource
 from ml_diagnostics_console._web import wire
+from ml_diagnostics_console._web.assets import Assets
+from ml_diagnostics_console._web.case_file import case_answer
 from ml_diagnostics_console._web.routes import handle
 from ml_diagnostics_console._web.store import Store
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
@@ -113,3 +115,27 @@ def test_a_cloud_that_does_not_answer_keeps_no_request_waiting_for_long(
     refreshing.join(60)
     found = json.loads(handle(store, "/api/runs", {}).body)
     assert ([row["id"] for row in found["rows"]], found["notes"]) == ([recorded], [])
+
+
+def test_what_of_a_run_is_only_in_the_cloud_is_named_with_the_command_that_shows_it(
+    recorded: str, cloud_logging_server: CloudLoggingServer
+) -> None:
+    store = Store(CloudSource("test-project", None, pytest.fail, lambda _: None))
+    store.refresh()
+    cloud_logging_server.faults.always(Status(403))
+    base = f"/api/runs/{recorded}"
+    logs, stacks, run, verdict = (
+        json.loads(handle(store, base + path, {}).body) for path in ("/logs", "/stacks", "", "/verdict")
+    )
+    where = f"{recorded} --project test-project --region us-central1"
+    assert logs["help"].startswith("The output of this run is not on this machine, and the page does not read it")
+    assert logs["help"].endswith(f"with: mldiagnostics logs {where}")
+    assert stacks["help"].endswith(f"GOOGLE_CLOUD_PROJECT=test-project tpu-stacks show --job {recorded} --since 7d")
+    assert run["ledger_help"].endswith("GOOGLE_CLOUD_PROJECT=test-project goodput report cloudy")
+    assert verdict["next"][0]["command"] == f"mldiagnostics doctor {where}"
+    case = case_answer(store, recorded, Assets())
+    assert case.status == 409
+    command = f"mldiagnostics export {recorded} case.html --read-from test-project --region us-central1"
+    assert json.loads(case.body)["error"].endswith(f"Make the file with: {command}")
+    _, ledger = wire.decode(handle(store, base + "/ledger", {}).body)
+    assert all(len(column) == 0 for column in ledger.values())

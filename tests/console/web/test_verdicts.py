@@ -94,14 +94,6 @@ def test_a_safe_line_is_one_line_of_valid_text(text: str) -> None:
     line.encode()
 
 
-def test_a_run_of_a_cloud_is_not_asked_about_by_a_view_of_a_page(failed: Page) -> None:
-    assert failed.run is not None
-    failed.run.resource = {"name": "projects/p/locations/us-central1/machineLearningRuns/run-1"}
-    answer = failed.json("/verdict")
-    assert answer["sentence"] is None
-    assert f"mldiagnostics doctor {failed.run.id} --project p" in answer["next"][0]["command"]
-
-
 def test_the_overview_has_the_sentence_once_it_is_known(hung: Page) -> None:
     verdict = known(hung)
     overview = hung.json()

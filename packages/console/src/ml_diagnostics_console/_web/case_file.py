@@ -23,6 +23,7 @@ from ml_diagnostics_console._web.assets import Assets
 from ml_diagnostics_console._web.case_answers import CaseAnswers, collect
 from ml_diagnostics_console._web.case_page import case_page
 from ml_diagnostics_console._web.case_report import encoded_reports, zipped
+from ml_diagnostics_console._web.cloud_runs import cloud_run
 from ml_diagnostics_console._web.modules import ModuleError
 from ml_diagnostics_console._web.run_data import RunData
 from ml_diagnostics_console._web.run_goodput import goodput_of
@@ -61,7 +62,10 @@ def case_answer(store: Store, run_id: str, assets: Assets) -> Answer:
     """
     try:
         with store.lock:
-            run_id = store.run(run_id).id
+            run = store.run(run_id)
+            run_id, in_cloud = run.id, cloud_run(run)
+        if in_cloud is not None:
+            return json_answer({"error": in_cloud.no_case_file}, 409)
         case = make_case(store, run_id, assets, Question(run_id, kubernetes="off"))
     except (NotThereError, RunNotFoundError) as error:
         return json_answer({"error": str(error)}, 404)

@@ -14,6 +14,7 @@ from ml_diagnostics_common.redaction import redact_text
 from ml_diagnostics_console._logs.lines import Line, Shown, merged, window
 from ml_diagnostics_console._logs.sources import Text
 from ml_diagnostics_console._web.answers import Answer, BadQueryError, NotThereError, json_answer, text_answer
+from ml_diagnostics_console._web.cloud_runs import cloud_run
 from ml_diagnostics_console._web.log_sources import LogProcess, log_processes, part_of, printable_lines
 from ml_diagnostics_console._web.queries import Query
 
@@ -54,13 +55,13 @@ def logs(run: RunData, query: Query, store: Store) -> Answer:
     """Answer the sources of a run's logs, a part of one of them, or the lines that a search finds."""
     with store.lock:
         processes = log_processes(run)
-        step_ns = _time_of_step(run, query)
+        step_ns, help_text = _time_of_step(run, query), _help(run, processes)
     chosen = _chosen(processes, query)
     if query.text("stream"):
-        return _part(chosen, query)
+        return _part(chosen, query, help_text)
     if query.text("q") or query.text("level") or query.text("around"):
-        return json_answer(_lines(chosen, query, step_ns))
-    return json_answer(_sources(processes))
+        return json_answer(_lines(chosen, query, step_ns, help_text))
+    return json_answer(_sources(processes, help_text))
 
 
 def level_of(text: str) -> str:
@@ -70,7 +71,7 @@ def level_of(text: str) -> str:
     return "warning" if _WARNING.search(text) else "info"
 
 
-def _sources(processes: Sequence[LogProcess]) -> dict[str, Any]:
+def _sources(processes: Sequence[LogProcess], help_text: str) -> dict[str, Any]:
     sources = [
         {
             "host": process.name,
@@ -84,11 +85,15 @@ def _sources(processes: Sequence[LogProcess]) -> dict[str, Any]:
         for text in process.texts()
     ]
     has_output = any(source["stream"] != "companion" for source in sources)
-    return {"sources": sources, "help": None if has_output else _help(processes)}
+    return {"sources": sources, "help": None if has_output else help_text}
 
 
-def _help(processes: Sequence[LogProcess]) -> str:
-    return NO_LOG if processes else NOT_SCHEDULED
+def _help(run: RunData, processes: Sequence[LogProcess]) -> str:
+    """Return why there are no lines."""
+    if not processes:
+        return NOT_SCHEDULED
+    in_cloud = cloud_run(run)
+    return NO_LOG if in_cloud is None else in_cloud.no_log
 
 
 def _chosen(processes: Sequence[LogProcess], query: Query) -> list[LogProcess]:
@@ -99,13 +104,13 @@ def _chosen(processes: Sequence[LogProcess], query: Query) -> list[LogProcess]:
     return chosen
 
 
-def _part(processes: Sequence[LogProcess], query: Query) -> Answer:
+def _part(processes: Sequence[LogProcess], query: Query, help_text: str) -> Answer:
     """Answer the last bytes of a stream, or a range of it."""
     stream = query.text("stream")
     texts = (text for process in processes for text in process.texts(is_dated=True))
     found = next((text for text in texts if text.stream == stream), None)
     if found is None:
-        raise NotThereError(f"There is no {stream[:40]!r} of this process. {_help(processes)}")
+        raise NotThereError(f"There is no {stream[:40]!r} of this process. {help_text}")
     if asked := query.text("range"):
         match = _RANGE.fullmatch(asked)
         if match is None or int(match[1]) > int(match[2]):
@@ -125,7 +130,7 @@ def _part(processes: Sequence[LogProcess], query: Query) -> Answer:
 # --- Lines that a search finds ---------------------------------------------------------------------------
 
 
-def _lines(processes: Sequence[LogProcess], query: Query, step_ns: int | None) -> dict[str, Any]:
+def _lines(processes: Sequence[LogProcess], query: Query, step_ns: int | None, help_text: str) -> dict[str, Any]:
     level = query.choice("level", _LEVELS)
     wanted = query.text("q").casefold()
     most_bytes = max(_LEAST_BYTES, _MOST_BYTES // max(1, 2 * len(processes)))
@@ -136,7 +141,7 @@ def _lines(processes: Sequence[LogProcess], query: Query, step_ns: int | None) -
             is_complete = is_complete and len(text.text) < most_bytes
             texts.append((process.name, text))
     lines = printable_lines(texts)
-    reason = None if texts else _help(processes)
+    reason = None if texts else help_text
     if query.text("around"):
         if step_ns is None:
             reason = f"The time of step {query.text('around').partition(':')[2]} is not known: no metric has it."

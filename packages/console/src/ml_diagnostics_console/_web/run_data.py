@@ -21,7 +21,7 @@ from ml_diagnostics_console._web.columns import RunColumns
 from ml_diagnostics_console._web.companions import Companions, Hang
 from ml_diagnostics_console._web.writers import JournalWriters
 
-__all__ = ["AttemptSpan", "Resource", "RunData"]
+__all__ = ["AttemptSpan", "Project", "Resource", "RunData"]
 
 Resource = dict[str, Any]
 
@@ -36,6 +36,13 @@ _STATES: Final = {
     State.UNKNOWN: "unknown",
 }
 _PREEMPTED: Final = ("preempt", "evict", "maintenance", "SIGTERM")
+
+
+class Project(NamedTuple):
+    """A project of Google Cloud, and the region of its runs."""
+
+    name: str
+    region: str
 
 
 class AttemptSpan(NamedTuple):
@@ -65,10 +72,12 @@ class RunData:
         run_id: The run's id.
         companions: The entries of the companions of all processes.
         journal: The writers of the logs of the store's diagnostics folder.
+        project: The project of Google Cloud that keeps it; None for a run of this machine.
 
     Attributes:
         id: The run's id.
         journal: The writers of the logs of the store's diagnostics folder.
+        project: The project of Google Cloud that keeps it; None for a run of this machine.
         resource: The run in the control plane; empty while it is not there.
         sessions: Its profiler sessions in the control plane.
         history: The states of its processes and profiles.
@@ -87,9 +96,11 @@ class RunData:
         version: Grows with each change.
     """
 
-    def __init__(self, run_id: str, companions: Companions, journal: JournalWriters) -> None:
+    def __init__(
+        self, run_id: str, companions: Companions, journal: JournalWriters, project: Project | None = None
+    ) -> None:
         self.id = run_id
-        self.journal = journal
+        self.journal, self.project = journal, project
         self.resource: Resource = {}
         self.sessions: list[Resource] = []
         self.history = RunHistory(companions.endings)

@@ -13,6 +13,7 @@ from ml_diagnostics_common.reader import JournalReader
 from ml_goodput_measurement.partition import JobReport
 from ml_goodput_measurement.reading import JobLedger
 
+from ml_diagnostics_console._web.cloud_runs import cloud_run
 from ml_diagnostics_console._web.writers import Writer
 
 if TYPE_CHECKING:
@@ -138,7 +139,10 @@ def _has_just_ended(run: RunData) -> bool:
 
 def why_none(run: RunData) -> str:
     """Return why a run has no report, and what would fill it."""
-    return NO_GOODPUT if goodput_of(run).is_complete else _READING
+    if not goodput_of(run).is_complete:
+        return _READING
+    in_cloud = cloud_run(run)
+    return NO_GOODPUT if in_cloud is None else in_cloud.no_goodput
 
 
 def as_of_ns(run: RunData) -> int:

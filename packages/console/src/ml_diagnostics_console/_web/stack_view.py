@@ -19,6 +19,7 @@ from cloud_tpu_diagnostics.reading import (
 )
 
 from ml_diagnostics_console._web.answers import Answer, BadQueryError, json_answer, text_answer
+from ml_diagnostics_console._web.cloud_runs import cloud_run
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_companions import companions_of
 from ml_diagnostics_console._web.sentences import marked, safe_line
@@ -97,6 +98,7 @@ def _stacks(run: RunData, at_ns: int | None) -> dict[str, Any]:
 
 def _nothing(run: RunData) -> dict[str, Any]:
     """Return the answer of a run without stacks."""
+    in_cloud = cloud_run(run)
     return {
         "at": None,
         "moments": [],
@@ -112,7 +114,7 @@ def _nothing(run: RunData) -> dict[str, Any]:
         "silent": [],
         "missing": [],
         "folded": "",
-        "help": NO_STACKS,
+        "help": NO_STACKS if in_cloud is None else in_cloud.no_stacks,
     }
 
 

@@ -27,7 +27,7 @@ from ml_diagnostics_console._web.first_rows import FirstRows
 from ml_diagnostics_console._web.judging import Doctor
 from ml_diagnostics_console._web.kept_run import KeptRun
 from ml_diagnostics_console._web.row_updates import News, RowUpdates
-from ml_diagnostics_console._web.run_data import Resource, RunData
+from ml_diagnostics_console._web.run_data import Project, Resource, RunData
 from ml_diagnostics_console._web.run_list import RunList
 from ml_diagnostics_console._web.saved_state import SavedState
 from ml_diagnostics_console._web.summaries import Summaries
@@ -80,6 +80,7 @@ class Store:
         self.now_s = clock_ns() / 1e9
         self._clock_ns = clock_ns
         self._is_cloud = isinstance(source, CloudSource)
+        self._project = Project(source.project, source.region) if isinstance(source, CloudSource) else None
         self._root = source.root if isinstance(source, LocalSource) else diagnostics_directory()
         self._saved = SavedState(cache / "state", self._root) if cache is not None and not self._is_cloud else None
         self._refreshing = threading.Lock()
@@ -227,7 +228,7 @@ class Store:
     def _data_of(self, run_id: str) -> RunData:
         kept = self._kept.get(run_id)
         if kept is None:
-            kept = self._kept[run_id] = KeptRun(RunData(run_id, self._companions, self._journal))
+            kept = self._kept[run_id] = KeptRun(RunData(run_id, self._companions, self._journal, self._project))
         return kept.run
 
     def _set_runs(self, changed: Mapping[str, Resource], gone: Sequence[str]) -> None:

@@ -321,6 +321,7 @@ class CloudSource(RunSource):
         progress_seconds: The time between two such notes.
 
     Attributes:
+        project: The project.
         region: The region.
         transport: The project's Cloud Logging.
 
@@ -346,7 +347,7 @@ class CloudSource(RunSource):
 
         super().__init__(report)
         environment = find_cloud(project)
-        self.region = region or _DEFAULT_REGION
+        self.project, self.region = environment.project, region or _DEFAULT_REGION
         self.name = f"the project {environment.project} ({self.region})"
         self.control_plane = GoogleControlPlane(
             environment.project, self.region, environment.credentials, principal=environment.principal
