@@ -22,7 +22,7 @@ from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.redaction import redact_text
 from ml_diagnostics_console._facts.reading import Question
 from ml_diagnostics_console._web.assets import Assets
-from ml_diagnostics_console._web.case_file import make_case
+from ml_diagnostics_console._web.case_file import judge_for_file, make_case
 from ml_diagnostics_console._web.case_report import read_case
 from ml_diagnostics_console._web.store import Store
 from ml_diagnostics_console._web.wire import MAGIC, decode
@@ -54,7 +54,8 @@ def exported(root: Path, run_id: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(root))
     store = Store(LocalSource(lambda _: None))
     store.refresh()
-    return make_case(store, run_id, Assets(), Question(run_id, kubernetes="off")).text
+    verdict = judge_for_file(Question(run_id, kubernetes="off"), lambda note: None)
+    return make_case(store, run_id, Assets(), verdict).text
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +136,8 @@ def test_it_has_each_answer_that_its_pages_ask_for(hanging: tuple[Path, Path]) -
     base = "/api/runs/llama3-8b-pretrain-7"
     for wanted in ("", "/verdict", "/stacks", "/configs", "/logs", "/ledger?width=800"):
         assert f"{base}{wanted}" in blocks
-    windows = [name for name in blocks if name.startswith(f"{base}/points?metric=loss&x=step")]
+    drawings = [name for name in blocks if name.startswith(f"{base}/points?metric=loss&x=step")]
+    windows = [name for name in drawings if "&replaced=" not in name]
     assert len(windows) == 1 + 2 + 4 + 8
     for name, data in blocks.items():
         if data.startswith(MAGIC):

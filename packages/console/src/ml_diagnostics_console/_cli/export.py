@@ -51,7 +51,7 @@ class ExportCommand:
         run_id = resource_id(source.find(options.run))
         from ml_diagnostics_console._facts.reading import Question
         from ml_diagnostics_console._web.assets import Assets
-        from ml_diagnostics_console._web.case_file import make_case
+        from ml_diagnostics_console._web.case_file import judge_for_file, make_case
         from ml_diagnostics_console._web.modules import ModuleError
         from ml_diagnostics_console._web.store import Store
 
@@ -59,7 +59,7 @@ class ExportCommand:
         store.refresh()
         question = Question(run_id, None, options.read_from, options.region)
         try:
-            case = make_case(store, run_id, Assets(), question, console.warn)
+            case = make_case(store, run_id, Assets(), judge_for_file(question, console.warn))
         except ModuleError as error:
             raise CommandError(f"the case file could not be made: {error}") from error
         if options.file == "-":

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -24,13 +25,14 @@ from ml_diagnostics_console._web.case_answers import CaseAnswers, collect
 from ml_diagnostics_console._web.case_page import case_page
 from ml_diagnostics_console._web.case_report import encoded_reports, zipped
 from ml_diagnostics_console._web.cloud_runs import cloud_run
+from ml_diagnostics_console._web.doctor_process import DoctorLostError, DoctorProcess
 from ml_diagnostics_console._web.modules import ModuleError
 from ml_diagnostics_console._web.run_data import RunData
 from ml_diagnostics_console._web.run_goodput import goodput_of
 from ml_diagnostics_console._web.store import Store
-from ml_diagnostics_console._web.verdict_answer import judged
+from ml_diagnostics_console._web.verdict_answer import Judged, judged
 
-__all__ = ["CaseFile", "case_answer", "make_case"]
+__all__ = ["CaseFile", "case_answer", "judge_for_file", "make_case"]
 
 _MOST_BYTES: Final = 3_000_000
 _ABOUT_BYTES: Final = 8192
@@ -66,44 +68,65 @@ def case_answer(store: Store, run_id: str, assets: Assets) -> Answer:
             run_id, in_cloud = run.id, cloud_run(run)
         if in_cloud is not None:
             return json_answer({"error": in_cloud.no_case_file}, 409)
-        case = make_case(store, run_id, assets, Question(run_id, kubernetes="off"))
+        store.source.find(run_id)  # The doctor's process would report that it was deleted as another failure.
+        case = make_case(store, run_id, assets, _judged_elsewhere(run.journal.root, run_id))
     except (NotThereError, RunNotFoundError) as error:
         return json_answer({"error": str(error)}, 404)
-    except (ModuleError, DiagnosticsError) as error:
+    except (ModuleError, DiagnosticsError, DoctorLostError) as error:
         return json_answer({"error": f"the case file could not be made: {error}"}, 500)
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(run_id, safe='')}.html"}
     return Answer(case.text.encode(), "text/html; charset=utf-8", headers=headers)
 
 
-def make_case(
-    store: Store,
-    run_id: str,
-    assets: Assets,
-    question: Question,
-    report: Callable[[str], None] = lambda note: None,
-) -> CaseFile:
+def _judged_elsewhere(root: Path, run_id: str) -> Judged:
+    """Return the verdict on a run, with the doctor's part of a file, from a process that is not the server.
+
+    Raises:
+        DoctorLostError: There is none.
+    """
+    process = DoctorProcess(root)
+    try:
+        found = process.judge(run_id, is_for_file=True)
+    finally:
+        process.end()
+    if not found.reports:
+        raise DoctorLostError(str(found.answer.get("error")))
+    return found
+
+
+def judge_for_file(question: Question, report: Callable[[str], None]) -> Judged:
+    """Return the verdict on a run, with the doctor's part of a file, for a command.
+
+    Args:
+        question: The run as the doctor reads it.
+        report: Prints a note for the user.
+
+    Raises:
+        DiagnosticsError: The doctor cannot read the run.
+    """
+    last, encoded = encoded_reports(JobReader(question, report))
+    return judged(last, zipped(encoded))
+
+
+def make_case(store: Store, run_id: str, assets: Assets, verdict: Judged) -> CaseFile:
     """Return the case file of a run.
 
     Args:
         store: The runs, read.
         run_id: The run.
         assets: The static files of the page.
-        question: The run as the doctor reads it.
-        report: Prints a note for the user.
+        verdict: The doctor's verdict on it, with its part of the file.
 
     Raises:
         NotThereError: There is no such run.
         ModuleError: The page cannot be inlined.
-        DiagnosticsError: The doctor cannot read the run.
     """
     with store.lock:
         run, cursor, source = store.run(run_id), store.cursor, store.place
     _read_goodput(store, run)
-    last, encoded = encoded_reports(JobReader(question, report))
-    store.doctor.take(run, judged(last))
-    reports = zipped(encoded)
+    store.doctor.take(run, verdict)
     page_bytes = len(case_page(assets, run_id, "").encode())
-    answers = collect(store, run_id, _MOST_BYTES - page_bytes - len(reports) - _ABOUT_BYTES)
+    answers = collect(store, run_id, _MOST_BYTES - page_bytes - len(verdict.reports) - _ABOUT_BYTES)
     inside = [*answers.inside, "the doctor's report, which `mldiagnostics doctor FILE` prints"]
     left_out = [*answers.left_out, "texts that resemble secrets", "values that are finer than a drawing shows"]
     about = {
@@ -116,7 +139,7 @@ def make_case(
         "inside": inside,
         "left_out": left_out,
     }
-    blocks = _blocks(about, reports, answers)
+    blocks = _blocks(about, verdict.reports, answers)
     return CaseFile(case_page(assets, run_id, blocks), tuple(inside), tuple(left_out))
 
 

@@ -48,9 +48,10 @@ class DoctorLostError(Exception):
 
 
 class _Question(msgspec.Struct):
-    """A question to the process."""
+    """A question to the process, on a run; also for the doctor's part of its case file."""
 
     run: str
+    is_for_file: bool = False
 
 
 class _Answer(msgspec.Struct):
@@ -89,17 +90,18 @@ class DoctorProcess:
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
-    def judge(self, run_id: str) -> Judged:
+    def judge(self, run_id: str, *, is_for_file: bool = False) -> Judged:
         """Return the verdict on a run as it is now; one thread at a time.
 
         Args:
             run_id: The run.
+            is_for_file: True to have the doctor's part of a case file, too.
 
         Raises:
             DoctorLostError: There is no answer.
         """
         process = self._running()
-        answer = self._answer(process, _Question(run_id))
+        answer = self._answer(process, _Question(run_id, is_for_file))
         if answer.memory_bytes > self._most_bytes:
             self.end()
         return answer.judged
@@ -178,10 +180,10 @@ def main() -> None:
     readers: dict[str, JobReader] = {}
     while True:
         question = msgspec.json.decode(questions.get(), type=_Question)
-        found = _judged(question.run, readers)
+        found = _judged(question, readers)
+        known = {"answer": found.answer, "evidence": found.evidence, "reports": found.reports}
         # Names of hosts may not be valid text.
-        answer = {"judged": {"answer": found.answer, "evidence": found.evidence}, "memory_bytes": _memory_bytes()}
-        messages.write(json_answer(answer).body + b"\n")
+        messages.write(json_answer({"judged": known, "memory_bytes": _memory_bytes()}).body + b"\n")
         messages.flush()
 
 
@@ -192,15 +194,21 @@ def _receive(source: BinaryIO, questions: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _judged(run_id: str, readers: dict[str, JobReader]) -> Judged:
+def _judged(question: _Question, readers: dict[str, JobReader]) -> Judged:
     from ml_diagnostics_console.doctor import judge
 
     try:
-        return judged(judge(_reader(run_id, readers).read()))
+        reader = _reader(question.run, readers)
+        if question.is_for_file:
+            from ml_diagnostics_console._web.case_report import encoded_reports, zipped
+
+            last, encoded = encoded_reports(reader)
+            return judged(last, zipped(encoded))
+        return judged(judge(reader.read()))
     except Exception as error:  # A page without a verdict is better than none.
-        readers.pop(run_id, None)
+        readers.pop(question.run, None)
         is_expected = isinstance(error, DiagnosticsError)  # As that the run was deleted meanwhile.
-        _logger.warning("no verdict on %s: %s", run_id, error, exc_info=not is_expected)
+        _logger.warning("no verdict on %s: %s", question.run, error, exc_info=not is_expected)
         return not_judged(f"{type(error).__name__}: {error}")
 
 

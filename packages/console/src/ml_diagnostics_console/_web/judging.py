@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ml_diagnostics_console._web.doctor_process import DoctorLostError
@@ -141,7 +142,8 @@ class Doctor:
     def take(self, run: RunData, judged: Judged) -> None:
         """Take a verdict that was worked out elsewhere, on the run as it is."""
         with self._lock:
-            self._keep(run, Known(run.version, run.state, time.monotonic(), 0.0, judged))
+            kept = replace(judged, reports="")
+            self._keep(run, Known(run.version, run.state, time.monotonic(), 0.0, kept))
 
     def close(self) -> None:
         """Work out no more, and end what is being worked out."""

@@ -35,19 +35,22 @@ class Judged:
     Attributes:
         answer: The answer of its route.
         evidence: The ids of the entries, files and objects that prove the headline, in the order of its proofs.
+        reports: The doctor's part of a case file: see `case_report`; empty where none was asked for.
     """
 
     answer: dict[str, Any] = field(default_factory=dict)
     evidence: tuple[str, ...] = ()
+    reports: str = ""
 
 
-def judged(report: Report) -> Judged:
+def judged(report: Report, reports: str = "") -> Judged:
     """Return what the page keeps of a report of the doctor.
 
     Args:
         report: The report.
+        reports: The doctor's part of a case file.
     """
-    return Judged(answer_of(report), tuple(ref.id for ref in report.headline.evidence))
+    return Judged(answer_of(report), tuple(ref.id for ref in report.headline.evidence), reports)
 
 
 def not_judged(why: str) -> Judged:
