@@ -25,6 +25,7 @@ PACKAGES = {
     "cloud_tpu_diagnostics": "cloud_tpu_diagnostics",
     "common": "ml_diagnostics_common",
     "console": "ml_diagnostics_console",
+    "fleet": "ml_diagnostics_fleet",
     "google_cloud_mldiagnostics": "google_cloud_mldiagnostics",
     "ml_diagnostics": "ml_diagnostics",
     "ml_goodput_measurement": "ml_goodput_measurement",
@@ -374,7 +375,7 @@ def lock(session: nox.Session) -> None:
         if name in ("demo", "tests", "typing", "oldest", *WITHOUT_EXTRAS):
             sources += manifests
             options += [f"--no-emit-package={ours}" for ours in distributions()]
-            options += ["--all-extras"] if name not in WITHOUT_EXTRAS else []
+            options += [f"--extra={extra}" for extra in extras()] if name not in WITHOUT_EXTRAS else []
         if name == "kubernetes":
             sources += ["packages/google_cloud_mldiagnostics/pyproject.toml"]
             options += ["--extra=kubernetes", *(f"--no-emit-package={ours}" for ours in distributions())]
@@ -384,6 +385,18 @@ def lock(session: nox.Session) -> None:
             sources[0] = "requirements/tests.in"
             options += ["--resolution=lowest-direct"]
         session.run("uv", "pip", "compile", *COMPILE, *options, *sources, "-o", f"requirements/{name}.txt")
+
+
+def extras() -> list[str]:
+    """Return the names of all extras of our packages but Beam's, which takes 655 MB."""
+    tables = [
+        (ROOT / "packages" / name / "pyproject.toml").read_text().partition("[project.optional-")[2]
+        for name in PACKAGES
+    ]
+    found = {
+        extra for table in tables for extra in re.findall(r"^([\w-]+) = \[", table.partition("\n[")[0], re.MULTILINE)
+    }
+    return sorted(found - {"beam"})
 
 
 def distributions() -> list[str]:

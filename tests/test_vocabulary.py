@@ -76,6 +76,7 @@ PARTS = [
     "packages/cloud_tpu_diagnostics",
     "packages/common",
     "packages/console",
+    "packages/fleet",
     "packages/google_cloud_mldiagnostics",
     "packages/ml_diagnostics",
     "packages/ml_goodput_measurement",

@@ -1,4 +1,4 @@
-"""The places of a fleet's objects below a mirror, and their storage."""
+"""The paths of a fleet's objects below a mirror, and their storage."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def age_ns(path: str, now_ns: int) -> int | None:
     if found is None:
         return None
     try:
-        began = time.strptime(f"{found[1]}+0000", "%Y%m%dT%H%M%S%z")
+        started = time.strptime(f"{found[1]}+0000", "%Y%m%dT%H%M%S%z")
     except ValueError:
         return None
-    return now_ns - calendar.timegm(began) * 10**9
+    return now_ns - calendar.timegm(started) * 10**9

@@ -20,11 +20,11 @@ _JOIN_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A task whose worker died each time.
+    """A task that ended its worker each time.
 
     Attributes:
         task: The task.
-        reason: How the last worker ended.
+        reason: The end of the last worker.
     """
 
     task: Any

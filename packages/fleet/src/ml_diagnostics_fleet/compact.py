@@ -363,11 +363,11 @@ def _merge(paths: FleetPaths, entries: Sequence[EventsEntry], output: _Output) -
     """Write the events of some files of one group as one."""
     files = [EventsFile(paths.full(entry.path)) for entry in entries]
     try:
-        places: dict[JobKey, list[tuple[EventsFile, list[RowGroup]]]] = {}
+        found: dict[JobKey, list[tuple[EventsFile, list[RowGroup]]]] = {}
         for file in files:
             for key, groups in file.jobs().items():
-                places.setdefault(key, []).append((file, groups))
-        for key, parts in sorted(places.items()):
+                found.setdefault(key, []).append((file, groups))
+        for key, parts in sorted(found.items()):
             waiting: list[pa.Table] = []
             # Files are of different days, mostly; a job that is too large to be sorted as a whole is sorted in parts.
             for file, groups in sorted(parts, key=lambda part: min(group.first_t_ns for group in part[1])):

@@ -75,7 +75,7 @@ class EventTables:
                 continue
             context = self._contexts.get(id(entry.context))
             if context is None:
-                context = self._contexts[id(entry.context)] = (entry.context, _place_of(entry))
+                context = self._contexts[id(entry.context)] = (entry.context, _writer_columns(entry))
             process_index, writer, host, labels = context[1]
             rows = self._rows.setdefault(job, [])
             event = row(payload, job)
@@ -218,11 +218,11 @@ class EventsFile:
         """Return the row groups of each job."""
         metadata = self._file.metadata
         found: dict[JobKey, list[RowGroup]] = {}
-        places = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+        columns = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            key = JobKey(*(self._only(group, number, places[name], name) for name in ("log", "job")))
-            times = group.column(places["t_ns"]).statistics
+            key = JobKey(*(self._only(group, number, columns[name], name) for name in ("log", "job")))
+            times = group.column(columns["t_ns"]).statistics
             first = times.min if times is not None and times.has_min_max else 0
             found.setdefault(key, []).append(RowGroup(number, group.num_rows, first))
         return found
@@ -240,9 +240,9 @@ class EventsFile:
         """Return the events of some row groups."""
         return self._file.read_row_groups([group.number for group in groups], use_threads=False)
 
-    def _only(self, group: Any, number: int, place: int, name: str) -> str:
+    def _only(self, group: Any, number: int, index: int, name: str) -> str:
         """Return the only value of a column of text in a row group."""
-        statistics = group.column(place).statistics
+        statistics = group.column(index).statistics
         if statistics is not None and statistics.has_min_max and statistics.min == statistics.max:
             return str(statistics.min)
         # Long texts have no statistics.
@@ -272,7 +272,7 @@ def _sortable(table: pa.Table) -> pa.Table:
     return pa.table({"t_ns": table["t_ns"], "writer": by_code.take(writers.indices), "seq": table["seq"]})
 
 
-def _place_of(entry: LogEntry) -> tuple[int, str, str, str]:
+def _writer_columns(entry: LogEntry) -> tuple[int, str, str, str]:
     """Return process index, name, host and other labels of the writer of an entry."""
     context = entry.context
     writer = writer_of(context)

@@ -22,7 +22,7 @@ from ml_diagnostics_fleet.schemas import TABLES, JobKey
 __all__ = ["ERROR", "Cause", "JobRows", "error_rows", "job_rows"]
 
 ERROR: Final = "error: "
-"""`rules` of a job whose map failed starts with it."""
+"""`rules` of a job starts with it if its map failed."""
 
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _LONGEST_ERROR = 500
@@ -77,7 +77,7 @@ _KEYS: Final = {
 
 @dataclass(slots=True)
 class _Recorded:
-    """What one writer recorded of a job: its place, and when."""
+    """One writer of a job, and the time of its entries."""
 
     writer: Writer
     labels: Mapping[str, Any]
@@ -150,7 +150,7 @@ def job_rows(
 
 
 def error_rows(key: JobKey, error: BaseException | str, as_of_ns: int) -> JobRows:
-    """Return the row of a job whose map failed."""
+    """Return the row of a job of which the map failed."""
     reason = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     rules = f"{ERROR}{reason}"[:_LONGEST_ERROR].encode(errors="replace").decode()
     return JobRows(jobs=[(*key, None, None, False, *[0] * 12, "{}", as_of_ns, rules)])
@@ -220,10 +220,10 @@ def _note(
     """Note that a writer recorded something between the first and the last of some times."""
     values = pa.compute.min_max(times)
     first_ns, last_ns = values["min"].as_py(), values["max"].as_py()
-    place = (FOREIGN if identity.startswith(FOREIGN) else identity, f"{writer.host} {labels}")
-    known = recorded.get(place)
+    index = (FOREIGN if identity.startswith(FOREIGN) else identity, f"{writer.host} {labels}")
+    known = recorded.get(index)
     if known is None:
-        recorded[place] = _Recorded(writer, json.loads(labels), first_ns, last_ns)
+        recorded[index] = _Recorded(writer, json.loads(labels), first_ns, last_ns)
     else:
         known.first_ns, known.last_ns = min(known.first_ns, first_ns), max(known.last_ns, last_ns)
 

@@ -25,7 +25,7 @@ __all__ = [
     "FleetRun",
     "JobQuality",
     "map_files",
-    "places_of",
+    "parts_of_jobs",
     "qualities_of",
     "rows_of_job",
     "run_local",
@@ -43,8 +43,8 @@ class FleetRun:
         snapshot: The rows that were written.
         jobs: The number of jobs.
         events: The number of events that were read.
-        errors: The jobs whose map failed, and why.
-        failed_groups: The groups whose worker died twice, and how.
+        errors: The jobs of which the map failed, and why.
+        failed_groups: The groups of which the worker died twice, and how.
     """
 
     snapshot: RowsSnapshot
@@ -55,7 +55,7 @@ class FleetRun:
 
 
 class JobQuality(NamedTuple):
-    """What the table of events knows of the writers of one log.
+    """The state of the writers of one log, as far as the table of events has it.
 
     Attributes:
         missing: The number of entries that did not arrive, by writer.
@@ -81,7 +81,7 @@ class _GroupResult:
     errors: list[tuple[JobKey, str]] = field(default_factory=list)
 
 
-Places = list[tuple[str, list[RowGroup]]]
+JobParts = list[tuple[str, list[RowGroup]]]
 """Files, and the row groups of one job in each."""
 
 
@@ -134,30 +134,30 @@ def map_files(
     Args:
         files: Their paths.
         as_of_ns: The moment at which jobs that run end, in ns since 1970.
-        qualities: What is known of the writers of each log, see `qualities_of`.
+        qualities: The state of the writers of each log, see `qualities_of`.
         causes: The causes of disruptions, by job and number.
     """
     rows = JobRows()
-    for key, places in sorted(places_of(files).items()):
-        rows.extend(rows_of_job(key, places, as_of_ns, quality=(qualities or {}).get(key.log), causes=causes))
+    for key, parts in sorted(parts_of_jobs(files).items()):
+        rows.extend(rows_of_job(key, parts, as_of_ns, quality=(qualities or {}).get(key.log), causes=causes))
     return rows
 
 
-def places_of(files: Iterable[str]) -> dict[JobKey, Places]:
-    """Return the places of each job in some files of events, those of the earliest time first."""
-    places: dict[JobKey, Places] = {}
+def parts_of_jobs(files: Iterable[str]) -> dict[JobKey, JobParts]:
+    """Return the parts of each job in some files of events, those of the earliest time first."""
+    parts: dict[JobKey, JobParts] = {}
     for path in files:
         with EventsFile(path) as file:
             for key, groups in file.jobs().items():
-                places.setdefault(key, []).append((path, groups))
-    for found in places.values():
-        found.sort(key=lambda place: (min(group.first_t_ns for group in place[1]), place[0]))
-    return places
+                parts.setdefault(key, []).append((path, groups))
+    for found in parts.values():
+        found.sort(key=lambda part: (min(group.first_t_ns for group in part[1]), part[0]))
+    return parts
 
 
 def rows_of_job(
     key: JobKey,
-    places: Places,
+    parts: JobParts,
     as_of_ns: int,
     *,
     quality: JobQuality | None = None,
@@ -167,18 +167,18 @@ def rows_of_job(
 
     Args:
         key: The job.
-        places: Its places, see `places_of`.
+        parts: Its parts, see `parts_of_jobs`.
         as_of_ns: The moment at which jobs that run end, in ns since 1970.
-        quality: What is known of the writers of its log.
+        quality: The state of the writers of its log.
         causes: The causes of disruptions, by job and number.
     """
-    events = sum(group.rows for _, groups in places for group in groups)
+    events = sum(group.rows for _, groups in parts for group in groups)
     if events > MOST_EVENTS:
         return error_rows(key, f"{events:,} events are more than {MOST_EVENTS:,}", as_of_ns)
     try:
         return job_rows(
             key,
-            itertools.chain.from_iterable(_batches(path, groups) for path, groups in places),
+            itertools.chain.from_iterable(_batches(path, groups) for path, groups in parts),
             as_of_ns,
             missing=None if quality is None else quality.missing,
             ended=None if quality is None else quality.ended,
@@ -214,9 +214,9 @@ def _map_group(task: _Task) -> _GroupResult:
     pa.set_cpu_count(1)
     paths, result = FleetPaths(task.mirror), _GroupResult()
     qualities, causes = _known_of(task.mirror, task.version)
-    for key, places in sorted(places_of(map(paths.full, task.files)).items()):
-        rows = rows_of_job(key, places, task.as_of_ns, quality=qualities.get(key.log), causes=causes)
-        result.events += sum(group.rows for _, groups in places for group in groups)
+    for key, parts in sorted(parts_of_jobs(map(paths.full, task.files)).items()):
+        rows = rows_of_job(key, parts, task.as_of_ns, quality=qualities.get(key.log), causes=causes)
+        result.events += sum(group.rows for _, groups in parts for group in groups)
         _note_errors(result, key, rows)
         result.rows.extend(rows)
     return result
@@ -225,7 +225,7 @@ def _map_group(task: _Task) -> _GroupResult:
 def _failed_rows(task: _Task, reason: str) -> _GroupResult:
     """Return the errors of all jobs of a group."""
     result, paths = _GroupResult(), FleetPaths(task.mirror)
-    for key in sorted(places_of(map(paths.full, task.files))):
+    for key in sorted(parts_of_jobs(map(paths.full, task.files))):
         rows = error_rows(key, reason, task.as_of_ns)
         _note_errors(result, key, rows)
         result.rows.extend(rows)

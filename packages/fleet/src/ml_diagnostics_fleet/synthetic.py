@@ -22,7 +22,7 @@ from ml_diagnostics_fleet.schemas import DIMENSIONS, EVENTS, JobKey
 __all__ = ["AS_OF_NS", "Failure", "SyntheticFleet", "SyntheticJob", "dimension_tables", "job_name"]
 
 AS_OF_NS: Final = 1_795_305_600 * 10**9
-"""2026-11-22 00:00 UTC: the moment at which a fleet is looked at."""
+"""2026-11-22 00:00 UTC: the end of the history of a fleet."""
 
 _FIRST_SEQUENCE = 100_000_000_000
 _SECOND = 1_000_000
@@ -175,11 +175,11 @@ class SyntheticJob:
         now = step = count = disruptions = 0
         while True:
             lasts = int(random.exponential(1 / rates.sum()) * _HOUR)
-            head, begin = self._start(random, now, step)
+            head, ready = self._start(random, now, step)
             wanted = max(1, (self.events - count) // 3)
-            body, saved, fails = self._steps(random, begin, step, wanted, now + lasts)
+            body, saved, fails = self._steps(random, ready, step, wanted, now + lasts)
             columns = [head, body]
-            last = int(body.at.max()) if len(body.at) else begin
+            last = int(body.at.max()) if len(body.at) else ready
             if not fails and self.end == "ended":
                 last += int(random.integers(_SECOND, 5 * _SECOND))
                 columns.append(_Columns.of([(last, "job_end", _NONE, _NONE, "")]))
@@ -209,10 +209,10 @@ class SyntheticJob:
         return _Columns.of(rows), moment + 1000
 
     def _steps(
-        self, random: np.random.Generator, begin: int, first: int, wanted: int, fails_at: int
+        self, random: np.random.Generator, ready: int, first: int, wanted: int, fails_at: int
     ) -> tuple[_Columns, int, bool]:
         """Return the events of an attempt's steps, the step at which the next one resumes, and True if it fails."""
-        count = min(wanted, max(1, (fails_at - begin) // (self.step_us * 9 // 10) + 2))
+        count = min(wanted, max(1, (fails_at - ready) // (self.step_us * 9 // 10) + 2))
         length = (self.step_us * np.clip(random.normal(1, 0.02, count), 0.9, 2)).astype(np.int64)
         length[0] *= int(random.integers(5, 20))  # It compiles.
         load = (self.step_us * random.uniform(0.005, 0.02, count)).astype(np.int64)
@@ -221,7 +221,7 @@ class SyntheticJob:
         save = (saves * self.save_us * random.uniform(0.8, 1.3, count)).astype(np.int64)
         evaluation = evaluates * 20 * self.step_us
         period = load + length + save + evaluation + 100
-        starts = begin + np.cumsum(period) - period
+        starts = ready + np.cumsum(period) - period
         step_starts = starts + load + 50
         step_ends = step_starts + length
         each = np.full(count, _NONE)
