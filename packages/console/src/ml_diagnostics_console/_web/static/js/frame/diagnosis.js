@@ -60,8 +60,9 @@ export function createDiagnosis(api, base, sentence) {
     const [first, ...others] = found.next ?? [];
     const proofs = found.proofs ?? [];
     const rest = details(proofs, others);
-    element.hidden = !first && !rest;
-    fill(element, first && command(first, h("span.next-word", null, "Next")), rest);
+    const failure = found.error && h("p.second", null, found.error);
+    element.hidden = !first && !rest && !failure;
+    fill(element, failure, first && command(first, h("span.next-word", null, "Next")), rest);
   }
 
   function details(proofs, others) {
@@ -113,7 +114,7 @@ export function createDiagnosis(api, base, sentence) {
     /** Ask again where the run has changed. */
     load(row) {
       if (row.version !== undefined && row.version === version) return;
-      if (row.state === state && performance.now() - askedMs < AGAIN_MS) return;
+      if (row.state === state && !found?.error && performance.now() - askedMs < AGAIN_MS) return;
       askedMs = performance.now();
       ({ version, state } = row);
       clearTimeout(timer);
