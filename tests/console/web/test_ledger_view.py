@@ -6,21 +6,17 @@ import json
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_console._web.ledger_view import Pieces, column_shares, pieces_between
-from ml_diagnostics_console._web.run_goodput import RunGoodput, goodput_of, why_none
-from ml_goodput_measurement.partition import Bucket, Piece
+from ml_diagnostics_console._web.run_goodput import RunGoodput, as_of_ns, goodput_of, why_none
+from ml_goodput_measurement.partition import Bucket
 from ml_goodput_measurement.reading import BUCKET_KEYS
 from ml_goodput_measurement.reading import column_shares as reference
 
 from ...waiting import wait_until
 from .made_runs import MadeAttempt, MadeRun
 from .recorded import Page, page_of
-
-_BUCKETS = list(Bucket)
 
 
 def test_the_pieces_cover_the_run_without_a_gap(restarted: Page) -> None:
@@ -90,45 +86,28 @@ def test_runs_with_one_job_name_keep_their_own_time(failed_folder: object, faile
     assert [report.last_step for report in reports if report is not None] == [999, 99]
 
 
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 1000), st.sampled_from(range(len(_BUCKETS)))), min_size=1, max_size=40),
-    width=st.integers(1, 50),
-    window=st.tuples(st.floats(-0.2, 1.1), st.floats(0.01, 1.5)),
-)
+@given(start=st.floats(-0.2, 1.1), length=st.floats(0.01, 1.5), width=st.integers(1, 30))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_shares_are_those_of_the_picture_of_the_command_line(
-    lengths: list[tuple[int, int]], width: int, window: tuple[float, float]
+    restarted: Page, start: float, length: float, width: int
 ) -> None:
-    pieces, at = [], 0
-    for length, bucket in lengths:
-        pieces.append(Piece(at, at + length, list(BUCKET_KEYS)[bucket], 1))
-        at += length
-    start = window[0] * at
-    end = start + window[1] * at
-    arrays = Pieces(
-        np.array([float(piece.start_ns) for piece in pieces]),
-        np.array([float(piece.end_ns) for piece in pieces]),
-        np.array([bucket for _, bucket in lengths]),
-        np.ones(len(pieces), np.int64),
-    )
-    found = column_shares(arrays.between(start, end), start, end, width)
-    wanted = reference(pieces, start, end, width)  # type: ignore[arg-type]  # It takes any numbers.
-    for column, shares in zip(found, wanted, strict=True):
-        known = {list(BUCKET_KEYS)[index]: share for index, share in enumerate(column) if share > 1e-9}
-        assert known == {bucket: pytest.approx(share, abs=1e-6) for bucket, share in shares.items() if share > 1e-9}
-
-
-def test_sums_of_windows_are_the_shares_of_pieces(restarted: Page) -> None:
     run = restarted.run
     assert run is not None
     report, job = goodput_of(run).report(run), goodput_of(run).ledger
     assert report is not None
     assert job is not None
-    start, end = report.start_ns / 1e9 - 3, report.end_ns / 1e9 - 5
-    by_pieces = column_shares(pieces_between(run, job, report, start, end), start, end, 7)
-    found = restarted.columns("/ledger", {"from": str(start), "to": str(end), "width": "1"})[1]["shares"]
-    wanted = column_shares(pieces_between(run, job, report, start + 3, end), start + 3, end, 1)
-    assert found == pytest.approx(wanted.ravel(), abs=1e-6)
-    assert by_pieces[1:].sum(axis=1) == pytest.approx([1.0] * 6)
+    began, wall = report.start_ns / 1e9, report.wall_ns / 1e9
+    window = {"from": str(began + start * wall), "to": str(began + (start + length) * wall), "width": str(width)}
+    header, columns = restarted.columns("/ledger", window)
+    start_ns, end_ns = round(header["from"] * 1e9), round(header["to"] * 1e9)
+    pieces = job.timeline(as_of_ns(run), start_ns, end_ns)
+    if header["exact"]:
+        assert len(columns["start"]) == len(pieces) <= 4 * width
+        return
+    shares = columns["shares"].reshape(width, len(header["buckets"]))
+    for column, wanted in zip(shares, reference(pieces, start_ns, end_ns, width), strict=True):
+        known = dict(zip(BUCKET_KEYS, column, strict=True))
+        assert known == {bucket: pytest.approx(wanted.get(bucket, 0.0), abs=1e-4) for bucket in BUCKET_KEYS}
 
 
 def test_a_long_log_is_read_in_parts_and_the_page_says_so(

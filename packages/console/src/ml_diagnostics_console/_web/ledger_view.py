@@ -19,7 +19,7 @@ from ml_diagnostics_console._web.run_goodput import as_of_ns, goodput_of, why_no
 if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
 
-__all__ = ["Pieces", "bucket_percents", "bucket_rows", "column_shares", "ledger", "pieces_between", "run_attempts"]
+__all__ = ["Pieces", "bucket_percents", "bucket_rows", "ledger", "pieces_between", "run_attempts"]
 
 Floats = npt.NDArray[np.float64]
 _BUCKETS: Final = tuple(BUCKET_KEYS)
@@ -39,17 +39,6 @@ class Pieces(NamedTuple):
     """Positions in the fixed order of buckets: see `BUCKET_KEYS`."""
     attempts: npt.NDArray[np.int64]
     """Numbers of the run's attempts."""
-
-    def between(self, start: float, end: float) -> Pieces:
-        """Return the pieces that have a part in a window, cut at its borders."""
-        first = int(np.searchsorted(self.ends, start, side="right"))
-        stop = max(first, int(np.searchsorted(self.starts, end, side="left")))
-        return Pieces(
-            np.maximum(self.starts[first:stop], start),
-            np.minimum(self.ends[first:stop], end),
-            self.buckets[first:stop],
-            self.attempts[first:stop],
-        )
 
 
 def ledger(run: RunData, query: Query) -> Answer:
@@ -134,28 +123,6 @@ def run_attempts(run: RunData, report: JobReport) -> list[int]:
         ]
         numbers.append(own[common.index(max(common))].number)
     return numbers
-
-
-def column_shares(pieces: Pieces, start: float, end: float, width: int) -> Floats:
-    """Return the share of each bucket in each of `width` equal columns of a window; what no piece covers is in none.
-
-    Returns:
-        A row for each column, a column for each bucket in their fixed order; 0 to 1.
-    """
-    shares = np.zeros((width, len(_BUCKETS)))
-    if not len(pieces.starts) or end <= start:
-        return shares
-    edges = np.linspace(start, end, width + 1)
-    at = np.searchsorted(pieces.starts, edges, side="right") - 1
-    inside = np.maximum(at, 0)
-    part = np.where(at < 0, 0.0, np.minimum(edges, pieces.ends[inside]) - pieces.starts[inside])
-    lengths = pieces.ends - pieces.starts
-    for bucket in np.unique(pieces.buckets):
-        of_bucket = pieces.buckets == bucket
-        before = np.concatenate(([0.0], np.cumsum(np.where(of_bucket, lengths, 0.0))))
-        spent = np.where(at < 0, 0.0, before[inside]) + np.where(of_bucket[inside], part, 0.0)
-        shares[:, bucket] = np.diff(spent) * (width / (end - start))
-    return np.clip(shares, 0.0, 1.0)
 
 
 def bucket_rows(report: JobReport) -> list[dict[str, Any]]:
