@@ -164,7 +164,7 @@ class Bundle:
         lines = [f'<link rel="stylesheet" href="{address(made[STYLE], STYLE)}">']
         font = self._address(_FIRST_FONT)
         lines.append(f'<link rel="preload" href="{font}" as="font" type="font/woff2" crossorigin>')
-        lines += [f'<script defer src="{each}"></script>' for each in (address(made[SCRIPT], SCRIPT), *scripts)]
+        lines += [f'<script defer src="{each}"></script>' for each in (*scripts, address(made[SCRIPT], SCRIPT))]
         text = _REFERENCE.sub(lambda found: self._address(found[1]), shell.text)
         return text.replace("</head>", "\n".join([*lines, "</head>"]), 1)
 

@@ -42,6 +42,9 @@ _LOAD: Final = """function __load(name) {
   }
   return exported;
 }
+function __define(exported, getters) {
+  for (const [key, get] of Object.entries(getters)) Object.defineProperty(exported, key, {get, enumerable: true});
+}
 const __later = (name) => Promise.resolve().then(() => __load(name));
 """
 
@@ -137,9 +140,7 @@ def _body(name: str, text: str) -> str:
     for left in filter(None, (form.search(code) for form in _LEFT)):
         raise ModuleError(f"{name} cannot be inlined: {left[0].strip()[:80]}")
     getters = [f"{public}: () => {local}" for public, local in exports.items()] + from_others
-    entries = ", ".join(getters)
-    define = f"for (const [key, get] of Object.entries({{{entries}}})) " if entries else ""
-    define += "Object.defineProperty(__exported, key, {get, enumerable: true});" if entries else ""
+    define = f"__define(__exported, {{{', '.join(getters)}}});" if getters else ""
     return f"{define}\n{text.strip()}"
 
 

@@ -1,5 +1,5 @@
-// Runs before the first paint, not as a module. A chosen theme must not flash in the other one; and the first answer that
-// the page needs is on its way while the page's code is loaded.
+// Runs before the first paint, not as a module. A chosen theme must not flash in the other one, and the first answer
+// that the page needs is on its way while the page's code is loaded.
 (() => {
   try {
     const theme = localStorage.getItem("ml-diagnostics-theme");

@@ -16,7 +16,10 @@ import { provers } from "./proof.js";
 import { tiles } from "./tiles.js";
 import { chooseTracks } from "./track_choice.js";
 
-const TILES_MS = 2000; // Figures that change more often are not read, and each change of them is a frame to draw.
+const TILES_MS = 1900; // Figures that change more often are not read, and each change of them is a frame to draw.
+const LATE_TILES_MS = 3000; // They change together with what else an event changes; this long after the last event.
+const APPEND_SECONDS = 10;
+const LEDGER_SECONDS = 30;
 const GROWN_PIXELS = 4; // a ledger or rows of hosts are read again when they have grown by so much
 const FEW_DISRUPTIONS = 4;
 const LIVE = new Set(["running", "stuck", "silent"]);
@@ -41,6 +44,7 @@ export async function show(page, api, state) {
   let stacksVersion = null;
   let timer = 0;
   let tilesKey = "";
+  let tilesMs = 0;
   let isClosed = false;
   clock.start();
   render();
@@ -61,7 +65,9 @@ export async function show(page, api, state) {
   }
 
   function showTiles() {
+    clearTimeout(timer);
     timer = 0;
+    tilesMs = performance.now();
     const built = tiles(run, { typicalStep: clock.typical("step_time"), prove });
     const key = built.map((each) => each.textContent).join("\n");
     if (key !== tilesKey) fill(figures, built);
@@ -106,7 +112,8 @@ export async function show(page, api, state) {
         }
         if (!fields) return;
         Object.assign(run, fields);
-        timer ||= setTimeout(showTiles, TILES_MS);
+        if (performance.now() - tilesMs >= TILES_MS) showTiles();
+        else timer ||= setTimeout(showTiles, LATE_TILES_MS);
       } else if (kind === "metrics" && data[run.id]) {
         const rows = data[run.id];
         for (const metric of run.metrics_list ?? []) {
@@ -187,12 +194,9 @@ function createClock(api, base, state, getRun) {
     appendTimer = 0;
     const names = [...pending];
     pending.clear();
-    for (const track of tracks.tracks()) {
-      if (!track.append || !names.includes(track.metric)) continue;
-      const isAppended = await track.append(tracks.view()).catch(() => true);
-      if (isAppended) tracks.requestDraw(track.key);
-      else tracks.refresh(track.key);
-    }
+    const grown = tracks.tracks().filter((track) => track.append && names.includes(track.metric));
+    const isAppended = await Promise.all(grown.map((track) => track.append(tracks.view()).catch(() => true)));
+    grown.forEach(({ key }, at) => (isAppended[at] ? tracks.requestDraw(key) : tracks.refresh(key)));
     laterLedger();
   }
 
@@ -202,7 +206,7 @@ function createClock(api, base, state, getRun) {
   }
 
   function laterLedger() {
-    const seconds = Math.min(300, Math.max(10, GROWN_PIXELS * pixelSeconds()));
+    const seconds = Math.min(300, Math.max(LEDGER_SECONDS, GROWN_PIXELS * pixelSeconds()));
     ledgerTimer ||= setTimeout(() => {
       ledgerTimer = 0;
       if (!tracks.isAll() || document.hidden) return;
@@ -237,7 +241,7 @@ function createClock(api, base, state, getRun) {
     },
     append(names) {
       for (const name of names) pending.add(name);
-      appendTimer ||= setTimeout(appendAll, appendDelay(pixelSeconds()));
+      appendTimer ||= setTimeout(appendAll, appendDelay(pixelSeconds(), APPEND_SECONDS));
     },
     close() {
       clearTimeout(ledgerTimer);
