@@ -123,7 +123,7 @@ def picture_of_the_profiles(folder: Path, picture: Path, *, dark: bool = False) 
         assert server.stdout is not None
         try:
             url = server.stdout.readline().strip()
-            flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,670"]
+            flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,800"]
             flags += ["--force-device-scale-factor=1.5", *(["--force-dark-mode"] if dark else [])]
             with tempfile.TemporaryDirectory() as profile:
                 flags += [f"--user-data-dir={profile}", f"--screenshot={picture.resolve()}"]

@@ -1,4 +1,4 @@
-"""What the modules of the summary page draw: for the page of `xprofiler serve` and the page of `mldiagnostics ui`."""
+"""The drawing of a summary by modules: for the page of `xprofiler serve` and the page of `mldiagnostics ui`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shown:
 
     Attributes:
         browser: The browser.
-        summary: What the server answers next.
+        summary: The next answer of the server.
     """
 
     def __init__(self, browser: Browser, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What pages in a browser are built from: elements and texts (ES modules), colours and styles.
+"""Parts of pages in a browser: elements and texts (ES modules), colours and styles.
 
 The page of `mldiagnostics ui` and the page of `xprofiler serve` have both. Their servers give these files names that
 begin with `common/`, beside their own folders, so that a module finds them as `../common/dom.js`. `format.js` is the
