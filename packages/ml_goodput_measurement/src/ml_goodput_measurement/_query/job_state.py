@@ -11,7 +11,7 @@ from ml_goodput_measurement._query.job_reader import DEFAULT_CACHE_DIR, JobReade
 from ml_goodput_measurement._query.sources import job_labels
 from ml_goodput_measurement.partition import AttemptEnd, Bucket, BucketedTime
 
-__all__ = ["JobFollower", "JobState", "Span"]
+__all__ = ["JobFollower", "JobState", "Span", "chips_in"]
 
 _NEVER_NS = 2**62
 
@@ -42,6 +42,7 @@ class JobState(BucketedTime):
         lost_entries: The number of entries that its recorders report as not written.
         notes: Sentences that a reader should know.
         windows: The sums of the windows that were asked for.
+        mirror_lag_seconds: How far the mirror of the log is behind; None without one.
     """
 
     job_name: str
@@ -62,12 +63,12 @@ class JobState(BucketedTime):
     lost_entries: int
     notes: Sequence[str]
     windows: Sequence[Window] = ()
+    mirror_lag_seconds: float | None = None
 
     @property
     def chips(self) -> int | None:
         """The number of chips, if its processes recorded it."""
-        text = self.labels.get("chips", "")
-        return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 10 and int(text) else None
+        return chips_in(self.labels)
 
     @property
     def state(self) -> str:
@@ -75,6 +76,12 @@ class JobState(BucketedTime):
         if self.running:
             return "running"
         return {AttemptEnd.FAILED: "failed", AttemptEnd.LOST: "gone"}.get(self.ended, "ended")
+
+
+def chips_in(labels: Mapping[str, str]) -> int | None:
+    """Return the number of chips in the labels of a process; None if it is not there."""
+    text = labels.get("chips", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 and int(text) else None
 
 
 class JobFollower:

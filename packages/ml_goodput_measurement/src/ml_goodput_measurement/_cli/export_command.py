@@ -1,0 +1,134 @@
+"""`goodput export`: gauges of jobs, served to Prometheus or sent by OTLP."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ml_diagnostics_common.command.errors import DONE, CommandError
+from ml_diagnostics_common.command.options import port, seconds
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.command.console import Console
+
+    from ml_goodput_measurement.exporters.board import Board
+
+__all__ = ["ExportCommand"]
+
+_TO_END_SECONDS = 3.0
+
+
+class ExportCommand:
+    """Exports gauges of jobs until it is stopped.
+
+    Args:
+        wait: Waits until the command is to end.
+    """
+
+    name = "export"
+    summary = "export gauges of jobs, to Prometheus or by OTLP, until you stop it"
+
+    def __init__(self, *, wait: Callable[[], object] = lambda: threading.Event().wait()) -> None:
+        self._wait = wait
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument(
+            "format", metavar="FORMAT", choices=("prometheus", "otlp"), help="prometheus: serve them; otlp: send them"
+        )
+        parser.add_argument(
+            "jobs", metavar="JOB", nargs="*", help="jobs to export (default: all in this machine's journal)"
+        )
+        parser.add_argument("--port", type=port, metavar="N", help="prometheus: the port to listen on (default: 9464)")
+        parser.add_argument(
+            "--listen",
+            metavar="ADDRESS",
+            default="127.0.0.1",
+            help="prometheus: the address to listen on; anyone who can reach it reads job names (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--endpoint",
+            metavar="URL",
+            help="otlp: where to send (default: OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318/v1/metrics)",
+        )
+        parser.add_argument(
+            "--every", metavar="TIME", type=seconds, default=60.0, help="otlp: time between sends (default: 60s)"
+        )
+        parser.add_argument("--once", action="store_true", help="otlp: send once and exit")
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Export until the command is interrupted."""
+        gc.enable()  # Short commands do without; this one may run for weeks.
+        if options.format == "prometheus":
+            return self._serve(options, console)
+        return self._send(options, console)
+
+    def _serve(self, options: argparse.Namespace, console: Console) -> int:
+        from ml_goodput_measurement.exporters.prometheus import DEFAULT_PORT, PrometheusEndpoint, require_prometheus
+
+        require_prometheus()
+        board = _board(options)
+        endpoint = PrometheusEndpoint(board)
+        number = DEFAULT_PORT if options.port is None else options.port
+        try:
+            found = endpoint.start(options.listen, number)
+        except OSError as error:
+            raise CommandError(
+                f"cannot listen on {options.listen}:{number}: {error.strerror or error}; choose another --port"
+            ) from None
+        board.start()
+        console.notify(f"serving http://{_in_url(options.listen)}:{found}/metrics")
+        try:
+            with contextlib.suppress(KeyboardInterrupt):  # This is how it ends.
+                self._wait()
+        finally:
+            endpoint.stop()
+            board.stop()
+        return DONE
+
+    def _send(self, options: argparse.Namespace, console: Console) -> int:
+        from ml_goodput_measurement.exporters.otlp import OtlpExporter, require_otlp, resource_attributes
+
+        require_otlp()
+        board = _board(options)
+        board.refresh()
+        exporter = OtlpExporter(
+            board, endpoint=options.endpoint, interval_seconds=options.every, attributes=resource_attributes()
+        )
+        try:
+            if options.once:
+                return _sent_once(exporter.flush(), board, console)
+            board.start()
+            console.notify(f"sending every {options.every:g} s")
+            with contextlib.suppress(KeyboardInterrupt):  # This is how it ends.
+                self._wait()
+        finally:
+            board.stop()
+            exporter.stop(_TO_END_SECONDS)
+        return DONE
+
+
+def _sent_once(is_sent: bool, board: Board, console: Console) -> int:
+    if not is_sent:
+        raise CommandError("the gauges could not be sent: check that the receiver of --endpoint runs")
+    console.notify(f"sent {len(board.shown().states)} jobs")
+    return DONE
+
+
+def _board(options: argparse.Namespace) -> Board:
+    """Return the board of the jobs that were named, or of all on this machine."""
+    from ml_goodput_measurement._cli.search import find_job
+    from ml_goodput_measurement.exporters.board import Board, jobs_of_this_machine
+
+    if not options.jobs:
+        return Board(jobs_of_this_machine, local_only=True)
+    jobs = [find_job(job, None) for job in options.jobs]
+    return Board(lambda: jobs)
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

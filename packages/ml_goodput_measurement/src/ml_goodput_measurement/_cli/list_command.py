@@ -1,0 +1,115 @@
+"""`goodput list`: the jobs of this machine, with their goodput."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ml_diagnostics_common.command.console import RED
+from ml_diagnostics_common.command.errors import DONE
+from ml_diagnostics_common.command.formats import add_format_option
+
+from ml_goodput_measurement._cli.options import label, moment
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.command.console import Console
+
+    from ml_goodput_measurement._query.job_state import JobState
+
+__all__ = ["ListCommand"]
+
+_FIELDS = ("job", "team", "state", "started", "wall_seconds", "goodput_percent", "log")
+
+
+class ListCommand:
+    """Lists the jobs of this machine."""
+
+    name = "list"
+    summary = "list jobs with their goodput"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument(
+            "--since",
+            metavar="TIME",
+            type=moment,
+            default=0,
+            help="only jobs with an event since then: 7d, a day such as 2026-11-21, or a time (default: all)",
+        )
+        add_format_option(parser)
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Print the jobs, the one that started last first."""
+        from ml_diagnostics_common.command.formats import format_data
+
+        states = sorted(_states(options.since, console), key=lambda state: -state.start_ns)
+        if options.format != "table":
+            rows = [_as_dict(state) for state in states]
+            console.data(format_data({"jobs": rows}, options.format, rows, _FIELDS))
+        elif states:
+            console.data("\n".join(_table(states, console.width)), styles={r"\bfailed\b|\bgone\b": RED})
+        else:
+            console.notify("no job has an event since then" if options.since else "no job was recorded on this machine")
+        return DONE
+
+
+def _states(since_ns: int, console: Console) -> list[JobState]:
+    """Return the state of each job with an event since a moment."""
+    from ml_goodput_measurement._query.job_state import JobFollower
+    from ml_goodput_measurement._query.sources import last_written_ns, logs_of_jobs
+    from ml_goodput_measurement.exceptions import NoGoodputError
+
+    states = []
+    for log, jobs in logs_of_jobs().items():
+        if last_written_ns(log) < since_ns:
+            continue
+        for job in sorted(jobs):
+            console.detail(f"reading {job}")
+            try:
+                state = JobFollower(job, log).read(local_only=True)
+            except NoGoodputError:
+                continue  # A log of something else, with the same name.
+            if state.last_event_ns >= since_ns and state.wall_ns:
+                states.append(state)
+    return states
+
+
+def _table(states: list[JobState], width: int | None) -> list[str]:
+    from ml_diagnostics_common.command.formats import format_table
+    from ml_diagnostics_common.texts import format_clock, format_percent
+
+    from ml_goodput_measurement._cli.report import format_ns
+
+    cells = [
+        (
+            state.job_name,
+            label(state.labels, "team"),
+            state.state,
+            format_clock(state.start_ns),
+            format_ns(state.wall_ns),
+            format_percent(state.goodput_percent),
+        )
+        for state in states
+    ]
+    headers = ("job", "team", "state", "started", "wall", "goodput")
+    return format_table(headers, cells, "<<<<>>", width=width, cut=["team", "job"])
+
+
+def _as_dict(state: JobState) -> dict[str, Any]:
+    from ml_diagnostics_common.entry import format_timestamp
+
+    return {
+        "job": state.job_name,
+        "team": state.labels.get("team"),
+        "state": state.state,
+        "started": format_timestamp(state.start_ns),
+        "wall_seconds": state.wall_ns / 1e9,
+        "goodput_percent": state.goodput_percent,
+        "log": state.log_id,
+        "chips": state.chips,
+        "last_step": state.last_step,
+        "attempts": state.attempts,
+        "disruptions": state.disruptions,
+        "last_event": format_timestamp(state.last_event_ns),
+        "notes": list(state.notes),
+    }

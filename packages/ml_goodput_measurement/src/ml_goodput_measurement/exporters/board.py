@@ -1,0 +1,158 @@
+"""The last states of some jobs: refreshed in a thread, read without waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.guard import job_logger
+
+from ml_goodput_measurement._query.job_state import JobFollower, JobState
+from ml_goodput_measurement._query.sources import last_written_ns, logs_of_jobs
+from ml_goodput_measurement.exceptions import NoGoodputError
+
+__all__ = ["MOST_JOBS", "REFRESH_SECONDS", "Board", "Shown", "jobs_of_this_machine"]
+
+_log = job_logger("ml_diagnostics.goodput")
+
+MOST_JOBS = 500
+"""The most jobs of one endpoint: a scrape of 2,000 would take a third of a second and 2.7 MB."""
+REFRESH_SECONDS = 10.0
+"""Jobs are read again at most so often."""
+_AFTER_END_NS = 600 * 10**9
+_AFTER_EVENT_NS = 3_600 * 10**9
+
+JobName = tuple[str, str]
+"""A job's name and its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What to export.
+
+    Attributes:
+        states: The jobs, the latest first.
+        hidden: How many more there are.
+    """
+
+    states: Sequence[JobState]
+    hidden: int
+
+
+def jobs_of_this_machine() -> list[JobName]:
+    """Return the jobs with a log that was written to in the last hour."""
+    now_ns = time.time_ns()
+    return [
+        (job, log)
+        for log, jobs in logs_of_jobs().items()
+        if now_ns - last_written_ns(log) < _AFTER_EVENT_NS
+        for job in sorted(jobs)
+    ]
+
+
+class Board:
+    """Keeps the last states of jobs.
+
+    Args:
+        jobs: Returns the jobs to follow; called at each refresh.
+        local_only: True to read this machine's journal alone.
+        refresh_seconds: The time between refreshes.
+        clock_ns: The clock.
+    """
+
+    def __init__(
+        self,
+        jobs: Callable[[], Iterable[JobName]],
+        *,
+        local_only: bool = False,
+        refresh_seconds: float = REFRESH_SECONDS,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._jobs, self._local_only = jobs, local_only
+        self._refresh_seconds, self._clock_ns = max(refresh_seconds, 0.1), clock_ns
+        self._followers: dict[JobName, JobFollower] = {}
+        self._states: dict[JobName, JobState] = {}
+        self._failed: set[JobName] = set()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start to refresh, in a thread."""
+        self._thread = threading.Thread(target=self._run, name="goodput-board", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float = 1.0) -> None:
+        """Stop to refresh; wait at most so long for the refresh that is running."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def shown(self) -> Shown:
+        """Return what to export now; never waits.
+
+        A job is left out 10 minutes after its end, and one hour after its last event.
+        """
+        now_ns = self._clock_ns()
+        fresh = sorted(
+            (state for state in self._states.values() if _is_fresh(state, now_ns)),
+            key=lambda state: (-state.last_event_ns, state.job_name, state.log_id),
+        )
+        return Shown(_with_single_names(fresh[:MOST_JOBS]), max(0, len(fresh) - MOST_JOBS))
+
+    def refresh(self) -> None:
+        """Read what is new of each job."""
+        wanted = list(self._jobs())
+        states: dict[JobName, JobState] = {}
+        for name in wanted:
+            if self._stopped.is_set():
+                return
+            state = self._read(name) or self._states.get(name)
+            if state is not None:
+                states[name] = state
+        self._followers = {name: self._followers[name] for name in wanted if name in self._followers}
+        self._states = states  # At once: a scrape meanwhile has the states of one refresh.
+
+    def _read(self, name: JobName) -> JobState | None:
+        """Return the state of a job; None if it cannot be read. A failure is logged once."""
+        try:
+            if name not in self._followers:
+                self._followers[name] = JobFollower(*name, clock_ns=self._clock_ns)
+            state = self._followers[name].read(local_only=self._local_only)
+        except NoGoodputError:
+            return None  # It has recorded nothing yet.
+        except (DiagnosticsError, OSError) as error:
+            if name not in self._failed:
+                _log.warning("job %r cannot be read: %s", name[0][:200], error)
+                self._failed.add(name)
+            return None
+        self._failed.discard(name)
+        return state
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            started = time.monotonic()
+            try:
+                self.refresh()
+            except Exception:  # The next refresh may succeed.
+                _log.exception("the jobs cannot be listed")
+            self._stopped.wait(max(0.0, self._refresh_seconds - (time.monotonic() - started)))
+
+
+def _is_fresh(state: JobState, now_ns: int) -> bool:
+    if not state.running and now_ns - state.end_ns > _AFTER_END_NS:
+        return False
+    return now_ns - state.last_event_ns <= _AFTER_EVENT_NS
+
+
+def _with_single_names(states: Sequence[JobState]) -> list[JobState]:
+    """Return the states without those of a job with a name that a later one has, in another log."""
+    names: set[str] = set()
+    single = []
+    for state in states:
+        if state.job_name not in names:
+            names.add(state.job_name)
+            single.append(state)
+    return single
