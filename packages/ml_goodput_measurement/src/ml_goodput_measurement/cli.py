@@ -24,8 +24,8 @@ from ml_goodput_measurement._version import __version__
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
+    from ml_goodput_measurement._cli.buckets import TimeByBucket
     from ml_goodput_measurement._cli.cost import Bill
-    from ml_goodput_measurement._cli.report import TimeByBucket
     from ml_goodput_measurement._ledger import Summary
     from ml_goodput_measurement._query.job_state import Span
     from ml_goodput_measurement.exclusion_utils import ExclusionInterval

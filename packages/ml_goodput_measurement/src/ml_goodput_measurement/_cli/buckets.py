@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from ml_goodput_measurement.partition import Bucket, Piece
 
-__all__ = ["BUCKET_KEYS", "BUCKET_NAMES", "COLORS", "column_shares"]
+__all__ = ["BUCKET_KEYS", "BUCKET_NAMES", "COLORS", "TimeByBucket", "column_shares"]
 
 BUCKET_NAMES = {
     Bucket.PRODUCTIVE: "productive",
@@ -50,6 +51,30 @@ COLORS = {
     Bucket.UNKNOWN: "#dddddd",
 }
 """After Paul Tol's "muted" scheme; people with any kind of color vision can distinguish them."""
+
+
+class TimeByBucket(Protocol):
+    """A job's time, or a part of it, by bucket."""
+
+    @property
+    def wall_ns(self) -> int:
+        """The wall time."""
+        ...
+
+    @property
+    def counted_ns(self) -> int:
+        """The wall time without excluded time."""
+        ...
+
+    @property
+    def buckets(self) -> Mapping[Bucket, int]:
+        """Nanoseconds by bucket."""
+        ...
+
+    @property
+    def custom(self) -> Mapping[str, int]:
+        """Nanoseconds by type of custom event."""
+        ...
 
 
 def column_shares(pieces: Sequence[Piece], start_ns: int, end_ns: int, columns: int) -> list[dict[Bucket, float]]:

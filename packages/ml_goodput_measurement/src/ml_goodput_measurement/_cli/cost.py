@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from ml_goodput_measurement._cli.report import TimeByBucket, rows
+from ml_goodput_measurement._cli.buckets import TimeByBucket
+from ml_goodput_measurement._cli.report import rows
 from ml_goodput_measurement.money import HOUR_NS, Price, apportion, format_amount, rounded, unit_of
 from ml_goodput_measurement.partition import Bucket
 

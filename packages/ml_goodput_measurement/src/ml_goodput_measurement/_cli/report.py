@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ml_diagnostics_common.command.formats import first_and_last, format_table, shortened, with_gap
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.texts import format_clock, format_count, format_duration, format_percent, one_line
 
-from ml_goodput_measurement._cli.buckets import BUCKET_NAMES
+from ml_goodput_measurement._cli.buckets import BUCKET_NAMES, TimeByBucket
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, Inference, JobReport
 
 __all__ = [
     "ROW_FIELDS",
-    "TimeByBucket",
     "as_dict",
     "bucket_table",
     "format_ns",
@@ -43,30 +42,6 @@ _PARTS: dict[str, Callable[[Disruption], int]] = {
     "startup": lambda disruption: disruption.startup_ns,
     "recompute": lambda disruption: disruption.recompute_ns,
 }
-
-
-class TimeByBucket(Protocol):
-    """A job's time, or a part of it, by bucket."""
-
-    @property
-    def wall_ns(self) -> int:
-        """The wall time."""
-        ...
-
-    @property
-    def counted_ns(self) -> int:
-        """The wall time without excluded time."""
-        ...
-
-    @property
-    def buckets(self) -> Mapping[Bucket, int]:
-        """Nanoseconds by bucket."""
-        ...
-
-    @property
-    def custom(self) -> Mapping[str, int]:
-        """Nanoseconds by type of custom event."""
-        ...
 
 
 def rows(report: TimeByBucket) -> list[tuple[Bucket, str, int]]:
