@@ -217,7 +217,7 @@ def test_a_damaged_object_is_counted_named_and_passed_over(
     assert not reader.is_complete(0)
 
 
-def test_the_objects_of_an_hour_whose_object_is_damaged_are_read(tmp_path: Path) -> None:
+def test_the_objects_of_an_hour_are_read_if_the_one_of_the_hour_is_damaged(tmp_path: Path) -> None:
     root, mirror = tmp_path / "root", str(tmp_path / "mirror")
     job_of_two_hosts(root, 50)
     mirror_by_hand(root, mirror)

@@ -412,7 +412,7 @@ def test_takers_that_race_for_one_writer_write_everything_once(mirror: str, tmp_
 
     def take(number: int) -> None:
         (tmp_path / str(number)).mkdir()
-        # Each with a lock of its own, as on hosts whose file system has none.
+        # Each with a lock of its own, as on hosts with a file system without locks.
         state = tmp_path / str(number) / "state"
         state.mkdir()
         (tmp_path / str(number) / "journal").symlink_to(root / "journal")
@@ -447,7 +447,7 @@ def test_the_pace_is_short_at_first_and_while_a_command_watches() -> None:
     pace.note_watch("a.watch", 1)
     assert pace.seconds() == 30.0
     now[0] += 301
-    pace.note_watch("a.watch", 1)  # Nobody renewed it.
+    pace.note_watch("a.watch", 1)  # No command renewed it.
     assert pace.seconds() == 120.0
     pace.note_watch("a.watch", 2)
     assert pace.seconds() == 30.0

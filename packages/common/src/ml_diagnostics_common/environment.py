@@ -12,12 +12,13 @@ import re
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import warn_once
+from ml_diagnostics_common.job_labels import configured_labels
 
 __all__ = [
     "Backend",
@@ -225,6 +226,7 @@ class Identity:
         run: `ML_DIAGNOSTICS_RUN`, or empty.
         attempt: How often the scheduler has restarted the job, as text; empty if unknown.
         process_count: How many processes the job has; the process index and one, when unknown.
+        configured: The labels of `ML_DIAGNOSTICS_LABELS`, and `chips` if `ML_DIAGNOSTICS_CHIPS` is set.
     """
 
     host: str
@@ -234,6 +236,7 @@ class Identity:
     run: str = ""
     attempt: str = ""
     process_count: int = 1
+    configured: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def labels(self, job: str = "") -> dict[str, str]:
         """Return the labels that every entry of this process carries.
@@ -242,10 +245,12 @@ class Identity:
             job: The job's name, where the caller knows it.
 
         Returns:
-            job, run (the job's name when no run was named), attempt, host, process_index and pid, as text.
+            job, run (the job's name when no run was named), attempt, host, process_index and pid, as text; and the
+            configured ones.
         """
         job = job or self.job
         return {
+            **self.configured,
             "job": job,
             "run": self.run or job,
             "attempt": self.attempt,
@@ -273,6 +278,7 @@ def identity(environ: Mapping[str, str] = os.environ) -> Identity:
         run=environ.get("ML_DIAGNOSTICS_RUN", ""),
         attempt=next((environ[name] for name in _ATTEMPT_VARIABLES if environ.get(name)), ""),
         process_count=max(count, index + 1),
+        configured=configured_labels(environ),
     )
 
 

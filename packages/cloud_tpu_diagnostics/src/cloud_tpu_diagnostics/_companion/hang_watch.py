@@ -70,6 +70,7 @@ class HangWatch:
                 before the first verdict.
         """
         self._timeouts = LearnedTimeouts(config)
+        self._least_timeout = min(config.step_floor_seconds, config.pause_floor_seconds, config.startup_floor_seconds)
         self._inherit = inherit
         self._observed_ns: int | None = None
         self._seen: Progress | None = None
@@ -134,6 +135,8 @@ class HangWatch:
         return self._timeouts.timeout_seconds(phase, now_ns / 1e9)
 
     def _judged(self, progress: Progress, now_ns: int) -> Verdict | None:
+        if self._silent_seconds + _MARGIN_SECONDS <= self._least_timeout:  # As in nearly every second of a job.
+            return None
         timeout = self.timeout_seconds(progress.phase, now_ns)
         if timeout is None or self._silent_seconds + _MARGIN_SECONDS <= timeout:
             return None

@@ -152,7 +152,7 @@ def _started_mirror(root: Path) -> Mirror | None:
     from ml_diagnostics_common.mirror.writer import start_mirror
 
     try:
-        return start_mirror(LOG_ID, root)
+        return start_mirror(LOG_ID, root, by="companion")
     except ConfigurationError:
         return None  # The recorders in the job report it.
 

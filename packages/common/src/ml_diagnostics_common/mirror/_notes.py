@@ -1,4 +1,4 @@
-"""What a process knows of a writer's part in the mirror: a small file beside the journal.
+"""Notes on how far each writer's journal is in the mirror: small files beside the journal.
 
     $ML_DIAGNOSTICS_DIR/state/mirror/<log>/<writer>.json    private
     $ML_DIAGNOSTICS_DIR/state/mirror/<log>/<writer>.lock    held by the process that mirrors the writer

@@ -1,4 +1,4 @@
-"""What the mirror's thread does, without the thread: one process's writers, their hours, and ended writers."""
+"""The work of the mirror's thread, without the thread: one process's writers, their hours, and ended writers."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class MirrorRound:
         folder_names: The logs; others may be added later.
         counters: Counts objects, entries, bytes and requests.
         clock: Return monotonic seconds.
+        by: The name of this process in the ends of writers that it completes: next, or companion.
     """
 
     def __init__(
@@ -43,9 +44,11 @@ class MirrorRound:
         folder_names: Set[str],
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        by: str = "next",
     ) -> None:
         self._bucket, self._root, self.folder_names = bucket, root, folder_names
-        self._counters, self._clock = counters, clock
+        self._counters, self._clock, self._by = counters, clock, by
         self._uploads: dict[tuple[str, str], Upload] = {}
         self._hours: dict[Upload, Hours] = {}
         self._due: list[tuple[LogPaths, list[SegmentName]]] = []
@@ -152,7 +155,7 @@ class MirrorRound:
         if self._clock() >= self._ended_due:
             self._ended_due = self._clock() + _ENDED_EVERY_SECONDS
             ended = EndedWriters(
-                self._bucket, self._root, by="next", counters=self._counters, folder_names=self.folder_names
+                self._bucket, self._root, by=self._by, counters=self._counters, folder_names=self.folder_names
             )
             for _ in ended.run(deadline=deadline, pause=pause):
                 pass

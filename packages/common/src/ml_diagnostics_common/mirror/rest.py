@@ -1,4 +1,4 @@
-"""What ended writers have left in the journal, and how far the mirror of a folder is.
+"""Mirror the rest of ended writers' journals, and show how far the mirror of a folder is.
 
 A process that is killed leaves up to one pace of entries, and no end. They are written by the first of these that can:
 the job's companion, which sees its end; the next process with the same diagnostics folder; a command of the user.
@@ -15,9 +15,17 @@ from typing import Any, NamedTuple
 from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
 from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.guard import Counters
-from ml_diagnostics_common.journal import Header, JournalPosition, Segment, is_open, list_segments, read_header
+from ml_diagnostics_common.journal import (
+    Header,
+    JournalPosition,
+    Segment,
+    host_name,
+    is_open,
+    list_segments,
+    read_header,
+)
 from ml_diagnostics_common.mirror._bucket import Bucket, mirror_path
-from ml_diagnostics_common.mirror._notes import MirrorNote, read_note
+from ml_diagnostics_common.mirror._notes import MirrorNote, notes_folder, read_note
 from ml_diagnostics_common.mirror._upload import Upload
 from ml_diagnostics_common.mirror.names import LogPaths, SegmentName, parse_name, plain_log_id, segments_path
 from ml_diagnostics_common.mirror.rollup import roll_up_ended
@@ -34,7 +42,7 @@ _EVENT_DAYS = 400
 
 
 class PushedWriter(NamedTuple):
-    """What was written of one writer.
+    """One writer, and the part of it that was written.
 
     Attributes:
         log: The log's name, or that of its folder if it is too long to be known from that.
@@ -57,8 +65,7 @@ class EndedWriters:
         root: The diagnostics folder.
         by: The process that does it: next, companion or command.
         counters: Counts objects, entries and bytes.
-        folder_names: Logs of which every ended writer is mirrored; of others, those that a process has started to
-            mirror. None for all logs.
+        folder_names: Logs to mirror, besides those that a process with this folder has mirrored before. None for all.
         ended_pids: Processes of this host that have ended, whether or not their parents have noticed.
         clock: Return monotonic seconds.
     """
@@ -137,13 +144,19 @@ class EndedWriters:
         last = segments[-1]
         if note is not None and note.has_ended and note.position >= (last.number, last.size):
             return False
-        is_ours = self._folder_names is None or folder_name in self._folder_names
-        if note is None and not is_ours:
+        if note is None and not self._is_mirrored(folder_name, writer):
             return False
         owned_by = self._owner(writer)
         if self._by == "command":
             return owned_by is not Owner.US
         return owned_by is Owner.GONE or (owned_by is Owner.UNKNOWN and self._is_idle(last, _IDLE_SECONDS))
+
+    def _is_mirrored(self, folder_name: str, writer: str) -> bool:
+        """Return True if a writer of which nothing was mirrored yet is to be."""
+        name = WriterName.parse(writer)
+        is_of_job = name is not None and name.host == host_name() and name.pid in self._ended_pids
+        is_chosen = self._folder_names is None or folder_name in self._folder_names
+        return is_of_job or is_chosen or notes_folder(self._root, folder_name).is_dir()
 
     def _owner(self, writer: str) -> Owner:
         owned_by = owner(writer)
@@ -224,7 +237,7 @@ def push(
         root: The diagnostics folder.
         mirror: `gs://bucket/prefix`, or a local folder.
         by: `command` for what a user asks for: every writer of every log but those of this process. `companion`: those
-            of ended processes, of which something was mirrored before.
+            of processes that have ended, in logs that were mirrored before.
         ended_pids: Processes of this host that have ended, even if they still await their parents.
         seconds: How long to go on.
         deadline_seconds: The deadline of one call to Cloud Storage.

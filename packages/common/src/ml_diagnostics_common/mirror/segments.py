@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _COMPRESSION = {0: 1, 1: 6}
-"""By level: at the first a writer spends as little as possible, at the second what is kept takes less space."""
+"""The compression by level: at 0 it costs a job as little as possible, at 1 the objects are smaller."""
 _GZIP = 16 + zlib.MAX_WBITS
 _PIECE_BYTES = 2**18
 _LONGEST_LINE_BYTES = 16 * 2**20

@@ -18,10 +18,12 @@ from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.environment import configured_mirror, diagnostics_directory, mirror_seconds
 from ml_diagnostics_common.exceptions import MissingExtraError
 from ml_diagnostics_common.failures import RemoteError, classify
+from ml_diagnostics_common.files import make_private_folder
 from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
 from ml_diagnostics_common.journal import log_folder_name
 from ml_diagnostics_common.journal._own_journals import flush_journals
 from ml_diagnostics_common.mirror._bucket import Bucket, mirror_path
+from ml_diagnostics_common.mirror._notes import notes_folder
 from ml_diagnostics_common.mirror._pace import Pace
 from ml_diagnostics_common.mirror._round import MirrorRound
 from ml_diagnostics_common.mirror._upload import OBJECT_BYTES
@@ -72,6 +74,7 @@ class Mirror:
         start_seconds: The time until the first object.
         backoff: How long to wait after a temporary failure.
         access_backoff: How long to wait after a failure that a person must fix.
+        by: The name of this process in the ends of writers of others: next, or companion.
         clock: Return monotonic seconds.
 
     Raises:
@@ -89,6 +92,7 @@ class Mirror:
         start_seconds: float = _START_SECONDS,
         backoff: Backoff | None = None,
         access_backoff: Backoff | None = None,
+        by: str = "next",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = mirror_path(mirror)
@@ -97,8 +101,9 @@ class Mirror:
         self._start_seconds = start_seconds
         self._backoff = backoff or Backoff(first_seconds=1.0, longest_seconds=60.0)
         self._access_backoff = access_backoff or Backoff(first_seconds=60.0, longest_seconds=600.0)
-        self._clock = clock
+        self._clock, self._by = clock, by
         self._folder_names: set[str] = set()
+        self._noted: set[str] = set()
         self._counters = Counters()
         self._changed = threading.Condition()
         self._thread: Task | None = None
@@ -115,6 +120,7 @@ class Mirror:
         preserve_interrupt()  # The thread imports clients, perhaps while the program ends.
         with self._changed:
             self._folder_names = self._folder_names | {log_folder_name(log_id)}  # Another: the thread iterates over it.
+            self._changed.notify_all()
             if self._thread is not None:
                 return
             self._state = "mirroring"
@@ -256,7 +262,7 @@ class Mirror:
     def _opened_round(self) -> MirrorRound:
         if self._round is None:
             bucket = Bucket(self.path, deadline_seconds=self._request_seconds)
-            self._round = MirrorRound(bucket, self._root, self._folder_names, self._counters, self._clock)
+            self._round = MirrorRound(bucket, self._root, self._folder_names, self._counters, self._clock, by=self._by)
         self._round.folder_names = self._folder_names
         return self._round
 
@@ -312,6 +318,7 @@ class Mirror:
     def _wait(self) -> None:
         """Wait until an object is due, there is enough for one, or another thread requests one."""
         while True:
+            self._note_logs()
             with self._changed:
                 now = self._clock()
                 is_wanted = self._state != "waiting" and self._flushes_wanted > self._flushes_tried
@@ -320,6 +327,15 @@ class Mirror:
                 self._changed.wait(min(self._next_at - now, _CHECK_SECONDS))
             if self._state != "waiting" and self._round is not None and self._round.unwritten_bytes() >= OBJECT_BYTES:
                 return
+
+    def _note_logs(self) -> None:
+        """Note which logs are mirrored: if this process is killed before its first object, a later one writes it."""
+        for name in self._folder_names - self._noted:
+            self._noted.add(name)
+            try:
+                make_private_folder(notes_folder(self._root, name))
+            except OSError:
+                self._counters.add("note_not_saved")
 
     def _rest(self, cpu_seconds: float) -> None:
         """Wait between the objects of a backlog: the trainer has the interpreter for three quarters of the time."""
@@ -332,7 +348,7 @@ def _code_of(error: Exception) -> str:
     return classify(error).code if not isinstance(error, MissingExtraError) else type(error).__name__
 
 
-def start_mirror(log_id: str, root: Path | None = None) -> Mirror | None:
+def start_mirror(log_id: str, root: Path | None = None, *, by: str = "next") -> Mirror | None:
     """Mirror a log of this process, if ML_DIAGNOSTICS_MIRROR names a mirror.
 
     Callers check that before they import this module: without a mirror there is no import and no thread.
@@ -340,6 +356,7 @@ def start_mirror(log_id: str, root: Path | None = None) -> Mirror | None:
     Args:
         log_id: The log's name.
         root: The diagnostics folder; None for the configured one.
+        by: See `Mirror`.
 
     Returns:
         The mirror of this process; None without one.
@@ -355,7 +372,7 @@ def start_mirror(log_id: str, root: Path | None = None) -> Mirror | None:
     with _starting:
         mirror = next((each for each in _mirrors_of_this_process if each.is_of(path, root)), None)
         if mirror is None:
-            mirror = Mirror(path, root=root, seconds=seconds)
+            mirror = Mirror(path, root=root, seconds=seconds, by=by)
             _kept_of_this_process.append(mirror)
         mirror.add(log_id)
     return mirror

@@ -30,6 +30,7 @@ from ml_diagnostics_common.environment import (
 )
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
 from ml_diagnostics_common.guard import guarded, log_once, report_loss
+from ml_diagnostics_common.job_labels import chips_label
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.payload import encode_payload, encode_text
 from ml_diagnostics_common.worker import start
@@ -145,7 +146,7 @@ class GoodputRecorder(RebuiltFromArguments):
         self._journal = Journal(
             self.logger_name,
             root=diagnostics_directory(),
-            labels=identity().labels(job=self.job_name),
+            labels={**chips_label(), **identity().labels(job=self.job_name)},
             shippable=is_shipped,
         )
         # The beginning of every payload, escaped once.
