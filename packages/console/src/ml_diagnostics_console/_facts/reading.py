@@ -16,7 +16,7 @@ from google_cloud_mldiagnostics.exceptions import RunNotFoundError
 from google_cloud_mldiagnostics.kubernetes_facts import FACT
 from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunHistory, RunSource, RunView, State
 from ml_diagnostics_common.command.errors import NotFoundError
-from ml_diagnostics_common.entry import LogEntry, SeenSequences
+from ml_diagnostics_common.entry import LogEntry, SeenSequences, split_insert_id
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
 from ml_diagnostics_console._facts.building import attempts_of_jobs, attempts_of_runs, chips_of
@@ -131,8 +131,25 @@ class JobReader:
             sources.append(self._source.entries.source_of_run(self._source.find(self._question.name)))
         except RunNotFoundError:
             pass  # A job without a run.
-        batches = (batch for source in sources for batch in self._source.entries.read(source))
-        return {entry.insert_id: entry for batch in batches for entry in batch if entry.insert_id in ids}
+        found: dict[str, LogEntry] = {}
+        of_writer: dict[str | None, set[int]] = {}
+        for parts in map(split_insert_id, ids):
+            if parts is not None:
+                of_writer.setdefault(parts[0], set()).add(parts[1])
+
+        def take(entries: list[LogEntry]) -> list[LogEntry]:
+            """Keep what is wanted; of a million entries few are, so that ids are not made for the others."""
+            for entry in entries:
+                sequences = of_writer.get(entry.context.writer)
+                is_wanted = sequences is not None and entry.sequence in sequences
+                if is_wanted or (entry.foreign_id and entry.foreign_id in ids):
+                    found[entry.insert_id] = entry
+            return []
+
+        for source in sources:
+            for batch in self._source.entries.read(source, take):
+                take(batch)  # Of a source that takes none itself.
+        return found
 
     def _new_source(self) -> RunSource:
         question = self._question

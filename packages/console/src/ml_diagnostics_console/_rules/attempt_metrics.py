@@ -18,7 +18,7 @@ def metrics_of(facts: Facts) -> Curves:
     attempt, judged = facts.attempt, facts.judged
     if attempt is None or judged is None or len(facts.attempts) == 1:
         return facts.metrics
-    later = facts.attempts[judged + 1 :]
+    later = [(_starts_of(each), each.started_ns) for each in facts.attempts[judged + 1 :]]
     # Before the first attempt there is none: its first points may be older than the entry on its start.
     spans = {
         host: (start_ns if judged else 0, _next_start_ns(later, host, start_ns))
@@ -35,10 +35,16 @@ def _starts_of(attempt: AttemptFacts) -> Mapping[str, int]:
     return starts
 
 
-def _next_start_ns(later: Sequence[AttemptFacts], host: str, start_ns: int) -> int:
-    """Return when a host, or else the job, started its next attempt."""
-    for attempt in later:
-        next_ns = _starts_of(attempt).get(host, attempt.started_ns)
+def _next_start_ns(later: Sequence[tuple[Mapping[str, int], int | None]], host: str, start_ns: int) -> int:
+    """Return when a host, or else the job, started its next attempt.
+
+    Args:
+        later: The later attempts: when each of their hosts started, and the job.
+        host: The host.
+        start_ns: When it started this attempt.
+    """
+    for starts, job_start_ns in later:
+        next_ns = starts.get(host, job_start_ns)
         if next_ns is not None and next_ns > start_ns:
             return next_ns
     return _NEVER_NS

@@ -75,7 +75,9 @@ def encoded_reports(reader: JobReader) -> tuple[Report, bytes]:
     facts = reader.read()
     last = _safe_report(judge(facts))
     first = max(0, len(facts.attempts) - _MOST_ATTEMPTS)
-    attempts = [_safe_report(judge(facts.of_attempt(index))) for index in range(first, len(facts.attempts))]
+    numbers = range(first, len(facts.attempts))
+    is_of_last = facts.judged if not facts.is_live or facts.judged == len(facts.attempts) - 1 else None
+    attempts = [last if index == is_of_last else _safe_report(judge(facts.of_attempt(index))) for index in numbers]
     verdicts = [last.headline, *(each for each in last.verdicts if each is not last.headline)][:_MOST_EXPLAINED]
     ids = {ref.id for verdict in verdicts for ref in verdict.evidence}
     entries = reader.entries(ids) if ids else {}

@@ -59,8 +59,7 @@ class LogProcess:
         self.index, self.pid, self.attempt = process.process_index, process.pid, process.attempt
         self._events = events
         self._root, self._files = root, files
-        facts = replace(process_of_view(process), console=tuple(console))
-        self._target = Target(name, process.host, facts)
+        self._process, self._console = process, console
 
     def texts(self, most_bytes: int | None = None, *, is_dated: bool = False) -> list[Text]:
         """Return its streams as they are now, with the names of `STREAMS`, its companion's reports last.
@@ -69,7 +68,9 @@ class LogProcess:
             most_bytes: The last bytes of each; None for all that is kept.
             is_dated: True for reports that start with their time.
         """
-        found = Log(self._root, None, prefers_all=True, files=self._files).read(self._target, most_bytes)
+        facts = replace(process_of_view(self._process), console=tuple(self._console))
+        target = Target(self.name, self.host, facts)
+        found = Log(self._root, None, prefers_all=True, files=self._files).read(target, most_bytes)
         texts = [text._replace(stream=STREAMS.get(text.stream, text.stream)) for text in found]
         return [*texts, self._reports(is_dated=is_dated)] if self._events else texts
 
