@@ -139,7 +139,8 @@ def _curves(browser: Browser, root: Path, size: Size) -> list[Row]:
         by_time = browsing.timed(server, f"{points}&x=time", 2 * size.times)
         browsing.visit(browser, f"{base}/metrics", "metrics")
         metrics = [browsing.visit(browser, f"{base}/metrics", "metrics") for _ in range(size.times)]
-        zoom = browsing.middle(browsing.zooms(browser, size.times))
+        _wait_judged(server, f"/api/runs/{_WIDE}/verdict")
+        zooms = browsing.zooms(browser, size.times)
         browsing.visit(browser, base, "overview")
         overview = [browsing.visit(browser, base, "overview") for _ in range(size.times)]
         for page in _PAGES[2:]:
@@ -149,12 +150,17 @@ def _curves(browser: Browser, root: Path, size: Size) -> list[Row]:
     curve = browsing.middle(each.marks["drawn:loss"] for each in metrics)
     tracks = browsing.middle(each.marks.get("tracks-settled", each.ready) for each in overview)
     count = f"{size.steps:,}"
+    zoom = browsing.middle(each.first for each in zooms)
+    stretched, all_charts = (
+        seconds(browsing.middle(getattr(each, name) for each in zooms)) for name in ("stretched", "all")
+    )
     return [
         _row(size, f"{count} points: from the navigation to the curve", curve, 0.3, raw=first),
         _row(size, "the same: request by step", by_step[1], 0.03, f", first {seconds(by_step[0])}"),
         _row(size, "the same: request by time", by_time[1], 0.03, f", first {seconds(by_time[0])}"),
         _number(size, "the same: bytes of the answer", max(by_step[2], by_time[2]) / 1000, 80, " kB"),
-        _row(size, "the same: zoom to the new curve", zoom, 0.06, raw=raw_zoom),
+        _row(size, "the same: zoom, from the key to the frame with the new curve", zoom, 0.06, raw=raw_zoom),
+        Row("the same: to the stretched curve; to the new curves of all charts in view", f"{stretched}; {all_charts}"),
         _row(size, f"overview of {size.hosts} hosts, five metrics of {count}: all tracks", tracks, 0.5),
         _number(size, f"memory of the server with this run ({5 * size.steps:,} values)", memory, 210, " MiB"),
     ]
@@ -323,6 +329,14 @@ def _wait_read(server: Served, path: str, points: int, longest: float = 300.0) -
         if reply.status == 200 and browsing.total_points(reply.body) >= points:
             return
         assert time.monotonic() < deadline, "the journal is not read"
+        time.sleep(0.5)
+
+
+def _wait_judged(server: Served, path: str, longest: float = 300.0) -> None:
+    """Wait until the doctor has judged a run: it does so once, and needs a core meanwhile."""
+    deadline = time.monotonic() + longest
+    while server.json(path).get("state") == "working":
+        assert time.monotonic() < deadline, "the run is not judged"
         time.sleep(0.5)
 
 

@@ -22,16 +22,30 @@ new MutationObserver(() => {
   if (window.readyAt === null && document.documentElement?.dataset.ready) window.readyAt = performance.now();
 }).observe(document, {attributes: true, subtree: true, attributeFilter: ["data-ready"]});
 """
-_ZOOM = """
-new Promise((resolve) => {
-  const card = [...document.querySelectorAll(".chart-card")].find((each) => each.querySelector("[data-points]"));
-  const start = performance.now();
-  card.addEventListener("drawn", () => {
-    card.querySelector("canvas").getContext("2d").getImageData(0, 0, 1, 1);
-    resolve(performance.now() - start);
-  }, {once: true});
-  document.dispatchEvent(new KeyboardEvent("keydown", {key: "%s", bubbles: true}));
-})
+_PAINTED = """
+/** Return when the frame after a change has been painted, canvases included. */
+window.painted = (canvas) => new Promise((resolve) => requestAnimationFrame(() => {
+  canvas.getContext("2d").getImageData(0, 0, 1, 1);
+  const { port1, port2 } = new MessageChannel();
+  port2.onmessage = () => resolve(performance.now());
+  port1.postMessage(0);
+}));
+"""
+_WATCH_ZOOM = """
+(() => {
+  const cards = [...document.querySelectorAll(".chart-card")].filter((card) => card.querySelector("[data-points]")
+    && card.getBoundingClientRect().top < innerHeight);
+  const pressed = new Promise((resolve) => addEventListener("keydown", ({ timeStamp }) => resolve(timeStamp),
+    { capture: true, once: true }));
+  const drawn = cards.map((card) => new Promise((resolve) => card.addEventListener("drawn", async () => {
+    resolve(await painted(card.querySelector("canvas")));
+  }, { once: true })));
+  window.zoomed = pressed.then(async (start) => {
+    const stretched = await painted(cards[0].querySelector("canvas"));
+    const times = await Promise.all(drawn);
+    return [stretched, times[0], Math.max(...times)].map((time) => (time - start) / 1000);
+  });
+})()
 """
 _RAW = """
 (async () => {
@@ -44,20 +58,18 @@ _RAW = """
     const options = {width: 640, height: 196, scales: {x: {time: false}}, series: [{}, {stroke: "#1f5fb4"}]};
     let start = performance.now();
     const plot = new uPlot(options, [x, y], holder);
-    await new Promise((resolve) => queueMicrotask(resolve));
-    plot.ctx.getImageData(0, 0, 1, 1);
-    times.first.push(performance.now() - start);
+    times.first.push(await painted(plot.ctx.canvas) - start);
+    await new Promise((resolve) => setTimeout(resolve, 100 + 20 * Math.random()));
     start = performance.now();
     plot.setScale("x", {min: count / 4, max: count * 3 / 4});
-    await new Promise((resolve) => queueMicrotask(resolve));
-    plot.ctx.getImageData(0, 0, 1, 1);
-    times.zoom.push(performance.now() - start);
+    times.zoom.push(await painted(plot.ctx.canvas) - start);
     plot.destroy();
     holder.remove();
   }
   return times;
 })()
 """
+_PAUSE_SECONDS = 0.15
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -107,9 +119,30 @@ def middle(values: Iterable[float]) -> float:
     return statistics.median(values)
 
 
-def zooms(browser: Browser, times: int) -> list[float]:
-    """Zoom the first chart of the metrics page in and out, and return the times to the new curve, in seconds."""
-    return [browser.value(_ZOOM % "+-"[turn % 2]) / 1e3 for turn in range(2 * times)]
+class Zoom(NamedTuple):
+    """A zoom of the metrics page, in seconds since the key was pressed, to the frame in which each is painted.
+
+    Attributes:
+        stretched: The first chart shows the new span, of the values that it had.
+        first: It shows the new curve.
+        all: All charts in view do.
+    """
+
+    stretched: float
+    first: float
+    all: float
+
+
+def zooms(browser: Browser, times: int) -> list[Zoom]:
+    """Zoom the charts of the metrics page in and out by keys, as a user does who waits for each curve."""
+    browser.value(_PAINTED + "0")
+    found = []
+    for turn in range(2 * times):
+        browser.value(_WATCH_ZOOM)
+        browser.press("+-"[turn % 2])
+        found.append(Zoom(*browser.value("zoomed")))
+        time.sleep(_PAUSE_SECONDS)
+    return found
 
 
 def raw_uplot(browser: Browser, points: int, times: int) -> tuple[float, float]:
@@ -119,6 +152,7 @@ def raw_uplot(browser: Browser, points: int, times: int) -> tuple[float, float]:
     browser.forget()
     browser.value((STATIC / "vendor" / "uplot" / "uPlot.iife.min.js").read_text(encoding="utf-8") + "; 0")
     # The file defines a variable of its script alone.
+    browser.value(_PAINTED + "0")
     found = browser.value(_RAW % (points, times))
     return middle(found["first"]) / 1e3, middle(found["zoom"]) / 1e3
 
