@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from ml_diagnostics_console._web.app import make_app
 from ml_diagnostics_console._web.assets import STATIC, Assets, page_folders
 from ml_diagnostics_console._web.bundle import Bundle, page_script
 from ml_diagnostics_console._web.case_page import case_page
+from ml_diagnostics_console._web.guard import Guard
 from ml_diagnostics_console._web.modules import ModuleError
 from ml_diagnostics_console._web.stripping import stripped_script, stripped_style
 
@@ -159,6 +163,30 @@ def test_a_file_that_is_missing_is_a_sentence(copied: Path) -> None:
     (copied / "css" / "base.css").unlink()
     with pytest.raises(ModuleError, match=r"this installation lacks the file static/css/base\.css"):
         bundle_of(copied).shell(has_charts=False)
+
+
+def test_the_server_says_what_an_installation_lacks(copied: Path) -> None:
+    (copied / "js" / "main.js").unlink()
+    nothing = cast("Any", None)
+    app = make_app(nothing, nothing, nothing, Assets({**page_folders(), "": copied}), Guard(), None)
+    for path in ("/", "/static/v/0/page.js"):
+        assert asyncio.run(answer_of(app, path)) == (500, "there is no module js/main.js")
+    assert asyncio.run(answer_of(app, "/static/js/router.js"))[0] == 200
+
+
+async def answer_of(app: Any, path: str) -> tuple[int, str]:
+    """Return the status and the body of an answer of an application, without a socket."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
+    await app({**scope, "headers": [(b"host", b"127.0.0.1:1")], "scheme": "http"}, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent).decode()
 
 
 def test_a_style_of_another_distribution_may_be_missing() -> None:

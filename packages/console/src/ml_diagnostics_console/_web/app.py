@@ -24,6 +24,7 @@ from ml_diagnostics_console._web.answers import Answer, NotThereError, json_answ
 from ml_diagnostics_console._web.assets import Asset, Assets
 from ml_diagnostics_console._web.bundle import Bundle
 from ml_diagnostics_console._web.guard import SECURITY_HEADERS, SPEEDSCOPE_POLICY, Guard, Token
+from ml_diagnostics_console._web.modules import ModuleError
 from ml_diagnostics_console._web.routes import handle
 
 if TYPE_CHECKING:
@@ -154,7 +155,10 @@ class _Page:
         with_version = _WITH_VERSION.fullmatch(name)
         if with_version is not None:
             version, name = with_version.groups()
-        asset = self._bundle.find(name)
+        try:
+            asset = self._bundle.find(name)
+        except ModuleError as error:
+            return PlainTextResponse(str(error), 500)
         if asset is None:
             return PlainTextResponse("there is no such file", 404)
         headers = {"content-security-policy": SPEEDSCOPE_POLICY} if name.startswith(_SPEEDSCOPE) else {}
@@ -172,7 +176,10 @@ class _Page:
         last = _LAST_RUN.fullmatch(path)
         if last is not None:
             return await run_in_threadpool(self._redirect_to_last, last[1] or "", request.url.query)
-        shell = self._bundle.shell(has_charts=_PAGE_OF_CHARTS.fullmatch(path) is not None)
+        try:
+            shell = self._bundle.shell(has_charts=_PAGE_OF_CHARTS.fullmatch(path) is not None)
+        except ModuleError as error:
+            return PlainTextResponse(str(error), 500)
         return _file(shell, request, 200 if _PAGE.fullmatch(path) else 404)
 
     def locked(self, request: Request) -> Response:
