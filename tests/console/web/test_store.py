@@ -18,6 +18,7 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_console._web import wire
 from ml_diagnostics_console._web.answers import NotThereError
+from ml_diagnostics_console._web.free_memory import give_back
 from ml_diagnostics_console._web.routes import handle
 from ml_diagnostics_console._web.run_rows import LETTERS, primary_metric
 from ml_diagnostics_console._web.store import Store
@@ -517,3 +518,20 @@ def test_answers_are_whole_while_the_store_is_refreshed(root: Path) -> None:
         thread.join()
     assert failures == []
     assert store.run("run-2").columns.points("loss") == 51 + sum(step % 3 > 0 for step in range(51, 400))
+
+
+def test_free_memory_is_given_back_once_when_all_was_read(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr("ml_diagnostics_console._web.store.give_back", lambda: calls.append(1))
+    made(root)
+    for _ in range(5):
+        store.refresh()
+    assert calls == [1]
+
+
+def test_to_give_back_memory_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back()
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())  # Another C library.
+    give_back()

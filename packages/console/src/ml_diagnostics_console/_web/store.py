@@ -24,6 +24,7 @@ from ml_diagnostics_console._web.dispatch import Dispatch
 from ml_diagnostics_console._web.doctor_process import DoctorProcess
 from ml_diagnostics_console._web.entry_sources import EntrySources
 from ml_diagnostics_console._web.first_rows import FirstRows
+from ml_diagnostics_console._web.free_memory import give_back
 from ml_diagnostics_console._web.judging import Doctor
 from ml_diagnostics_console._web.kept_run import KeptRun
 from ml_diagnostics_console._web.row_updates import News, RowUpdates
@@ -102,6 +103,7 @@ class Store:
         self._rests_until = 0.0
         self._was_read = self._had_journal = False
         self._shown_at = 0.0
+        self._given_back_at = -_SETTLED_AT
         self._failure = ""
 
     def close(self) -> None:
@@ -160,9 +162,15 @@ class Store:
                 self._update_runs(now_ns)
             finally:
                 self._first_rows.have()
-            self._updates.read_goodput([self._kept[run.id] for run in self.runs()])
+            runs = [self._kept[run.id] for run in self.runs()]
+            self._updates.read_goodput(runs)
             with self.lock:
                 self.now_s = now_ns / 1e9
+            if self._dispatch.count - self._given_back_at >= _SETTLED_AT and not any(
+                run.is_goodput_due for run in runs
+            ):
+                self._given_back_at = self._dispatch.count
+                give_back()  # A tenth of what the page needs of a large journal.
 
     def wait_for_rows(self) -> None:
         """Wait while the first refresh has nothing to show yet; do not hold the lock."""
