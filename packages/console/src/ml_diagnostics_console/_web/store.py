@@ -166,9 +166,8 @@ class Store:
             self._updates.read_goodput(runs)
             with self.lock:
                 self.now_s = now_ns / 1e9
-            if self._dispatch.count - self._given_back_at >= _SETTLED_AT and not any(
-                run.is_goodput_due for run in runs
-            ):
+            has_read_much = self._dispatch.count - self._given_back_at >= _SETTLED_AT
+            if has_read_much and not any(run.is_goodput_due for run in runs):
                 self._given_back_at = self._dispatch.count
                 give_back()  # A tenth of what the page needs of a large journal.
 
