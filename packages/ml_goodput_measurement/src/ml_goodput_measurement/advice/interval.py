@@ -90,7 +90,7 @@ class Costs:
         return max(0.0, self.share(self.best_interval(between), between) - self.share(interval, between))
 
     def least_regret(self, low: float, high: float) -> float:
-        """Return the interval whose largest regret is least.
+        """Return the interval with the least largest regret.
 
         The regret is largest at an end of the range, and there it changes in one direction between the best intervals
         of both ends: so the answer is where both are equal.

@@ -22,7 +22,7 @@ DRAWS = 100
 """The number of replays of each kind."""
 LEVEL = 0.8
 """The probability with which a range holds the value."""
-_MOST_LIVES = 10_000
+_MOST_LIVES = 2_000
 _ROUNDS = 6
 """The rounds in which the total uptime of another run is found."""
 _RESTART_NOISE = 0.1
