@@ -15,7 +15,7 @@ import pytest
 from ml_diagnostics_common.texts import format_duration
 from xprofiler.serve.application import Application, Catalog
 from xprofiler.serve.static_files import FOLDERS
-from xprofiler.summary.summary import Host, Operation, Step, Summary
+from xprofiler.summary.summary import Host, Operation, SlowHost, Step, Summary
 from xprofiler.summary.text import ACTIVITY_KINDS, PART_COLOURS
 
 from ..console.web.browser import Browser, needs_browser, opened_browser
@@ -184,6 +184,24 @@ def test_of_many_steps_the_slow_ones_are_drawn(shown: Shown) -> None:
     many = [Step(str(number), 900.0 if number == 4_321 else 1.0, {}, "") for number in range(8_000)]
     assert "The slowest of each 27 steps, on its slowest core" in shown.open(Summary("s", steps=many))
     assert shown.browser.value("document.querySelectorAll('.step-chart g').length") <= _MOST_BARS
+
+
+@needs_browser
+def test_a_slow_host_is_first_and_red_and_said_in_words(shown: Shown) -> None:
+    hosts = [Host(f"h{number}", 1, 4, 10.0 * number, 1_500.0 if number == 7 else 1_000.0) for number in range(20)]
+    text = shown.open(Summary("s", hosts=hosts, slow_host=SlowHost("h7", 1.5, 12.5)))
+    assert "H7 is slower" not in text
+    assert "h7 is slower than the others: 1.5 times their median; it holds them up for 12.5 % of a step." in text
+    rows = shown.browser.value("[...document.querySelectorAll('.profile-table tbody tr')].map((row) => row.innerText)")
+    assert "h7" in rows[0]
+    assert "slower than the others" in rows[0]
+    assert "+70.0 us" in rows[0]
+    assert not any("slower" in row for row in rows[1:])
+    fills = shown.browser.value(
+        "[...document.querySelectorAll('.profile-table .share-bar span')].map((each) =>"
+        " getComputedStyle(each).backgroundColor)"
+    )
+    assert fills[0] not in fills[1:]
 
 
 @needs_browser

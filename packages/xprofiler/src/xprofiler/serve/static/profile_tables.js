@@ -45,8 +45,7 @@ export function activitiesCard({ activities = [], compilations = null, time_shar
   return tableCard("On the hosts, in the thread of the steps", activities, {
     intro: [shares, compiled],
     columns: [
-      ["Region or function", "name", (each) => named(each.name, [])],
-      ["Kind", "short", (each) => KINDS[each.kind] ?? each.kind],
+      ["Region or function", "name", (each) => named(each.name, [KINDS[each.kind] ?? each.kind])],
       ["Runs", "number", (each) => (each.runs ? formatWhole(each.runs) : "")],
       ["Time", "number", (each) => duration(each.spent_us)],
       ["Share of the steps", "number", (each) => formatPercent(each.percent)],
@@ -67,7 +66,7 @@ export function inputCard({ input = {} }) {
 }
 
 /** Build the card of the hosts, the slowest first: when each began, its steps, and what it waited for. */
-export function hostsCard({ hosts = [] }) {
+export function hostsCard({ hosts = [], slow_host: slow = null }) {
   const several = hosts.length > 1;
   const sorted = [...hosts].sort((one, other) => (other.step_us ?? 0) - (one.step_us ?? 0));
   const longest = sorted[0]?.step_us || 1;
@@ -75,9 +74,10 @@ export function hostsCard({ hosts = [] }) {
     second: several ? `${formatWhole(hosts.length)}, the slowest first` : null,
     none: "The profile has none.",
     columns: [
-      ["Host", "name", (host) => named(host.name, [])],
+      ["Host", "name", ({ name }) => named(name, [name === slow?.host && "slower than the others"])],
       ["Mean step", "number", (host) => duration(host.step_us)],
-      ["", "bar", (host) => (several && host.step_us ? shareBar((100 * host.step_us) / longest) : "")],
+      ["", "bar", ({ name, step_us: spent }) => (several && spent
+        ? shareBar((100 * spent) / longest, name === slow?.host) : "")],
       [OTHERS, "number", (host) => (host.waiting_percent === null ? "" : formatPercent(host.waiting_percent))],
       ["Slowest in", "number", ({ slowest_steps: count }) => (several && count ? formatCount(count, "step") : "")],
       ["Started", "number", ({ start_offset_us: late }) => (several && late !== null ? `+${duration(late)}` : "")],
@@ -92,10 +92,10 @@ export function rate(giga, unit) {
   return giga >= 1000 ? `${formatThreeDigits(giga / 1000)} T${unit}/s` : `${formatThreeDigits(giga)} G${unit}/s`;
 }
 
-/** Build a bar with the length of a percentage. */
-export function shareBar(percent) {
+/** Build a bar with the length of a percentage; red for the odd one. */
+export function shareBar(percent, isOdd = false) {
   const width = `${Math.min(100, Math.max(0, percent)).toFixed(1)}%`;
-  return h("span.share-bar", { "aria-hidden": "true" }, h("span", { css: { width } }));
+  return h("span.share-bar", { classes: [isOdd && "is-odd"], "aria-hidden": "true" }, h("span", { css: { width } }));
 }
 
 function named(text, below) {
