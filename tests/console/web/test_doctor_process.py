@@ -136,6 +136,23 @@ def test_a_page_whose_doctor_was_killed_says_so_once_and_has_the_verdict_at_the_
     assert failed.json("/verdict")["sentence"]
 
 
+def test_what_the_process_has_started_ends_with_it(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    program = f"import subprocess; open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid)); input()"
+    process = DoctorProcess(tmp_path, argv=[sys.executable, "-c", f"{program}; input()"])
+
+    def judge() -> None:
+        with pytest.raises(DoctorLostError):
+            process.judge("run")
+
+    judging = threading.Thread(target=judge)
+    judging.start()
+    wait_until(lambda: pid.exists() and pid.read_text() != "", LONG_SECONDS)
+    process.end()
+    judging.join(LONG_SECONDS)
+    wait_until(lambda: has_ended(int(pid.read_text())), LONG_SECONDS)
+
+
 class Lost:
     """A doctor that is always lost."""
 

@@ -20,6 +20,7 @@ from ml_diagnostics_console._web import wire
 from ml_diagnostics_console._web.answers import NotThereError
 from ml_diagnostics_console._web.free_memory import give_back
 from ml_diagnostics_console._web.routes import handle
+from ml_diagnostics_console._web.run_goodput import RunGoodput
 from ml_diagnostics_console._web.run_rows import LETTERS, primary_metric
 from ml_diagnostics_console._web.store import Store
 
@@ -535,3 +536,21 @@ def test_to_give_back_memory_never_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     give_back()
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())  # Another C library.
     give_back()
+
+
+def test_a_goodput_log_that_cannot_be_read_is_a_note_until_it_can(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunGoodput, "report", lambda *arguments: (_ for _ in ()).throw(OSError("the disk is gone")))
+        store.refresh()
+        store.refresh()
+    assert [note for note in store.notes if "goodput" in note] == [
+        "The goodput of run-1 could not be read: the disk is gone"
+    ]
+    store.run("run-1").version += 1
+    store._kept["run-1"].pictures_ns = 0
+    store.refresh()
+    store.refresh()
+    assert [note for note in store.notes if "goodput" in note] == []

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -158,8 +159,10 @@ def _exit_reason(process: subprocess.Popen[bytes]) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process at once: it only reads."""
-    process.kill()
+    """End a process at once, with the programs that it has started: they only read."""
+    if process.poll() is None:  # Else its number may be that of another group.
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with contextlib.suppress(OSError):  # A question that it did not read.
@@ -183,14 +186,17 @@ def main() -> None:
         found = _judged(question, readers)
         known = {"answer": found.answer, "evidence": found.evidence, "reports": found.reports}
         # Names of hosts may not be valid text.
-        messages.write(json_answer({"judged": known, "memory_bytes": _memory_bytes()}).body + b"\n")
-        messages.flush()
+        with contextlib.suppress(BrokenPipeError):  # The server has ended: see `_receive`.
+            messages.write(json_answer({"judged": known, "memory_bytes": _memory_bytes()}).body + b"\n")
+            messages.flush()
 
 
 def _receive(source: BinaryIO, questions: queue.SimpleQueue[bytes]) -> None:
-    """Pass on the lines of questions; end the process, whatever it does, when there will be no more."""
+    """Pass on the lines of questions; when there will be no more, end the process and what it has started."""
     for line in source:
         questions.put(line)
+    if os.getsid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 

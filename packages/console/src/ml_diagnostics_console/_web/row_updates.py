@@ -59,14 +59,16 @@ class RowUpdates:
         lock: Held while runs are changed.
         changes: Takes the rows.
         doctor: Has the verdicts that are known.
-
-    Attributes:
-        failure: A sentence on goodput that could not be read; empty without one.
     """
 
     def __init__(self, source: RunSource, lock: RLock, changes: Changes, doctor: Doctor) -> None:
-        self.failure = ""
+        self._failures: dict[str, str] = {}
         self._source, self._lock, self._changes, self._doctor = source, lock, changes, doctor
+
+    @property
+    def failure(self) -> str:
+        """A sentence on goodput that could not be read when it was last tried; empty without one."""
+        return next(iter(self._failures.values()), "")
 
     def update(
         self, runs: Iterable[KeptRun], news: News, now_ns: int, *, with_sessions: Collection[str] | None = None
@@ -156,8 +158,9 @@ class RowUpdates:
         try:
             report = goodput.report(run)
         except (DiagnosticsError, OSError) as error:
-            self.failure = f"The goodput of {run.id} could not be read: {error}"
+            self._failures[run.id] = f"The goodput of {run.id} could not be read: {error}"
             return
+        self._failures.pop(run.id, None)
         kept.is_goodput_due = goodput.is_due(run)
         if report is None:
             return
