@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import os
 import signal
 import sys
@@ -12,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.processes import has_ended
-from ml_diagnostics_console._web import judging
+from ml_diagnostics_console._facts.reading import JobReader
+from ml_diagnostics_console._web import doctor_process, judging
 from ml_diagnostics_console._web.doctor_process import DoctorLostError, DoctorProcess
 from ml_diagnostics_console._web.judging import Doctor
 from ml_diagnostics_console._web.verdict_answer import Judged
@@ -151,6 +154,53 @@ def test_what_the_process_has_started_ends_with_it(tmp_path: Path) -> None:
     process.end()
     judging.join(LONG_SECONDS)
     wait_until(lambda: has_ended(int(pid.read_text())), LONG_SECONDS)
+
+
+# --- In the process ---------------------------------------------------------------------------------------
+
+
+def test_a_doctor_that_fails_is_a_reason_without_secrets(
+    failed: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_it(facts: object) -> None:
+        raise RuntimeError("no facts\ntoken=hunter2secret")
+
+    monkeypatch.setattr("ml_diagnostics_console.doctor.judge", break_it)
+    readers: dict[str, JobReader] = {}
+    answer = doctor_process._judged(doctor_process._Question(run_id(failed)), readers).answer
+    assert (answer["sentence"], readers) == (None, {})
+    assert str(answer["error"]).startswith("The doctor could not judge this run: RuntimeError: no facts")
+    assert "hunter2secret" not in str(answer)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_the_readers_of_the_last_runs_are_kept(failed: Page) -> None:
+    readers: dict[str, JobReader] = {}
+    names = ["a", "b", "c", "d", "e"]
+    kept = [doctor_process._reader(name, readers) for name in names]
+    assert list(readers) == names[1:]
+    assert doctor_process._reader("b", readers) is kept[1]
+    assert list(readers) == ["c", "d", "e", "b"]
+
+
+def test_the_memory_of_a_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = doctor_process._memory_bytes()
+    assert 10 * 2**20 < used < 2**40
+
+    def fail(path: str) -> bytes:
+        raise OSError(path)
+
+    monkeypatch.setattr(doctor_process, "read_system_file", fail)  # Without /proc: the most that it has used.
+    assert used / 2 < doctor_process._memory_bytes() < 2**40
+
+
+def test_the_answer_for_a_file_has_its_reports(failed: Page, process: DoctorProcess) -> None:
+    judged = process.judge(run_id(failed), is_for_file=True)
+    assert judged.answer == process.judge(run_id(failed)).answer
+    assert b'"schema"' in gzip.decompress(base64.b64decode(judged.reports))
+
+
+# --- Which run is judged, and when ------------------------------------------------------------------------
 
 
 class Lost:

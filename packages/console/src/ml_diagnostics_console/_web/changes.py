@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 __all__ = ["Changes"]
@@ -13,17 +14,25 @@ _MOST_METRICS: Final = 100
 """A page that shows a run of thousands of metrics asks for those in view anyway, once one of them has changed."""
 
 
+@dataclass(slots=True, eq=False)
 class _Row:
-    """The newest row of a run, and when each part of it changed."""
+    """The newest row of a run, and the version in which each part of it changed last.
 
-    __slots__ = ("changed", "fields", "log", "metrics", "points", "row")
+    Attributes:
+        row: The row.
+        fields: The versions of its fields.
+        points: The numbers of values of its metrics.
+        metrics: The versions of these.
+        log: The version of what its companions recorded.
+        changed: The greatest of all of them.
+    """
 
-    def __init__(self) -> None:
-        self.row: Mapping[str, Any] = {}
-        self.fields: dict[str, int] = {}
-        self.points: dict[str, int] = {}
-        self.metrics: dict[str, int] = {}
-        self.changed = self.log = 0
+    row: Mapping[str, Any] = field(default_factory=dict)
+    fields: dict[str, int] = field(default_factory=dict)
+    points: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, int] = field(default_factory=dict)
+    log: int = 0
+    changed: int = 0
 
 
 class Changes:

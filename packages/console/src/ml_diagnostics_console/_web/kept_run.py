@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from ml_diagnostics_console._web.run_data import RunData
@@ -9,6 +10,7 @@ from ml_diagnostics_console._web.run_data import RunData
 __all__ = ["KeptRun"]
 
 
+@dataclass(slots=True, eq=False)
 class KeptRun:
     """The row of a run, and when its parts were made.
 
@@ -27,29 +29,15 @@ class KeptRun:
         sessions_ns: When its profiler sessions were read; None before.
     """
 
-    __slots__ = (
-        "changed_ns",
-        "encoded",
-        "goodput",
-        "has_new_points",
-        "is_goodput_due",
-        "pictures",
-        "pictures_ns",
-        "pictures_version",
-        "points_ns",
-        "run",
-        "sessions_ns",
-        "updated_ns",
-    )
-
-    def __init__(self, run: RunData) -> None:
-        self.run = run
-        self.updated_ns = self.changed_ns = self.pictures_ns = 0
-        self.points_ns = 0
-        self.has_new_points = False
-        self.pictures_version = -1
-        self.pictures: dict[str, Any] = {}
-        self.goodput: dict[str, Any] = {}
-        self.is_goodput_due = False
-        self.encoded = b""
-        self.sessions_ns: int | None = None
+    run: RunData
+    updated_ns: int = 0
+    changed_ns: int = 0
+    pictures_ns: int = 0
+    pictures_version: int = -1
+    pictures: dict[str, Any] = field(default_factory=dict)
+    points_ns: int = 0
+    has_new_points: bool = False
+    goodput: dict[str, Any] = field(default_factory=dict)
+    is_goodput_due: bool = False
+    encoded: bytes = b""
+    sessions_ns: int | None = None
