@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 from ml_goodput_measurement._ledger.recorders import Recorders
@@ -42,14 +44,14 @@ def record(job: SimulatedJob, name: str, *, ends_at: float, is_ended: bool = Tru
     """
     run = job.run(noise_seed=1, is_recorded=True)
     recorder = GoodputRecorder(name, f"goodput_{name}", logging_enabled=True)
-    shift = ends_at - run.wall - BASE
+    shift, now = ends_at - run.wall - BASE, str(time.time_ns())
     for payload in run.payloads:
         if is_ended or "job_end_time" not in payload:
-            recorder.record_payload(
-                {
-                    key: value + shift if isinstance(value, float) and value > 1e9 else value
-                    for key, value in payload.items()
-                }
-            )
+            shifted = {
+                key: value + shift if isinstance(value, float) and value > 1e9 else value
+                for key, value in payload.items()
+            }
+            # Thousands of entries at once: without the redaction of payloads that are not the recorder's own.
+            recorder._journal.append_text(now, json.dumps({**shifted, "job_name": name}))
     recorder.flush()
     return run

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.command.errors import DONE, CommandError
 from ml_diagnostics_common.command.options import port, seconds
+from ml_diagnostics_common.texts import format_count
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
@@ -115,7 +116,7 @@ class ExportCommand:
 def _sent_once(is_sent: bool, board: Board, console: Console) -> int:
     if not is_sent:
         raise CommandError("the gauges could not be sent: check that the receiver of --endpoint runs")
-    console.notify(f"sent {len(board.shown().states)} jobs")
+    console.notify(f"sent {format_count(len(board.shown().states), 'job')}")
     return DONE
 
 

@@ -95,11 +95,21 @@ class OtlpExporter:
         """Start to send, the first time after an interval."""
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.sdk.metrics import MeterProvider, ObservableGauge
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
         from opentelemetry.sdk.resources import Resource
 
+        exporter = OTLPMetricExporter(endpoint=endpoint, timeout=timeout_seconds)
+        self._has_failed = False
+        export = exporter.export
+
+        def export_noting_failure(*arguments: Any, **options: Any) -> MetricExportResult:
+            result = export(*arguments, **options)
+            self._has_failed = result is not MetricExportResult.SUCCESS
+            return result
+
+        exporter.export = export_noting_failure  # type: ignore[method-assign]  # A flush of the SDK ignores the result.
         reader = PeriodicExportingMetricReader(
-            OTLPMetricExporter(endpoint=endpoint, timeout=timeout_seconds),
+            exporter,
             export_interval_millis=1000 * interval_seconds,
             export_timeout_millis=1000 * timeout_seconds,
             # The SDK's limit of 2,000 values a gauge would add up the buckets of the jobs beyond it.
@@ -114,7 +124,7 @@ class OtlpExporter:
 
     def flush(self, timeout_seconds: float = 10.0) -> bool:
         """Send the gauges now; return False if that failed or took longer."""
-        return bool(self._provider.force_flush(1000 * timeout_seconds))
+        return bool(self._provider.force_flush(1000 * timeout_seconds)) and not self._has_failed
 
     def stop(self, timeout_seconds: float = 10.0) -> None:
         """Send the gauges once more, and stop."""

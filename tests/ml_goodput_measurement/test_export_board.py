@@ -1,0 +1,177 @@
+"""The states that are exported: refreshed in a thread, stale jobs left out, and never waited for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_goodput_measurement._query.job_state import JobFollower, JobState
+from ml_goodput_measurement.exporters import board as board_module
+from ml_goodput_measurement.exporters.board import Board, jobs_of_this_machine
+from ml_goodput_measurement.exporters.gauges import GAUGES
+from ml_goodput_measurement.goodput import GoodputRecorder
+
+from .simulated import SHORT_JOB, record
+
+SECOND = 10**9
+
+
+def start(name: str, now: float, *, log: str | None = None, ends: bool = False) -> GoodputRecorder:
+    """Record a job of 100 s with its last event now."""
+    recorder = GoodputRecorder(name, log or f"goodput_{name}", logging_enabled=True)
+    recorder.record_job_start_time(now - 100)
+    for step in range(9):
+        recorder.record_step_start_time(step, now - 80 + 10 * step)
+    if ends:
+        recorder.record_job_end_time(now)
+    return recorder
+
+
+def board_at(now: Callable[[], float], *names: str) -> Board:
+    jobs = [(name, f"goodput_{name}") for name in names]
+    return Board(lambda: jobs, clock_ns=lambda: int(now() * SECOND))
+
+
+def names_of(board: Board) -> list[str]:
+    return [state.job_name for state in board.shown().states]
+
+
+def test_a_job_is_left_out_10_minutes_after_its_end() -> None:
+    now = time.time()
+    start("run-7", now, ends=True)
+    moments = [now + 1]
+    board = board_at(lambda: moments[-1], "run-7")
+    board.refresh()
+    for later, shown in ((now + 599, ["run-7"]), (now + 601, [])):
+        moments.append(later)
+        assert names_of(board) == shown
+
+
+def test_a_running_job_is_left_out_an_hour_after_its_last_event() -> None:
+    now = time.time()
+    start("run-7", now)
+    moments = [now + 1]
+    board = board_at(lambda: moments[-1], "run-7")
+    board.refresh()
+    for later, shown in ((now + 3599, ["run-7"]), (now + 3601, [])):
+        moments.append(later)
+        assert names_of(board) == shown
+    board.refresh()
+    assert names_of(board) == []
+
+
+def test_at_most_500_jobs_are_shown_and_the_rest_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_module, "MOST_JOBS", 2)
+    now = time.time()
+    for number in range(5):
+        start(f"run-{number}", now - number)
+    board = board_at(lambda: now, *(f"run-{number}" for number in range(5)))
+    board.refresh()
+    shown = board.shown()
+    assert [state.job_name for state in shown.states] == ["run-0", "run-1"]
+    assert shown.hidden == 3
+
+
+def test_of_two_logs_with_a_job_of_one_name_the_latest_is_shown() -> None:
+    now = time.time()
+    start("run-7", now - 50, log="first")
+    start("run-7", now, log="second")
+    board = Board(lambda: [("run-7", "first"), ("run-7", "second")], clock_ns=lambda: int(now * SECOND))
+    board.refresh()
+    assert [state.log_id for state in board.shown().states] == ["second"]
+
+
+def test_reading_the_board_never_waits_for_a_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    start("run-7", now)
+    board = board_at(time.time, "run-7")
+    board.refresh()
+    reading, released = threading.Event(), threading.Event()
+    read = JobFollower.read
+
+    def slow(self: JobFollower, windows: object = None, *, local_only: bool = False) -> JobState:
+        reading.set()
+        released.wait(30)
+        return read(self, None, local_only=local_only)
+
+    monkeypatch.setattr(JobFollower, "read", slow)
+    board.start()
+    assert reading.wait(10)
+    started = time.monotonic()
+    assert names_of(board) == ["run-7"]
+    assert time.monotonic() - started < 0.5
+    released.set()
+    board.stop(10)
+
+
+def test_jobs_are_refreshed_at_an_interval() -> None:
+    started: list[float] = []
+
+    def jobs() -> list[tuple[str, str]]:
+        started.append(time.monotonic())
+        return []
+
+    board = Board(jobs, refresh_seconds=0.2)
+    board.start()
+    time.sleep(0.7)
+    board.stop()
+    assert 2 <= len(started) <= 4
+    assert min(later - earlier for earlier, later in pairwise(started)) >= 0.19
+
+
+def test_a_job_that_cannot_be_read_keeps_its_last_state_and_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = time.time()
+    start("run-7", now)
+    board = board_at(time.time, "run-7")
+    board.refresh()
+
+    def fail(self: JobFollower, *_: object, **__: object) -> JobState:
+        raise PermissionError(13, "Permission denied", "/journal")
+
+    monkeypatch.setattr(JobFollower, "read", fail)
+    board.refresh()
+    board.refresh()
+    assert names_of(board) == ["run-7"]
+    assert [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()] == [
+        "job 'run-7' cannot be read: [Errno 13] Permission denied: '/journal'"
+    ]
+
+
+def test_a_refresh_that_fails_does_not_end_the_thread() -> None:
+    called = threading.Event()
+    number = 0
+
+    def jobs() -> list[tuple[str, str]]:
+        nonlocal number
+        number += 1
+        if number == 1:
+            raise OSError("no journal")
+        called.set()
+        return []
+
+    board = Board(jobs, refresh_seconds=0.1)
+    board.start()
+    assert called.wait(10)
+    board.stop()
+
+
+def test_jobs_of_this_machine_are_those_of_the_last_hour() -> None:
+    import os
+
+    now = time.time()
+    record(SHORT_JOB, "run-6", ends_at=now)
+    start("run-7", now)
+    for segment in (diagnostics_directory() / "journal" / "goodput_run-6").glob("*.jsonl"):
+        os.utime(segment, (now - 4000, now - 4000))
+    assert jobs_of_this_machine() == [("run-7", "goodput_run-7")]
+
+
+def test_every_gauge_has_a_name_of_both_kinds() -> None:
+    assert all(gauge.prometheus.startswith("ml_") and gauge.otlp.startswith("ml.") for gauge in GAUGES)
+    assert len({gauge.prometheus for gauge in GAUGES}) == len({gauge.otlp for gauge in GAUGES}) == len(GAUGES)

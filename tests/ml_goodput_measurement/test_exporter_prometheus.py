@@ -1,0 +1,190 @@
+"""A real scrape of `goodput export prometheus`: prometheus_client parses it, and promtool checks it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_goodput_measurement import cli
+from ml_goodput_measurement._query.job_state import JobFollower
+from ml_goodput_measurement.exporters.board import Board
+from ml_goodput_measurement.goodput import GoodputRecorder
+from ml_goodput_measurement.partition import Bucket
+
+from .simulated import JOB, record
+
+parser = pytest.importorskip("prometheus_client.parser", reason="the extra [prometheus] is not installed")
+
+from ml_goodput_measurement.exporters.prometheus import PrometheusEndpoint  # noqa: E402
+
+Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
+
+
+def scraped(text: str) -> Samples:
+    """Return the samples of an exposition by name and labels; each must be a gauge without a timestamp."""
+    found: Samples = {}
+    for family in parser.text_string_to_metric_families(text):
+        assert family.type == "gauge", family
+        for sample in family.samples:
+            assert sample.timestamp is None
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def get(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        assert response.headers["Content-Type"].startswith("text/plain")
+        return str(response.read().decode())
+
+
+@pytest.fixture
+def board() -> Board:
+    """Two jobs that run: one has failed ten times, and the other has a name that must be escaped."""
+    now = time.time()
+    record(JOB, "run-7", ends_at=now, is_ended=False)
+    recorder = GoodputRecorder('a "b\\c"', "goodput_odd", logging_enabled=True)
+    recorder.record_job_start_time(now - 10)
+    recorder.record_step_start_time(0, now - 5)
+    recorder.record_step_start_time(1, now - 1)
+    board = Board(lambda: [("run-7", "goodput_run-7"), ('a "b\\c"', "goodput_odd")])
+    board.refresh()
+    return board
+
+
+@pytest.fixture
+def port(board: Board) -> Iterator[int]:
+    endpoint = PrometheusEndpoint(board)
+    yield endpoint.start("127.0.0.1", 0)
+    endpoint.stop()
+
+
+def test_a_scrape_has_all_gauges_of_the_last_states(board: Board, port: int) -> None:
+    samples = scraped(get(port))
+    state = JobFollower("run-7", "goodput_run-7").read()
+    job = (("job", "run-7"),)
+    assert samples["ml_job_step"][job] == state.last_step
+    assert samples["ml_job_attempts"][job] == state.attempts
+    assert samples["ml_job_disruptions"][job] == 10
+    assert samples["ml_job_goodput_ratio"][job] == pytest.approx(state.goodput_percent / 100, abs=0.01)
+    assert samples["ml_job_last_event_timestamp_seconds"][job] == pytest.approx(state.last_event_ns / 1e9)
+    times = {labels: value for labels, value in samples["ml_job_time_seconds"].items() if ("job", "run-7") in labels}
+    assert sum(times.values()) == pytest.approx(samples["ml_job_wall_time_seconds"][job])
+    assert samples["ml_job_hidden"] == {(): 0.0}
+    assert samples["ml_diagnostics_entries_lost"][(("log", "goodput_run-7"),)] == 0
+    info = [dict(labels) for labels in samples["ml_job_info"] if ("job", "run-7") in labels]
+    assert info == [{"job": "run-7", "team": "", "accelerator": "", "zone": "", "attempt": "11"}]
+    assert "ml_diagnostics_mirror_lag_seconds" not in samples  # There is no mirror.
+
+
+def test_buckets_that_are_zero_for_every_job_are_left_out(port: int) -> None:
+    buckets = {dict(labels)["bucket"] for labels in scraped(get(port))["ml_job_time_seconds"]}
+    assert {"productive", "wasted_progress", "checkpoint_save"} <= buckets
+    assert buckets <= {bucket.name.lower() for bucket in Bucket}
+    assert not buckets & {"elastic_slice_down", "excluded", "custom"}
+
+
+def test_names_are_escaped(port: int) -> None:
+    assert (("job", 'a "b\\c"'),) in scraped(get(port))["ml_job_step"]
+
+
+def test_no_step_and_no_pid_is_a_label(port: int) -> None:
+    names = {name for samples in scraped(get(port)).values() for labels in samples for name, _ in labels}
+    assert names == {"job", "bucket", "log", "team", "accelerator", "zone", "attempt"}
+
+
+def test_promtool_finds_nothing_to_improve(port: int) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: it is in Debian's package prometheus")
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=get(port), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_job_that_is_stale_is_gone_from_the_next_scrape() -> None:
+    now = time.time()
+    recorder = GoodputRecorder("run-7", "goodput_run-7", logging_enabled=True)
+    recorder.record_job_start_time(now - 10)
+    recorder.record_job_end_time(now)
+    moments = [now + 5]
+    board = Board(lambda: [("run-7", "goodput_run-7")], clock_ns=lambda: int(moments[-1] * 1e9))
+    board.refresh()
+    endpoint = PrometheusEndpoint(board)
+    port = endpoint.start("127.0.0.1", 0)
+    try:
+        assert "ml_job_step" in scraped(get(port))
+        moments.append(now + 700)
+        assert set(scraped(get(port))) == {"ml_job_hidden"}
+    finally:
+        endpoint.stop()
+
+
+def test_the_command_serves_until_it_is_stopped() -> None:
+    record(JOB, "run-7", ends_at=time.time(), is_ended=False)
+    command = str(Path(sys.executable).parent / "goodput")
+    argv = [command, "export", "prometheus", "run-7", "--port", str(_free_port())]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            serving = re.fullmatch(r"serving http://127\.0\.0\.1:(\d+)/metrics\n", process.stderr.readline())
+            assert serving is not None
+            until = time.monotonic() + 20
+            while "ml_job_step" not in get(int(serving[1])):
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_it_listens_on_this_machine_alone_unless_it_is_configured(board: Board, port: int) -> None:
+    address = next(
+        (found[4][0] for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)), "127.0.0.1"
+    )
+    if str(address).startswith("127."):
+        pytest.skip("this machine has no other address")
+    with socket.socket() as client:
+        client.settimeout(2)
+        assert client.connect_ex((str(address), port)) != 0
+
+
+def test_a_port_that_is_taken_is_an_error(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    record(JOB, "run-7", ends_at=time.time())
+    assert cli.main(["export", "prometheus", "run-7", "--port", str(port)]) == 1
+    error = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}: " in error
+    assert "choose another --port" in error
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert cli.main(["export", "prometheus"]) == 1
+    assert "ml-goodput-measurement[prometheus]" in capsys.readouterr().err
+
+
+def test_the_command_imports_no_client_before_it_is_used() -> None:
+    program = (
+        "import sys, ml_goodput_measurement.cli; "
+        "print([name for name in ('prometheus_client', 'opentelemetry') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout == "[]\n"
