@@ -195,9 +195,11 @@ class EventsFile:
             self._file = pq.ParquetFile(_source(path), read_dictionary=list(DICTIONARIES), pre_buffer=False)
         except pa.ArrowInvalid as error:
             raise ValueError(f"{self.name} is not a file of Parquet: {error}") from None
+        except KeyError as error:
+            raise ValueError(f"{self.name} lacks a column: it is not a file of events: {error}") from None
         lacking = [name for name in EVENTS.names if name not in self._file.schema_arrow.names]
         if lacking:
-            raise ValueError(f"{self.name} has no column {lacking[0]!r}: it is not a file of events")
+            raise ValueError(f"{self.name} lacks a column: it is not a file of events: {lacking[0]!r}")
 
     def __enter__(self) -> EventsFile:
         return self

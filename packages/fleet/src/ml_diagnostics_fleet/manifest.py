@@ -219,7 +219,10 @@ class RowsManifest:
     @classmethod
     def from_json(cls, version: int, known: Mapping[str, Any]) -> RowsManifest:
         """Return what `to_json` wrote."""
-        snapshots = tuple(RowsSnapshot(**one) for one in known["snapshots"])
+        snapshots = tuple(
+            RowsSnapshot(**{**one, "files": {name: tuple(files) for name, files in one["files"].items()}})
+            for one in known["snapshots"]
+        )
         return cls(version, known["created_ns"], snapshots, dict(known["removed"]))
 
 

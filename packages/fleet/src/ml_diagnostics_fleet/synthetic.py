@@ -44,6 +44,8 @@ _LEMON_FACTOR = 8
 _SAVES_RARELY_BY = 8
 _EVALUATE_EVERY = 1000
 _RIGHT_BLAME = 0.8
+_MOST_ATTEMPTS = 100
+_NEVER = 2**60
 
 _KINDS = (
     "load_start",
@@ -174,7 +176,7 @@ class SyntheticJob:
         made, failures = list[_Columns](), list[Failure]()
         now = step = count = disruptions = 0
         while True:
-            lasts = int(random.exponential(1 / rates.sum()) * _HOUR)
+            lasts = int(random.exponential(1 / rates.sum()) * _HOUR) if len(made) < _MOST_ATTEMPTS else _NEVER
             head, ready = self._start(random, now, step)
             wanted = max(1, (self.events - count) // 3)
             body, saved, fails = self._steps(random, ready, step, wanted, now + lasts)
@@ -351,7 +353,8 @@ class SyntheticFleet:
         hosts = tuple(_host(zone, (first + number) % pool) for number in range(count))
         events = max(30, int(self.events / self.jobs * random.uniform(0.6, 1.4)))
         step_us = int(random.uniform(1, 6) * _SECOND)
-        hours = events / 3 * step_us / _HOUR
+        # A restart takes minutes: a short job must have time for its steps, too.
+        hours = events / 3 * step_us / _HOUR + (self.failures_per_job + 1) / 6
         save_every = max(2, min(500, events // 60))
         ends = AS_OF_NS // 1000 - int(random.uniform(2 * 3600, self.days * 86_400) * _SECOND)
         end = str(random.choice(["ended", "running", "killed"], p=[0.85, 0.08, 0.07]))

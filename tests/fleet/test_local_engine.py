@@ -1,0 +1,217 @@
+"""The engine for one machine: the same rows with any number of processes, and whatever dies is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from ml_diagnostics_fleet import local_engine
+from ml_diagnostics_fleet._workers import Failed, run_tasks
+from ml_diagnostics_fleet.events import EventsFile, write_events
+from ml_diagnostics_fleet.job_rows import JobRows, job_rows
+from ml_diagnostics_fleet.local_engine import parts_of_jobs, run_local
+from ml_diagnostics_fleet.manifest import EventsManifest, latest_events, latest_rows
+from ml_diagnostics_fleet.rows_files import newest_rows, read_causes, read_table, row_paths, write_dimensions
+from ml_diagnostics_fleet.schemas import TABLES, JobKey
+from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet, dimension_tables
+from ml_diagnostics_fleet.synthetic_files import write_event_files
+
+from .fleets import NOW_NS, Job, assert_equals_report, fleets, report_of, rows_of, rows_of_files, same_rows, write_files
+from .worker_tasks import work
+
+FLEET = SyntheticFleet(seed=2, jobs=10, events=6_000)
+
+
+def tables_of(mirror: Path, snapshot: Any) -> list[pa.Table]:
+    return [read_table(mirror, snapshot, name) for name in TABLES]
+
+
+def test_one_process_two_processes_and_the_map_alone_give_the_same_rows(tmp_path: Path) -> None:
+    write_event_files(tmp_path, FLEET)
+    one = run_local(tmp_path, AS_OF_NS, processes=1)
+    two = run_local(tmp_path, AS_OF_NS + 0, processes=2)
+    assert (one.jobs, one.events, one.errors, one.failed_groups) == (10, two.events, [], [])
+    assert tables_of(tmp_path, one.snapshot) == tables_of(tmp_path, two.snapshot)
+    rows = JobRows()
+    for job in FLEET:
+        rows.extend(job_rows(job.key, job.table().to_batches(), AS_OF_NS))
+    assert [rows.table(name) for name in TABLES] == tables_of(tmp_path, one.snapshot)
+    (snapshot,) = latest_rows(tmp_path).snapshots
+    assert snapshot == two.snapshot
+
+
+def shuffled_files(folder: Path, members: list[Job]) -> list[str]:
+    """The events of all jobs in several files of a group: doubled, and 1 % of each job's, at least one, in the last."""
+    parts: dict[str, list[tuple[JobKey, pa.Table]]] = {name: [] for name in "abc"}
+    for job in sorted(members, key=lambda job: job.key):
+        table = job.table()
+        late = max(1, table.num_rows // 100)
+        kept = table.slice(late)
+        parts["c"].append((job.key, table.slice(0, late)))
+        if kept.num_rows:
+            parts["b"].append((job.key, kept.slice(kept.num_rows // 3)))
+            parts["a"].append((job.key, kept.slice(0, 2 * kept.num_rows // 3 + 1)))
+    paths = []
+    for name, tables in parts.items():
+        write_events(str(folder / name), tables)
+        paths.append(str(folder / name))
+    return [paths[1], paths[0], paths[1], paths[2]]
+
+
+def check_fleet(folder: Path, members: list[Job]) -> None:
+    """All rows of a fleet are those of its reports, from any files."""
+    rows = rows_of_files(write_files(folder, members))
+    expected = JobRows()
+    for job in members:
+        mine = rows_of(job)
+        assert_equals_report(mine, report_of(job))
+        expected.extend(mine)
+    assert same_rows(rows, expected)
+    shuffled = JobRows()
+    for key, parts in parts_of_jobs(shuffled_files(folder, members)).items():
+        batches = [batch for path, groups in parts for batch in EventsFile(path).batches(groups)]
+        shuffled.extend(job_rows(key, [*batches[1:], *batches], NOW_NS))
+    assert same_rows(shuffled, expected)
+
+
+@settings(max_examples=12, deadline=None)
+@given(fleets(most=4))
+def test_fleets_have_the_rows_of_their_reports(tmp_path_factory: pytest.TempPathFactory, members: list[Job]) -> None:
+    check_fleet(tmp_path_factory.mktemp("fleet"), members)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=300, deadline=None)
+@given(fleets(most=20))
+def test_three_hundred_fleets_have_the_rows_of_their_reports(
+    tmp_path_factory: pytest.TempPathFactory, members: list[Job]
+) -> None:
+    check_fleet(tmp_path_factory.mktemp("fleet"), members)
+
+
+def test_a_map_that_raises_is_the_row_of_its_job_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_event_files(tmp_path, FLEET)
+    broken = FLEET.job(3).key
+
+    def raise_for_one(key: JobKey, *arguments: Any, **named: Any) -> JobRows:
+        if key == broken:
+            raise ZeroDivisionError("a defect")
+        return job_rows(key, *arguments, **named)
+
+    monkeypatch.setattr(local_engine, "job_rows", raise_for_one)
+    run = run_local(tmp_path, AS_OF_NS, processes=1)
+    assert (run.jobs, run.errors, run.snapshot.errors) == (10, [(broken, "ZeroDivisionError: a defect")], 1)
+    jobs = {row["job"]: row for row in read_table(tmp_path, run.snapshot, "jobs").to_pylist()}
+    assert jobs[broken.job]["rules"] == "error: ZeroDivisionError: a defect"
+    assert {row["rules"] for name, row in jobs.items() if name != broken.job} == {"1"}
+    assert broken.job not in set(read_table(tmp_path, run.snapshot, "ledger_rows")["job"].to_pylist())
+
+
+def test_a_kind_of_a_newer_version_and_a_damaged_payload_are_errors_of_their_jobs(tmp_path: Path) -> None:
+    table = FLEET.job(0).table()
+    kinds = pa.array(["teleport"] * table.num_rows).dictionary_encode()
+    write_events(tmp_path / "a", [(FLEET.job(0).key, table.set_column(8, table.schema.field("kind"), kinds))])
+    rows = rows_of_files([str(tmp_path / "a")])
+    assert "events have a row of kind 'teleport', which this version does not know" in rows.error()
+
+
+def test_a_job_that_is_too_large_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_event_files(tmp_path, FLEET)
+    sizes = {job.key: job.table().num_rows for job in FLEET}
+    largest = max(sizes, key=lambda key: sizes[key])
+    monkeypatch.setattr(local_engine, "MOST_EVENTS", sizes[largest] - 1)
+    run = run_local(tmp_path, AS_OF_NS, processes=1)
+    assert run.errors == [(largest, f"{sizes[largest]:,} events are more than {sizes[largest] - 1:,}")]
+
+
+def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path: Path) -> None:
+    manifest = write_event_files(tmp_path, FLEET)
+    (tmp_path / "v1" / manifest.files[0].path).unlink()
+    with pytest.raises(FileNotFoundError, match=manifest.files[0].path):
+        run_local(tmp_path, AS_OF_NS, processes=1)
+
+
+def test_rows_of_a_moment_are_replaced_as_a_whole_and_others_are_kept(tmp_path: Path) -> None:
+    write_event_files(tmp_path, FLEET)
+    first = run_local(tmp_path, AS_OF_NS - 10**15, processes=1, now_ns=AS_OF_NS)
+    second = run_local(tmp_path, AS_OF_NS, processes=1, now_ns=AS_OF_NS)
+    again = run_local(tmp_path, AS_OF_NS, processes=1, now_ns=AS_OF_NS + 1)
+    assert latest_rows(tmp_path).snapshots == (again.snapshot, first.snapshot)
+    assert newest_rows(tmp_path) == again.snapshot
+    assert newest_rows(tmp_path, AS_OF_NS - 1) == first.snapshot
+    assert newest_rows(tmp_path, 5) is None
+    old = [Path(path) for path in row_paths(tmp_path, second.snapshot, "jobs")]
+    assert all(path.is_file() for path in old)
+    run_local(tmp_path, AS_OF_NS + 5, processes=1, now_ns=AS_OF_NS + 8 * 86_400 * 10**9)
+    assert not any(path.exists() for path in old)
+    assert all(Path(path).is_file() for path in row_paths(tmp_path, again.snapshot, "jobs"))
+
+
+def test_an_empty_table_has_empty_rows(tmp_path: Path) -> None:
+    run = run_local(tmp_path, AS_OF_NS, processes=2)
+    assert (run.jobs, run.events) == (0, 0)
+    assert all(table.num_rows == 0 for table in tables_of(tmp_path, run.snapshot))
+    assert latest_events(tmp_path) == EventsManifest()
+
+
+def test_causes_of_the_doctor_are_joined(tmp_path: Path) -> None:
+    write_event_files(tmp_path, FLEET)
+    assert read_causes(tmp_path) == {}
+    dimensions = dimension_tables(FLEET)
+    write_dimensions(tmp_path, dimensions)
+    run = run_local(tmp_path, AS_OF_NS, processes=1)
+    found = {
+        (row["job"], row["number"]): row["cause_host"]
+        for row in read_table(tmp_path, run.snapshot, "disruptions").to_pylist()
+    }
+    causes = {(row["job"], row["number"]): row["cause_host"] for row in dimensions["causes"].to_pylist()}
+    assert found == causes
+    assert len(found) > 5
+
+
+def results_of(folder: Path, *names: str) -> dict[str, str]:
+    done = run_tasks(work, [(name, str(folder / "tries")) for name in names], 2)
+    return {task[0]: result.reason if isinstance(result, Failed) else result for task, result in done}
+
+
+def test_a_worker_that_dies_is_replaced_and_its_task_tried_once_more(tmp_path: Path) -> None:
+    found = results_of(tmp_path, "a", "killed", "unlucky", "b", "exits", "c", "d")
+    assert found == {
+        "a": "A",
+        "b": "B",
+        "c": "C",
+        "d": "D",
+        "unlucky": "UNLUCKY",
+        "killed": "its worker was ended by SIGKILL",
+        "exits": "its worker exited with code 3",
+    }
+    tries = (tmp_path / "tries").read_text()
+    assert {letter: tries.count(letter) for letter in "kue"} == {"k": 2, "u": 2, "e": 2}
+
+
+def test_a_defect_of_a_task_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: a defect"):
+        results_of(tmp_path, "a", "raises")
+
+
+def test_a_group_that_fails_twice_is_named_with_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_event_files(tmp_path, FLEET)
+
+    def fail_one(function: Any, tasks: Any, processes: int) -> Any:
+        yield tasks[0], Failed(tasks[0], "its worker was ended by SIGKILL")
+        for task in tasks[1:]:
+            yield task, function(task)
+
+    monkeypatch.setattr(local_engine, "run_tasks", fail_one)
+    run = run_local(tmp_path, AS_OF_NS, processes=2)
+    ((group, reason),) = run.failed_groups
+    assert reason == "its worker was ended by SIGKILL"
+    assert run.errors
+    assert {error for _, error in run.errors} == {f"group {group} failed twice: {reason}"}
+    assert run.jobs == 10
