@@ -1,4 +1,4 @@
-"""Mirrors across processes: kills, exits, hosts, and who writes what an ended process has left."""
+"""Mirrors across processes: kills, exits, hosts, and the writing of what an ended process has left."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def recorded_and_killed(root: Path, mirror: str, body: str = "record_for_ever()"
 # --- The end of a process -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["", "sys.exit(3)", "raise SystemExit(3)", "1 / 0", "os.kill(os.getpid(), 2)"])
-def test_a_process_that_exits_leaves_a_complete_mirror(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise SystemExit(3)", "1 / 0", "os.kill(os.getpid(), 2)"])
+def test_a_process_that_exits_leaves_a_complete_mirror(tmp_path: Path, ending: str) -> None:
     root, mirror = tmp_path / "root", str(tmp_path / "mirror")
-    body = f"start_mirror('goodput_run7', root)\nfor n in range(100): journal.append({{'n': n}})\n{way}"
+    body = f"start_mirror('goodput_run7', root)\nfor n in range(100): journal.append({{'n': n}})\n{ending}"
     process = run(body, root, mirror)
     _, errors = process.communicate(timeout=60)
     codes = {"": 0, "1 / 0": 1, "os.kill(os.getpid(), 2)": -signal.SIGINT}
-    assert process.returncode == codes.get(way, 3), errors.decode()
+    assert process.returncode == codes.get(ending, 3), errors.decode()
     assert_the_mirror_has_the_journal_once(mirror, root)
     assert [end["by"] for end in ends(mirror).values()] == ["self"]
 
@@ -145,6 +145,29 @@ def test_the_next_process_writes_what_a_killed_one_left(mirror: str, tmp_path: P
     finish(run("m = mirror(0.01)\njournal.append({'n': -1})\ntime.sleep(2)", root, mirror))
     assert_the_mirror_has_the_journal_once(mirror, root)
     assert sorted(end["by"] for end in ends(mirror).values()) == ["next", "self"]
+
+
+def test_the_backlog_of_ended_processes_does_not_delay_what_a_process_records(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    for _ in range(3):
+        large = "j = Journal('goodput_run7', root=root, labels={'job': 'run7'})\n"
+        finish(run(large + "for n in range(2000): j.append({'n': n, 'text': 'x' * 9_000})", root, mirror))
+    body = """
+import time
+mirror = Mirror(os.environ["ML_DIAGNOSTICS_MIRROR"], root=root, seconds=0.5, start_seconds=0.0)
+mirror.add("goodput_run7")
+time.sleep(0.2)
+for _ in range(5):
+    journal.append({"n": 1})
+    start = time.monotonic()
+    assert mirror.flush(20)
+    assert time.monotonic() - start < 5
+deadline = time.monotonic() + 50
+while mirror.statistics().counts["mirrored"] < 6005 and time.monotonic() < deadline:
+    time.sleep(0.1)
+"""
+    finish(run(body, root, mirror))
+    assert_the_mirror_has_the_journal_once(mirror, root)
 
 
 def test_the_next_process_leaves_logs_alone_that_were_not_mirrored(tmp_path: Path) -> None:

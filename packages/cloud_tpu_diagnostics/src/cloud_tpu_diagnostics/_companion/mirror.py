@@ -1,4 +1,4 @@
-"""What the companion writes to the mirror once its job has ended: what a killed process could not."""
+"""The mirror once the job has ended: the companion writes what a killed process could not."""
 
 from __future__ import annotations
 

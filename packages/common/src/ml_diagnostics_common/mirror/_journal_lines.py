@@ -121,7 +121,7 @@ class JournalLines:
             size = os.fstat(descriptor).st_size
             offset = start.offset
             if offset > size:
-                self._skipped.add("truncated_segment")  # As logrotate does. Readers drop what they have.
+                self._skipped.add("truncated_segment")  # As logrotate does. Readers drop an entry that they meet twice.
                 offset = 0
             if offset == size:
                 return None

@@ -145,6 +145,10 @@ class MirrorRound:
     def maintain(self, *, deadline: Callable[[], float], pause: Callable[[float], None]) -> None:
         """Roll up hours that are over, and, now and then, write what ended writers have left.
 
+        Args:
+            deadline: Return when to stop, in monotonic seconds.
+            pause: Called after each object with the CPU seconds that it took.
+
         Raises:
             StorageError: The mirror failed.
         """
@@ -159,6 +163,8 @@ class MirrorRound:
             )
             for _ in ended.run(deadline=deadline, pause=pause):
                 pass
+            if self._clock() >= deadline():
+                self._ended_due = self._clock()  # There may be more: after what this process has recorded meanwhile.
 
     def _roll_up(self, paths: LogPaths, names: list[SegmentName]) -> None:
         try:

@@ -2,7 +2,7 @@
 
 A job of a million entries has 11,000 objects of 30 s, or 93 of an hour: a reader makes one request for each. The object
 of the hour is read back before the others are deleted, so that a killed process loses nothing; what it leaves, the next
-roll-up of the writer deletes. A reader in the middle of it drops what it has twice by its sequence numbers.
+roll-up of the writer deletes. A reader in the middle of it drops an entry that it meets twice by its sequence number.
 """
 
 from __future__ import annotations

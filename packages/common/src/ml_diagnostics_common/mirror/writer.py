@@ -270,7 +270,7 @@ class Mirror:
         """Roll up, mirror ended writers, and check if a command watches; what fails is tried again another time."""
         round_ = self._opened_round()
         try:
-            round_.maintain(deadline=self._deadline, pause=self._rest)
+            round_.maintain(deadline=self._maintenance_deadline, pause=self._rest)
             if self._pace.is_old():
                 round_.check_watch(self._pace)
                 self._next_at = min(self._next_at, self._clock() + self._pace.seconds())
@@ -279,6 +279,11 @@ class Mirror:
 
     def _deadline(self) -> float:
         return math.inf if self._stop_at is None else self._stop_at
+
+    def _maintenance_deadline(self) -> float:
+        """Return when to return to what this process has recorded: at once if another thread waits for that."""
+        is_wanted = self._stop_at is not None or self._flushes_wanted > self._flushes_tried
+        return -math.inf if is_wanted else self._next_at
 
     def _failed(self, error: Exception) -> None:
         """Record a failure, and set the time of the next attempt."""
