@@ -1,4 +1,4 @@
-"""How right advice and what-if are: simulated jobs that fail at random, run again with what was predicted.
+"""The accuracy of advice and what-if: simulated jobs that fail at random, run again with what was predicted.
 
 The floor is the job itself: run twice with the same failures and other noise in its step times, it differs from itself,
 since it is chance which save comes before a failure. No prediction can be better than that.
@@ -28,21 +28,21 @@ _SHORT, _LONG = (2, 9), (16, 72)
 
 @dataclass
 class Judgement:
-    """What was found for some jobs. Errors are in percentage points of goodput.
+    """The results for some jobs. Errors are in percentage points of goodput.
 
     Attributes:
         jobs: The number of jobs.
-        errors: How far each prediction was from one run.
-        floor: How far a second run was from that run.
+        errors: The distance of each prediction from one run.
+        floor: The distance of a second run from that run.
         restart_errors: The same for restarts of half the time.
         restart_floor: The same floor.
         covered: For each prediction, True if the range for the same failures held the run.
         other_covered: For each prediction, True if the range for other failures held another run with as many.
         widths: The widths of the ranges for the same failures.
         other_widths: The widths of the ranges for other failures.
-        ours: What the advised interval loses against the best one.
-        young: What Young's interval loses, at the estimated rate.
-        had: What the job's own interval loses.
+        ours: The loss of the advised interval against the best one.
+        young: The loss of Young's interval, at the estimated rate.
+        had: The loss of the job's own interval.
         seconds: The CPU time of each prediction.
     """
 

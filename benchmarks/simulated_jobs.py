@@ -120,13 +120,13 @@ class SimulatedJob:
 
 @dataclass
 class Run:
-    """What happened in a run.
+    """The outcome of a run.
 
     Attributes:
         failures: The number of failures.
         productive: The time of the steps that were kept, in seconds.
         wall: The wall time, in seconds.
-        payloads: What a recorder logged, if it was recorded.
+        payloads: The entries of a recorder, if it was recorded.
     """
 
     failures: int = 0

@@ -1,4 +1,4 @@
-"""What advice starts from is what happened: uptimes, restarts, failures, and the costs of saves."""
+"""Advice starts from what happened: uptimes, restarts, failures, and the costs of saves."""
 
 from __future__ import annotations
 

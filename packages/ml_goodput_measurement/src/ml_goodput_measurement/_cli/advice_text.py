@@ -122,7 +122,7 @@ def _headline(advice: Advice) -> str:
 def _background(advice: Advice) -> str:
     if advice.background_seconds is None:
         return (
-            "  Asynchronous saves: how long the background part takes is not recorded, so make sure that it is "
+            "  Asynchronous saves: how long the background part takes is not recorded, so ensure that it is "
             "shorter than the interval (--background)."
         )
     return (

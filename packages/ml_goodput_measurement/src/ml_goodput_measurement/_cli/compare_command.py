@@ -89,7 +89,7 @@ class _Row:
     before: Fraction
     now: Fraction
     cost: Fraction | None
-    """What the difference costs over the time of the second job; None if it is not comparable."""
+    """Cost of the difference over the time of the second job; None if it is not comparable."""
 
     @property
     def points(self) -> Fraction:

@@ -19,7 +19,7 @@ _MICRO = Fraction(1, 10**6)
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What the wall time of a job costs.
+    """The cost of the wall time of a job.
 
     Attributes:
         price: The price of a chip.

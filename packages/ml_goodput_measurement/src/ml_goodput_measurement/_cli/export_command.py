@@ -84,7 +84,7 @@ class ExportCommand:
         board.start()
         console.notify(f"serving http://{_in_url(options.listen)}:{found}/metrics")
         try:
-            with contextlib.suppress(KeyboardInterrupt):  # This is how it ends.
+            with contextlib.suppress(KeyboardInterrupt):  # Its normal end.
                 self._wait()
         finally:
             endpoint.stop()
@@ -105,7 +105,7 @@ class ExportCommand:
                 return _sent_once(exporter.flush(), board, console)
             board.start()
             console.notify(f"sending every {options.every:g} s")
-            with contextlib.suppress(KeyboardInterrupt):  # This is how it ends.
+            with contextlib.suppress(KeyboardInterrupt):  # Its normal end.
                 self._wait()
         finally:
             board.stop()

@@ -90,7 +90,7 @@ def chips_of(given: int | None, recorded: int | None, job: str) -> int:
 
     Args:
         given: The option `--chips`.
-        recorded: What the job's processes recorded.
+        recorded: The number that the job's processes recorded.
         job: The job's name.
 
     Raises:

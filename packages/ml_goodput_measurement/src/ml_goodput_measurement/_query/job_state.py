@@ -72,7 +72,7 @@ class JobState(BucketedTime):
 
     @property
     def state(self) -> str:
-        """One word for what the job does, or how it ended: running, ended, failed or gone."""
+        """The state in one word: running, ended, failed or gone."""
         if self.running:
             return "running"
         return {AttemptEnd.FAILED: "failed", AttemptEnd.LOST: "gone"}.get(self.ended, "ended")

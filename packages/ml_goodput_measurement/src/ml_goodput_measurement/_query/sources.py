@@ -1,4 +1,4 @@
-"""The one place that opens where a job's entries are read from, and that lists the jobs which have any.
+"""The sources of a job's entries, opened here alone, and the jobs that have any.
 
 Every reader of a job, and every command, opens its log here: another source of entries is added to the union here.
 """

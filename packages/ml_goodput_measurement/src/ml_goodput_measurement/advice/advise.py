@@ -51,7 +51,7 @@ class Advice:
         worst_regret_points: The most that it may lose against the best interval; None without it.
         now_seconds: The job's interval; None if it is not known.
         now_regret_points: The range of what the job's interval loses against the best one; None if it is not known.
-        lever_seconds: By how much a restart could be shorter: 60 s, or all of it.
+        lever_seconds: The seconds by which a restart could be shorter: 60, or all of it.
         lever_points: The range of what that is worth; None without failures.
         floor_seconds: No interval below this is recommended: the background part of a save, or the detection time.
         background_seconds: How long the background part of a save takes; None if it is not known.

@@ -1,4 +1,4 @@
-"""What a job's ledger shows of its saves, failures and restarts: the input of all advice. Pure."""
+"""The saves, failures and restarts in a job's ledger: the input of all advice. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECOND = 1e9
 _APART_NS = 60 * 10**9
 """Hosts save one step at about the same time."""
 _FEWEST_STEPS = 10
-"""Of fewer steps, the mean time shows little."""
+"""The mean time of fewer steps shows little."""
 _USUAL_NOISE = 0.02
 """How much the mean step time usually differs between attempts; it counts as much as two attempts."""
 _USUAL_NOISE_WEIGHT = 2

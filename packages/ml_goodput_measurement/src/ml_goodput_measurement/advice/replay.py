@@ -1,4 +1,4 @@
-"""What a job's goodput would have been with other saves and restarts: its failures, replayed many times. Pure.
+"""The goodput of a job with other saves and restarts: its failures, replayed many times. Pure.
 
 Each replay runs the same number of steps through the uptimes and restarts of the job. A failure costs the steps since
 the last save, so it matters where between two saves it falls. That is moved by the noise of step times, which differ
@@ -33,7 +33,7 @@ _RESTART_SPREAD = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to replay a job with.
+    """The saves and restarts to replay a job with.
 
     Attributes:
         interval_steps: The steps between two saves.

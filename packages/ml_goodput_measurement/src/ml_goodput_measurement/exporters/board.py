@@ -31,7 +31,7 @@ JobName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What to export.
+    """The jobs to export.
 
     Attributes:
         states: The jobs, the latest first.

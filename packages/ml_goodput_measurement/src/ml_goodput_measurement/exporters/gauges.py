@@ -23,7 +23,7 @@ class Gauge:
         prometheus: Its name for Prometheus.
         otlp: Its name for OTLP.
         unit: Its unit for OTLP, as UCUM writes it.
-        help: What it is.
+        help: A description.
         labels: The names of its labels.
         values: Returns its values.
     """
