@@ -274,6 +274,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def fleet(session: nox.Session) -> None:
+    """Make a fleet of 2,000 jobs and 1e8 events from a seed, and measure the map and its engine; 0.7 GB of disk."""
+    install(session, "tests", *PACKAGES)
+    session.run("python", "-m", "benchmarks", "fleet", *session.posargs, env=ON_CPU)
+
+
+@nox.session
 def faultbench(session: nox.Session) -> None:
     """Inject faults into jobs of real JAX processes, and score the doctor: `-- --smoke`, or hours for all seeds."""
     install(session, "tests", *PACKAGES)

@@ -49,6 +49,7 @@ TABLES = [
     "first_cause",
     "faultbench",
     "page",
+    "fleet",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

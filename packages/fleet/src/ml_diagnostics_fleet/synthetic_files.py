@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from ml_diagnostics_common.files import in_bucket
@@ -16,10 +17,11 @@ from ml_diagnostics_common.mirror.names import EndName, LogPaths, SegmentName, d
 from ml_diagnostics_common.mirror.segments import encode_segment
 
 from ml_diagnostics_fleet._paths import FleetPaths, new_run
+from ml_diagnostics_fleet._workers import Failed, run_tasks
 from ml_diagnostics_fleet.events import EventsWriter
 from ml_diagnostics_fleet.manifest import EventsEntry, EventsManifest, commit, latest_events
 from ml_diagnostics_fleet.rows_files import write_dimensions
-from ml_diagnostics_fleet.schemas import GROUPS, group_of
+from ml_diagnostics_fleet.schemas import group_of
 from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet, SyntheticJob, dimension_tables
 
 __all__ = ["segments_of", "write_event_files", "write_segments"]
@@ -80,32 +82,53 @@ def segments_of(mirror: str, job: SyntheticJob, table: pa.Table) -> Iterator[tup
             yield objects.path(EndName(day_of(rows[-1]["t_ns"]), writer)), json.dumps(end).encode()
 
 
-def write_event_files(mirror: str | os.PathLike[str], fleet: SyntheticFleet) -> EventsManifest:
+class _GroupTask(NamedTuple):
+    mirror: str
+    fleet: SyntheticFleet
+    path: str
+    group: str
+    jobs: tuple[int, ...]
+
+
+def write_event_files(mirror: str | os.PathLike[str], fleet: SyntheticFleet, *, processes: int = 1) -> EventsManifest:
     """Write the events of a fleet as a compactor would, without segments; return the manifest.
 
     Args:
         mirror: The mirror.
-        fleet: The fleet; it takes the memory of one job and of the open files of its groups.
+        fleet: The fleet.
+        processes: The number of worker processes; each takes the memory of one file. 1 works in this process.
     """
     paths, run = FleetPaths(mirror), new_run(AS_OF_NS)
     by_group: dict[str, list[SyntheticJob]] = {}
     for job in fleet:
         by_group.setdefault(group_of(job.key), []).append(job)
-    assert len(by_group) <= GROUPS
-    entries = []
-    with tempfile.TemporaryDirectory(prefix="ml-diagnostics-synthetic-") as folder:
-        for number, (group, jobs) in enumerate(sorted(by_group.items())):
-            file = Path(folder) / "events.parquet"
-            with EventsWriter(str(file)) as writer:
-                for job in sorted(jobs, key=lambda job: job.key):
-                    writer.write(job.key, job.table())
-            data, path = file.read_bytes(), f"events/group={group}/{run}-{number}.parquet"
-            paths.storage.write(paths.full(path), data, if_generation=0)
-            times = writer.first_t_ns, writer.last_t_ns
-            entries.append(EventsEntry(path, group, writer.rows, len(data), len(writer.jobs), *times))
+    tasks = []
+    for number, (group, jobs) in enumerate(sorted(by_group.items())):
+        path = f"events/group={group}/{run}-{number}.parquet"
+        members = tuple(job.index for job in sorted(jobs, key=lambda job: job.key))
+        tasks.append(_GroupTask(paths.mirror, fleet, path, group, members))
+    entries: list[EventsEntry] = []
+    done = run_tasks(_write_group, tasks, processes) if processes > 1 else ((one, _write_group(one)) for one in tasks)
+    for _, entry in done:
+        if isinstance(entry, Failed):
+            raise RuntimeError(f"{entry.task.path}: {entry.reason}")
+        entries.append(entry)
     known = latest_events(mirror)
-    files = EventsManifest(known.version, known.created_ns, (*known.files, *entries), known.logs, known.removed)
-    return commit(mirror, files, AS_OF_NS)
+    files = (*known.files, *sorted(entries, key=lambda entry: entry.path))
+    return commit(mirror, dataclasses.replace(known, files=files), AS_OF_NS)
+
+
+def _write_group(task: _GroupTask) -> EventsEntry:
+    with tempfile.TemporaryDirectory(prefix="ml-diagnostics-synthetic-") as folder:
+        file = Path(folder) / "events.parquet"
+        with EventsWriter(str(file)) as writer:
+            for index in task.jobs:
+                job = task.fleet.job(index)
+                writer.write(job.key, job.table())
+        data, paths = file.read_bytes(), FleetPaths(task.mirror)
+    paths.storage.write(paths.full(task.path), data, if_generation=0)
+    times = writer.first_t_ns, writer.last_t_ns
+    return EventsEntry(task.path, task.group, writer.rows, len(data), len(writer.jobs), *times)
 
 
 def _header(job: SyntheticJob, row: Mapping[str, Any]) -> bytes:
