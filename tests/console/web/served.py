@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -79,6 +79,14 @@ class Served:
         reply = self.get(path)
         assert reply.status == 200, reply.body[:500]
         return reply.json()
+
+    def children(self) -> list[int]:
+        """Return the ids of its child processes, by Linux's /proc."""
+        found: list[int] = []
+        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with suppress(OSError):  # The thread has ended.
+                found += map(int, (thread / "children").read_text().split())
+        return found
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str, float]:
         """Send a signal, and return the exit code, standard error, and how long it took, in seconds."""

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,9 @@ from ml_diagnostics_console._web.judging import Doctor
 from ml_diagnostics_console._web.verdict_answer import Judged
 
 from ...waiting import LONG_SECONDS, wait_until
+from .browser import needs_browser, opened_browser
 from .recorded import Page
-from .served import Served
+from .served import Served, served
 
 if not sys.platform.startswith("linux"):
     pytest.skip("needs /proc", allow_module_level=True)
@@ -115,10 +117,33 @@ def test_the_process_ends_with_the_server_however_that_ends(failed: Page, failed
     server = Served(failed_folder, "--no-browser")
     path = f"/api/runs/{run_id(failed)}/verdict"
     wait_until(lambda: server.json(path)["state"] == "ready", LONG_SECONDS)
-    (child,) = children(server.process.pid)
+    (child,) = server.children()
     server.process.send_signal(number)
     server.process.communicate(timeout=LONG_SECONDS)
     wait_until(lambda: has_ended(child), LONG_SECONDS)
+
+
+@needs_browser
+def test_a_page_shows_why_there_is_no_verdict(failed: Page, failed_folder: Path, tmp_path: Path) -> None:
+    has_seen = threading.Event()
+    with served(failed_folder) as server, opened_browser(tmp_path) as browser:
+
+        def kill_doctors() -> None:
+            while not has_seen.wait(0.005):
+                for child in server.children():
+                    with suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGKILL)
+
+        killing = threading.Thread(target=kill_doctors)
+        killing.start()
+        try:
+            browser.open(f"{server.url.rstrip('/')}/runs/{run_id(failed)}")
+            browser.wait_for("document.querySelector('.diagnosis')?.textContent.includes('could not judge this run')")
+        finally:
+            has_seen.set()
+            killing.join()
+        assert browser.value("document.querySelector('.diagnosis').textContent.includes('was ended by signal 9')")
+        assert browser.complaints() == []
 
 
 def test_a_page_whose_doctor_was_killed_says_so_once_and_has_the_verdict_at_the_next_change(
@@ -311,9 +336,3 @@ def test_a_doctor_that_works_is_ended_by_the_end_of_its_store(restarted: Page) -
     assert time.monotonic() - started < LONG_SECONDS / 2
     assert doctor.ask(first)["state"] in ("ready", "working")
     assert slow.asked == [first.id]
-
-
-def children(pid: int) -> list[int]:
-    """Return the children of a process, of all of its threads."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(each) for file in files for each in file.read_text().split()]
