@@ -28,6 +28,7 @@ TABLES = [
     "importing",
     "cloud_reading",
     "cloud_writing",
+    "mirror",
     "hangs",
     "fast_fail",
     "console",
