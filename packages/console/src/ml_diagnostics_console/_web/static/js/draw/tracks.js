@@ -13,7 +13,7 @@ const AXIS_HEIGHT = 26;
 const TICK_PIXELS = 105;
 const LEAST_WIDTH = 60;
 const STEP_IN = 0.5;
-const EXTEND_MS = 2_000;
+const EXTEND_MS = 1_500;
 const LEAST_SELECTION = 1e-6;
 
 /**

@@ -16,8 +16,8 @@ import { provers } from "./proof.js";
 import { tiles } from "./tiles.js";
 import { chooseTracks } from "./track_choice.js";
 
-const TILES_MS = 1900; // Figures that change more often are not read, and each change of them is a frame to draw.
-const LATE_TILES_MS = 3000; // They change together with what else an event changes; this long after the last event.
+const SHOWN_MS = 1900; // Figures that change more often are not read, and each change of them is a frame to draw.
+const LATE_MS = 3000; // They change in one frame with the end of the clock, at an event; without one, after this time.
 const APPEND_SECONDS = 10;
 const LEDGER_SECONDS = 30;
 const GROWN_PIXELS = 4; // a ledger or rows of hosts are read again when they have grown by so much
@@ -44,7 +44,7 @@ export async function show(page, api, state) {
   let stacksVersion = null;
   let timer = 0;
   let tilesKey = "";
-  let tilesMs = 0;
+  let shownMs = 0;
   let isClosed = false;
   clock.start();
   render();
@@ -67,7 +67,7 @@ export async function show(page, api, state) {
   function showTiles() {
     clearTimeout(timer);
     timer = 0;
-    tilesMs = performance.now();
+    shownMs = performance.now();
     const built = tiles(run, { typicalStep: clock.typical("step_time"), prove });
     const key = built.map((each) => each.textContent).join("\n");
     if (key !== tilesKey) fill(figures, built);
@@ -106,14 +106,14 @@ export async function show(page, api, state) {
         take(data);
       } else if (kind === "changed") {
         const fields = (data.rows ?? []).find(({ id }) => id === run.id);
-        if (data.now) {
-          run.now = data.now;
-          clock.extend(data.now);
-        }
-        if (!fields) return;
+        if (data.now) run.now = data.now;
         Object.assign(run, fields);
-        if (performance.now() - tilesMs >= TILES_MS) showTiles();
-        else timer ||= setTimeout(showTiles, LATE_TILES_MS);
+        if (performance.now() - shownMs >= SHOWN_MS) {
+          showTiles();
+          clock.extend(run.now);
+        } else if (fields) {
+          timer ||= setTimeout(showTiles, LATE_MS);
+        }
       } else if (kind === "metrics" && data[run.id]) {
         const rows = data[run.id];
         for (const metric of run.metrics_list ?? []) {
