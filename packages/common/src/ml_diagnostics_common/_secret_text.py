@@ -59,7 +59,7 @@ _PEM_LINE_END = re.compile(r"\r?\n|\\{1,15}r?\\{0,15}n")  # of a text, or inside
 _PEM_LINE = re.compile(r"(?:(.*[^A-Za-z0-9+/=])|)([A-Za-z0-9+/=]+)[ \t]*", re.DOTALL)
 _PEM_SPACED_REVERSED = re.compile(r"[ \t]*[A-Za-z0-9+/=]{0,128}(?:[ \t]{1,9}[A-Za-z0-9+/=]{16,})+|[A-Za-z0-9+/=]{16,}")
 _LONGEST_PEM = 16_384
-_PREFIXED_PEM_LINE = 40  # characters of a line of a key, after the time and the level of a log, say
+_PREFIXED_PEM_LINE = 40  # characters of a line of a key, such as those after the time and the level of a log
 _KNOWN_KEY = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     + "|".join(f"(?:{'|'.join(map(re.escape, starts.split()))}){rest}" for starts, rest in _KNOWN_KEYS)
@@ -153,7 +153,7 @@ def _redact_once(text: str) -> str:
 
 
 def _redact_pem_tails(text: str) -> str:
-    """Replace the lines of keys whose first line was cut off: the last lines of a log may start within one."""
+    """Replace the lines of keys without their first line: the last lines of a log may start within a key."""
     parts: list[str] = []
     end = searched = 0
     for match in _PEM_END.finditer(text):
@@ -171,7 +171,7 @@ def _start_of_pem_lines(text: str, least: int, end: int) -> int:
     Args:
         text: The text.
         least: The position before which nothing is searched.
-        end: The position of the last line of the key, which may follow the time and the level of a log, say.
+        end: The position of the last line of the key, which may follow the time and the level of a log.
     """
     breaks = [(least, least), *((found.start(), found.end()) for found in _PEM_LINE_END.finditer(text, least, end))]
     start = end

@@ -1,6 +1,6 @@
-"""Runs that a project of Google Cloud keeps: what of them is not on this machine, and the commands that read it there.
+"""Runs that a project of Google Cloud keeps: the records that are not on this machine, and the commands that read them.
 
-The page sends no requests to Cloud Logging but those of the store: its views say which command does.
+The page sends no requests to Cloud Logging but those of the store: its views name the command that does.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def main() -> None:
 
 
 def _receive(source: BinaryIO, questions: queue.SimpleQueue[bytes]) -> None:
-    """Pass on the lines of questions; when there will be no more, end the process and what it has started."""
+    """Pass on the lines of questions; after the last one, end the process and the programs that it has started."""
     for line in source:
         questions.put(line)
     if os.getsid(0) == os.getpid():

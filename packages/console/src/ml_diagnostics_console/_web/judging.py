@@ -20,7 +20,7 @@ _LEAST_SECONDS: Final = 30.0
 that an open page costs little; at once if its state changes."""
 _FACTOR: Final = 100.0
 _MOST_PAUSES: Final = 2.0
-"""A page that is opened long after another one was closed must not begin with what was true then."""
+"""A page that is opened long after another one was closed must not start with what was true then."""
 _IDLE_SECONDS: Final = 300.0
 """The time without a question after which the memory of what was read is given back."""
 _FIRST_REST_SECONDS: Final = 5.0
@@ -121,7 +121,7 @@ class Doctor:
         return "" if is_stale else str(answer["sentence"])
 
     def take_news(self) -> set[str]:
-        """Return the runs whose verdict has changed since the last call."""
+        """Return the runs with another verdict than at the last call."""
         with self._lock:
             news, self._news = self._news, set()
             return news
@@ -155,7 +155,7 @@ class Doctor:
         self._judging.end()
         deadline = time.monotonic() + _CLOSE_SECONDS
         while thread is not None and thread.is_alive() and time.monotonic() < deadline:
-            self._judging.end()  # It may have begun with another one meanwhile.
+            self._judging.end()  # It may have started another one meanwhile.
             thread.join(0.1)
 
     def _keep(self, run: RunData, known: Known) -> None:

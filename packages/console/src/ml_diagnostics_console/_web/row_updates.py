@@ -40,8 +40,8 @@ class News(NamedTuple):
 
     Attributes:
         touched: The runs with new entries, or another resource.
-        changed: Those among them that have others than values and signs of life.
-        with_log: The runs of whose processes a companion has recorded something.
+        changed: The runs among them that have others than values and signs of life.
+        with_log: The runs with new records of companions.
         judged: The runs with another verdict.
     """
 
@@ -77,9 +77,9 @@ class RowUpdates:
 
         Args:
             runs: The runs that the control plane has.
-            news: What was read since the last update.
+            news: The runs of which something was read since the last update.
             now_ns: The time, in ns since 1970.
-            with_sessions: The runs of a cloud whose sessions are read; None for those of this machine: all.
+            with_sessions: The runs of a cloud of which sessions are read; None for those of this machine: all.
         """
         due = [kept for kept in runs if self._is_due(kept, news, now_ns)]
         for first in range(0, len(due), _UPDATES_AT_ONCE):
@@ -187,7 +187,7 @@ class RowUpdates:
 
 
 class _Signature(NamedTuple):
-    """What of a run makes another version of it when it changes by time alone."""
+    """The part of a run that makes another version of it when it changes by time alone."""
 
     state: str
     reason: str

@@ -38,7 +38,7 @@ _MOST_BYTES: Final = 2**30
 _UNFINISHED_SECONDS: Final = 3600.0
 _LONGEST_HEADER_BYTES: Final = 2**30
 _SAVED_AT: Final = 300_000
-"""To read fewer entries anew takes less than a second."""
+"""To read fewer entries again takes less than a second."""
 _SAVE_SECONDS: Final = 900.0
 _DOUBTS: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error)
 
