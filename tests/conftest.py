@@ -6,6 +6,7 @@ Besides those of `ml_diagnostics_testing`, these fixtures start the loopback ser
 from __future__ import annotations
 
 import _thread
+import gc
 import itertools
 import os
 import signal
@@ -77,6 +78,15 @@ def pytest_configure(config: pytest.Config) -> None:
     parts = [str(path) for path in found if path.name != "__pycache__"]
     start = int(worker["workerid"].removeprefix("gw")) * len(parts) // worker["workercount"]
     config.args = [*parts[start:], *parts[:start]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect the tests without collections of garbage, and leave them and all modules out of those that follow."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

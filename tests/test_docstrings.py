@@ -34,11 +34,18 @@ class Item(NamedTuple):
     text: str
 
 
+def _statements_of(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a module and all statements in it, without their expressions: there are ten times as many of these."""
+    yield tree
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for part in getattr(tree, name, []):
+            yield from _statements_of(part)
+
+
 def items_in(tree: ast.AST) -> Iterator[Item]:
     """Yield the items of the docstrings of a module, its classes, functions and attributes."""
-    for owner in ast.walk(tree):
-        statements = getattr(owner, "body", None)
-        for statement in statements if isinstance(statements, list) else []:
+    for owner in _statements_of(tree):
+        for statement in getattr(owner, "body", []):
             match statement:
                 case ast.Expr(value=ast.Constant(value=str(docstring))):
                     section = ""

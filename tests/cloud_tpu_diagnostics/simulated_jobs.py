@@ -72,19 +72,17 @@ class SimulatedJob:
 def checks(events: Sequence[Event], until: float, seed: int = 0) -> Iterator[tuple[Progress | None, int]]:
     """Yield the progress at each check, every second or sometimes a little later, and its time."""
     jitter = random.Random(seed)
-    sequence, now = 0, jitter.random()
+    progress, sequence, now = None, 0, jitter.random()
+    next_at = events[0].at if events else math.inf
     while now <= until:
-        while sequence < len(events) and events[sequence].at <= now:
-            sequence += 1
-        yield _progress(events, sequence), round(now * 1e9)
+        if next_at <= now:
+            while sequence < len(events) and events[sequence].at <= now:
+                sequence += 1
+            event = events[sequence - 1]
+            progress = Progress(sequence, round(event.at * 1e9), event.phase, event.step)
+            next_at = events[sequence].at if sequence < len(events) else math.inf
+        yield progress, round(now * 1e9)
         now += OBSERVATION_SECONDS + (jitter.random() * 0.02 if jitter.random() < 0.9 else jitter.random() * 0.3)
-
-
-def _progress(events: Sequence[Event], sequence: int) -> Progress | None:
-    if sequence == 0:
-        return None
-    event = events[sequence - 1]
-    return Progress(sequence, round(event.at * 1e9), event.phase, event.step)
 
 
 def verdicts(events: Sequence[Event], until: float, config: HangConfig | None = None, seed: int = 0) -> list[Report]:

@@ -140,6 +140,7 @@ def test_all_processes_of_a_host_have_the_clock_that_its_plan_shows(tmp_path: Pa
 # --- Live jobs --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timing
 @pytest.mark.timeout(180)
 def test_live_jobs_are_diagnosed_right(tmp_path: Path) -> None:

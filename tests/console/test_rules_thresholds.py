@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -74,14 +75,20 @@ def _in_thresholds(tree: ast.Module) -> set[str]:
     }
 
 
-_TREES = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in _MODULES}
-_SHARED = set().union(*map(_in_thresholds, _TREES.values()))
+@functools.cache
+def _trees() -> dict[str, ast.Module]:
+    return {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in _MODULES}
 
 
-@pytest.mark.parametrize("module", _TREES)
+@functools.cache
+def _shared() -> set[str]:
+    return set().union(*map(_in_thresholds, _trees().values()))
+
+
+@pytest.mark.parametrize("module", [path.stem for path in _MODULES])
 def test_each_number_of_a_rule_is_a_threshold_or_has_a_reason_not_to_be(module: str) -> None:
-    tree = _TREES[module]
-    shown = _in_thresholds(tree) | {name for name in _SHARED if not name.startswith("_")}
+    tree = _trees()[module]
+    shown = _in_thresholds(tree) | {name for name in _shared() if not name.startswith("_")}
     assert [name for name in _numbers(tree) if name not in shown and name not in _ALLOWED] == []
 
 
@@ -98,5 +105,5 @@ def test_each_threshold_has_its_source() -> None:
 
 
 def test_no_allowed_number_is_left_over() -> None:
-    known = {name for tree in _TREES.values() for name in _numbers(tree)}
+    known = {name for tree in _trees().values() for name in _numbers(tree)}
     assert set(_ALLOWED) <= known

@@ -65,11 +65,15 @@ class Device:
         self._may_end.set()
 
 
+@pytest.fixture(scope="module")
+def compiled() -> Device:
+    return Device()
+
+
 @pytest.fixture
-def device() -> Iterator[Device]:
-    made = Device()
-    yield made
-    made.end()
+def device(compiled: Device) -> Iterator[Device]:
+    yield compiled
+    compiled.end()
 
 
 def test_the_time_in_which_a_loop_waits_for_its_data_is_no_progress() -> None:
