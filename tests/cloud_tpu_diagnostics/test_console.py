@@ -365,7 +365,8 @@ _READERS = ("reads", "killed", "stopped", "disk full")
 @pytest.mark.parametrize("reader_is", _READERS)
 def test_a_job_prints_to_its_end_whatever_happens_to(tmp_path: Path, wrapper_is: str, reader_is: str) -> None:
     job = [*_RUN, sys.executable, "-c", _PRINT_TO_THE_END, str(tmp_path)]
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # If the test fails, it waits for none of them.
+        stack.callback((tmp_path / "go").touch)
         if reader_is == "disk full":
             output: Any = stack.enter_context(Path("/dev/full").open("wb", buffering=0))
             reader = None
@@ -373,8 +374,10 @@ def test_a_job_prints_to_its_end_whatever_happens_to(tmp_path: Path, wrapper_is:
             reader = stack.enter_context(
                 subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             )
+            stack.callback(reader.kill)
             output = reader.stdin
         wrapper = stack.enter_context(subprocess.Popen(job, stdout=output, stderr=subprocess.DEVNULL, bufsize=0))
+        stack.callback(wrapper.kill)
         output.close()
         if reader is not None:
             assert reader.stdout is not None

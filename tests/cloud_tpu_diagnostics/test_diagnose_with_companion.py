@@ -409,4 +409,6 @@ def test_an_unknown_backend_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_companion_does_not_spin_once_the_job_has_closed_its_descriptors(
     outcomes: AtOnce[str, _Outcome], end: str
 ) -> None:
-    outcomes.result(end)  # Its reads were counted while it ran.
+    _, _, (code, _, err) = outcomes.result(end)  # Its reads were counted while it ran.
+    assert code == 0
+    assert ("The program has closed the descriptors" in err) == ("closerange" in end)

@@ -190,7 +190,7 @@ with diagnostic.diagnose(config(cloud=sys.argv[2] == "file")):
         tmp_path,
         "file",
     )
-    _survives(job, "file", [(5, 0.5)])
+    assert len(_survives(job, "file", [(5, 0.5)])) <= 5
 
 
 def test_above_100_threads_all_are_dumped(tmp_path: Path) -> None:

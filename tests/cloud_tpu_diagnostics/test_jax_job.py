@@ -121,6 +121,7 @@ def test_show_names_that_rank_with_its_index_and_step_from_the_journal(ranks: _R
         )
 
     _wait_until_shown(is_complete, ranks, "--job", _JOB)
+    assert all(process.poll() is None for process in ranks.processes)
 
 
 def _wait_until_shown(is_complete: Callable[[str], bool], ranks: _Ranks, *where: str) -> None:
