@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_common.exceptions import ObjectNotFoundError
+from ml_diagnostics_common.exceptions import ObjectNotFoundError, StorageError
 from ml_diagnostics_common.journal import log_folder_name
 from ml_diagnostics_common.mirror.names import LogPaths
 from ml_diagnostics_common.storage import LocalStorage
@@ -252,6 +252,33 @@ def test_segments_that_waited_too_long_are_a_warning(tmp_path: Path) -> None:
     assert compact(tmp_path, now_ns=NOW_NS).warnings == []
 
 
+def test_small_segments_of_an_ended_writer_are_rolled_up_for_readers(tmp_path: Path) -> None:
+    job = one_job(300)
+    write_objects(job.segments(str(tmp_path), each=10))
+    before = len(list(tmp_path.rglob("*.0.jsonl.gz")))
+    done = compact(tmp_path, now_ns=NOW_NS)
+    assert (before, done.events, done.gaps) == (31, 302, [])
+    large = list(tmp_path.rglob("*.1.jsonl.gz"))
+    assert 0 < len(large) == done.rolled_up < 5
+    assert not list(tmp_path.rglob("*.0.jsonl.gz"))
+    again = compact(tmp_path, now_ns=NOW_NS)
+    assert (again.segments, again.events, again.rolled_up, again.gaps) == (0, 0, 0, [])
+    assert same_rows_of(tmp_path, job)
+
+
+def test_segments_that_may_not_be_deleted_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Storage(LocalStorage):
+        def delete(self, path: str) -> None:
+            raise StorageError(f"{path}: 403: grant storage.objects.delete")
+
+    monkeypatch.setattr("ml_diagnostics_fleet._paths.storage_for", lambda path: Storage())
+    write_objects(one_job(300).segments(str(tmp_path), each=10))
+    done = compact(tmp_path, now_ns=NOW_NS)
+    assert (done.events, done.rolled_up) == (302, 0)
+    assert "stay small, for they cannot be rolled up" in done.warnings[-1]
+    assert "grant storage.objects.delete" in done.warnings[-1]
+
+
 def test_an_empty_mirror_is_no_error(tmp_path: Path) -> None:
     done = compact(tmp_path / "none", now_ns=NOW_NS)
     assert (done.version, done.events, done.gaps) == (0, 0, [])
@@ -268,19 +295,24 @@ def kill_compactors(mirror: Path, times: int, seed: int) -> None:
     moments, fleet = random.Random(seed), SyntheticFleet(seed=seed, jobs=12, events=6_000)
     objects = [one for job in fleet for one in segments_of(str(mirror), job, job.table())]
     moments.shuffle(objects)
-    each = -(-len(objects) // times)
-    killed = 0
+    each = -(-len(objects) // (times + 1))
+    killed, lasts = 0, 0.0
     for start in range(0, len(objects), each):
         write_objects(objects[start : start + each])
         process = _compactor(mirror)
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(moments.uniform(0, 0.35))
-        process.send_signal(signal.SIGKILL)
+        if not start:  # The first one shows how long it takes here.
+            started = time.monotonic()
+            assert process.wait() == 0
+            lasts = time.monotonic() - started
+        else:
+            time.sleep(moments.uniform(0, lasts))
+            process.send_signal(signal.SIGKILL)
         process.communicate()
         killed += process.returncode == -signal.SIGKILL
         assert set(identities(mirror).values()) <= {1}
-    assert killed > times // 2
+    assert killed > times // 3
     compact(mirror, now_ns=AS_OF_NS)
     assert identities(mirror) == expected(fleet)
 

@@ -19,8 +19,10 @@ from typing import Final
 
 import pyarrow as pa
 from ml_diagnostics_common.entry import LogEntry, SeenSequences
-from ml_diagnostics_common.exceptions import ObjectNotFoundError
-from ml_diagnostics_common.mirror.names import EndName, SegmentName, day_of, parse_name, segments_path
+from ml_diagnostics_common.exceptions import ObjectNotFoundError, StorageError
+from ml_diagnostics_common.mirror._bucket import Bucket
+from ml_diagnostics_common.mirror.names import EndName, LogPaths, SegmentName, day_of, parse_name, segments_path
+from ml_diagnostics_common.mirror.rollup import roll_up_ended
 from ml_diagnostics_common.mirror.segments import DamagedObjectError, SegmentContent
 from ml_diagnostics_common.worker import in_parallel
 
@@ -67,6 +69,7 @@ class Compaction:
         merged: The number of files that were replaced.
         without_job: Entries that name no job, which are in no table.
         deleted: The number of old files that were deleted.
+        rolled_up: The number of larger segments that were written in place of small ones.
         gaps: All entries that are missing in the table.
         damaged: Segments that cannot be read.
         warnings: Sentences for the user.
@@ -80,6 +83,7 @@ class Compaction:
     merged: int = 0
     without_job: int = 0
     deleted: int = 0
+    rolled_up: int = 0
     gaps: list[Gap] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -92,6 +96,7 @@ def compact(
     now_ns: int | None = None,
     through_ns: int | None = None,
     merges: bool = True,
+    rolls_up: bool = True,
 ) -> Compaction:
     """Add the segments of closed days to the table of events, merge small files, and delete old ones.
 
@@ -100,6 +105,8 @@ def compact(
         now_ns: The time, in ns since 1970; None for this machine's.
         through_ns: Days that end by this moment are closed; None is `now_ns`. A later one takes days that still go on.
         merges: True to merge small files.
+        rolls_up: True to write the small segments of writers that have ended as larger ones, by the hour, for readers
+            of the mirror; writers do so themselves if they may delete objects.
 
     Raises:
         ManifestError: The manifest is damaged, or of a newer version.
@@ -113,6 +120,8 @@ def compact(
     manifest = _repeated(lambda: _add_segments(paths, done, now_ns, through_ns))
     if merges:
         manifest = _repeated(lambda: _merge_files(paths, latest_events(paths.mirror), done, now_ns))
+    if rolls_up:
+        done.rolled_up = _roll_up(paths, manifest, day_of(through_ns), done)
     done.version, done.gaps, done.damaged = manifest.version, manifest.gaps(), list(manifest.damaged)
     done.deleted = _delete_old(paths, manifest, now_ns)
     return done
@@ -284,6 +293,30 @@ def _unseen(entries: Iterable[LogEntry], seen: SeenSequences) -> Iterator[LogEnt
 def _chunks(items: Sequence[tuple[SegmentName, str]], size: int) -> Iterator[Sequence[tuple[SegmentName, str]]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def _roll_up(paths: FleetPaths, manifest: EventsManifest, today: str, done: Compaction) -> int:
+    """Roll up what ended writers left at level 0, if all of it is in the table; return the number of new objects."""
+    small: dict[tuple[str, str], list[SegmentName]] = {}
+    prefix = segments_path(paths.mirror).replace(os.sep, "/")
+    for path in paths.storage.list_prefix(segments_path(paths.mirror)):
+        name, folder = parse_name(path), path.replace(os.sep, "/").removeprefix(prefix).partition("/")[0][4:]
+        state = manifest.logs.get(folder)
+        if isinstance(name, SegmentName) and state is not None and name.writer in state.ended:
+            small.setdefault((folder, name.writer), []).append(name)
+    bucket, written = Bucket(paths.mirror, storage=paths.storage), 0
+    for (folder, _), names in sorted(small.items()):
+        state = manifest.logs[folder]
+        if sum(name.level == 0 for name in names) < 2 or not all(
+            name.day < today and _has(state, name) for name in names
+        ):
+            continue
+        try:
+            written += roll_up_ended(bucket, LogPaths(bucket.path, folder), names)
+        except StorageError as error:
+            done.warnings.append(f"segments of log folder {folder} stay small, for they cannot be rolled up: {error}")
+            break
+    return written
 
 
 # --- Files of events --------------------------------------------------------------------------------------------------
