@@ -55,6 +55,7 @@ def test_runs_are_compared_by_how_they_did(restarted: Page) -> None:
     assert sum(percent for _, percent in top["goodput"]["buckets"][0]) == pytest.approx(100)
     assert set(answer["metrics"]) == {"loss", "learning_rate", "step_time"}
     assert answer["metrics"][-1] == "step_time"
+    assert answer["metrics_about"]["step_time"] == {"unit": "s", "has_steps": True, "missing": []}
 
 
 def test_a_loss_that_is_not_a_number_differs_most() -> None:
@@ -72,6 +73,7 @@ def test_a_loss_that_is_not_a_number_differs_most() -> None:
     top = {row["key"]: row for row in answer["top"]}
     assert top["last loss"]["values"] == ["NaN", 0.5]
     assert answer["metrics"] == ["loss", "accuracy"]
+    assert list(answer["metrics_about"]) == answer["metrics"]
 
 
 def test_bad_comparisons_are_refused(restarted: Page) -> None:

@@ -16,9 +16,10 @@ from ml_diagnostics_console._web.answers import Answer, BadQueryError, json_answ
 from ml_diagnostics_console._web.ledger_view import bucket_percents
 from ml_diagnostics_console._web.queries import Query
 from ml_diagnostics_console._web.run_goodput import goodput_of
-from ml_diagnostics_console._web.run_rows import primary_column, primary_metric
+from ml_diagnostics_console._web.run_rows import primary_column
 
 if TYPE_CHECKING:
+    from ml_diagnostics_console._web.columns import Column, Floats
     from ml_diagnostics_console._web.run_data import RunData
     from ml_diagnostics_console._web.store import Store
 
@@ -59,12 +60,14 @@ def _answer(runs: Sequence[RunData]) -> Answer:
     if len(runs) > MOST_RUNS:
         raise BadQueryError(f"at most {MOST_RUNS} runs can be compared, got {len(runs)}")
     rows = config_rows([run.view.configs for run in runs], [_own_names(run) for run in runs])
+    metrics = _metrics(runs)
     return json_answer(
         {
             "runs": [{"id": run.id, "name": printable(redact_text(run.name)), "state": run.state} for run in runs],
             "top": _top(runs),
             "rows": rows,
-            "metrics": _metrics(runs),
+            "metrics": metrics,
+            "metrics_about": {name: _about(runs, name) for name in metrics},
             "help": None if rows else NO_CONFIGS,
         }
     )
@@ -195,7 +198,7 @@ def _top(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     ideal = [None if report is None else report.ideal_step_seconds for report in reports]
     steps = [_step_seconds(run) or seconds for run, seconds in zip(runs, ideal, strict=True)]
     losses = [None if (column := primary_column(run)) is None else _number_or_nan(column.last) for run in runs]
-    names = [name for run in runs if (name := primary_metric(run.columns.names())) is not None]
+    names = [column.metric for run in runs if (column := primary_column(run)) is not None]
     loss = names[0].replace("_", " ") if names else "loss"
     return [
         {"key": "status", "kind": "state", "values": [run.state for run in runs]},
@@ -234,6 +237,17 @@ def _metrics(runs: Sequence[RunData]) -> list[str]:
     return sorted(names, key=lambda name: (name not in with_steps, -_difference(runs, name), name))[:_MOST_METRICS]
 
 
+def _about(runs: Sequence[RunData], name: str) -> dict[str, Any]:
+    """Return what a drawing of a metric needs to know: its unit, if each value has a step, and which runs lack it."""
+    columns = [run.columns.first(name) for run in runs]
+    known = [column for column in columns if column is not None]
+    return {
+        "unit": known[-1].unit,
+        "has_steps": any(column.has_steps for column in known),
+        "missing": [run.id for run, column in zip(runs, columns, strict=True) if column is None],
+    }
+
+
 def _has_steps(run: RunData, name: str) -> bool:
     column = run.columns.first(name)
     return column is not None and column.has_steps
@@ -248,17 +262,22 @@ def _difference(runs: Sequence[RunData], name: str) -> float:
     is_lost = False
     for run in runs:
         column = run.columns.first(name)
-        values = column.value[-max(1, len(column) // 10) :] if column is not None else np.empty(0)
+        values = _end(column) if column is not None else np.empty(0)
         is_lost = is_lost or (len(values) > 0 and not math.isfinite(values[-1]))
-        values = values[np.isfinite(values)]
-        if len(values):
-            means.append(float(np.mean(values)))
+        finite = [value for value in values.tolist() if math.isfinite(value)]
+        if finite:
+            means.append(sum(value / len(finite) for value in finite))  # No sum is too large for a float.
     if is_lost and means:
         return math.inf
     if len(means) < 2:
         return -1.0
     size = max(map(abs, means))
     return (max(means) - min(means)) / size if size > 0 else 0.0
+
+
+def _end(column: Column) -> Floats:
+    """Return the last tenth of the values, at most 1,000 of them."""
+    return column.value[-min(_TAIL, max(1, len(column) // 10)) :]
 
 
 def _number_or_nan(value: float | None) -> float | str | None:

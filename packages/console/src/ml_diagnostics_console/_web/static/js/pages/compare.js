@@ -79,7 +79,8 @@ export async function show(page, api, state) {
       h("a.name", { href: runPath(run.id) }, run.id)))), problem);
   showAxis();
   draw();
-  const overlays = showOverlays(charts, api, state, answer.runs.map(({ id }) => id), answer.metrics ?? []);
+  const overlays = showOverlays(charts, api, state, answer.runs.map(({ id }) => id), answer.metrics ?? [],
+    answer.metrics_about ?? {});
   await overlays.drawn;
   document.documentElement.dataset.ready = "compare";
   return overlays;

@@ -14,9 +14,10 @@ const FIRST = 24; // Charts that are there at once; each is drawn when it is scr
  * @param {object} state The URL: x, log, smooth, replaced, from, to.
  * @param {string[]} runs Ids in the order of their colours.
  * @param {string[]} names Metrics, the most differing first.
+ * @param {Object<string, {unit: string, has_steps: boolean, missing: string[]}>} about What is known of each.
  * @returns {{redraw: () => void, close: () => void, drawn: Promise<void>}} `drawn` ends when the first chart is there.
  */
-export function showOverlays(place, api, state, runs, names) {
+export function showOverlays(place, api, state, runs, names, about) {
   const cards = [];
   let isClosed = false;
   const drawn = start();
@@ -40,19 +41,19 @@ export function showOverlays(place, api, state, runs, names) {
         "metrics.record(\"loss\", loss, step=step)")));
       return;
     }
-    const [{ createChartCard }, metrics] = await Promise.all([import("../draw/chart_card.js"), metricsOf()]);
+    const { createChartCard } = await import("../draw/chart_card.js");
     if (isClosed) return;
     const first = new Promise((resolve) => {
       place.addEventListener("drawn", resolve, { once: true });
       setTimeout(resolve, 4000);
     });
-    build(createChartCard, metrics, FIRST);
+    build(createChartCard, FIRST);
     await first;
   }
 
-  function build(createChartCard, metrics, most) {
+  function build(createChartCard, most) {
     for (const name of names.slice(cards.length, most)) {
-      const { unit = "", has_steps: hasSteps = true, missing = [] } = metrics.get(name) ?? {};
+      const { unit = "", has_steps: hasSteps = true, missing = [] } = about[name] ?? {};
       const metric = { name, unit, hosts: 1, points: 0, missing };
       const card = createChartCard(api, metric, runs, settings(hasSteps), onSpan);
       cards.push({ card, hasSteps });
@@ -63,18 +64,10 @@ export function showOverlays(place, api, state, runs, names) {
     if (left > 0) {
       const more = h("div.controls.overlays-more", null, button(`Show ${formatCount(left, "more metric")}`, () => {
         more.remove();
-        build(createChartCard, metrics, cards.length + FIRST);
+        build(createChartCard, cards.length + FIRST);
       }));
       add(place, more);
     }
-  }
-
-  /** The comparison names the metrics; what is known of them is in the runs. */
-  async function metricsOf() {
-    const answers = await Promise.allSettled(runs.map((run) => api.json(`/api/runs/${encodeURIComponent(run)}`)));
-    const lists = answers.map(({ value }) => value?.metrics_list ?? []);
-    const missing = (name) => runs.filter((_, index) => !lists[index].some((metric) => metric.name === name));
-    return new Map(lists.flat().map((metric) => [metric.name, { ...metric, missing: missing(metric.name) }]));
   }
 
   function onSpan(span, axis) {
