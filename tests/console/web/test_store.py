@@ -123,7 +123,7 @@ def test_runs_are_in_the_order_of_their_starts_and_last_is_the_newest(store: Sto
     store.refresh()
     assert [row["id"] for row in rows(store)] == ["run-2", "run-1", "run-0"]
     assert store.run("last").id == "run-2"
-    with pytest.raises(NotThereError, match="There is no run run-9 in"):
+    with pytest.raises(NotThereError, match="There is no run 'run-9' in"):
         store.run("run-9")
     answer = handle(store, "/api/runs/" + "x" * 10_000, {})
     assert answer.status == 404

@@ -30,7 +30,7 @@ from ml_goodput_measurement.reading import BUCKET_KEYS
 
 from ml_diagnostics_console._web.answers import Answer, BadQueryError, NotThereError, json_answer
 from ml_diagnostics_console._web.ledger_view import pieces_between
-from ml_diagnostics_console._web.queries import Query
+from ml_diagnostics_console._web.queries import Query, quoted
 from ml_diagnostics_console._web.run_companions import companions_of
 from ml_diagnostics_console._web.run_goodput import goodput_of
 
@@ -62,15 +62,15 @@ def explain(run: RunData, query: Query, store: Store) -> Answer:
     of = query.text("of")
     kind, colon, what = of.partition(":")
     if not colon or kind not in (_PROOF, *_KINDS) or not what:
-        raise BadQueryError(f"of must be one of {_FORMS}, got {of[:60]!r}")
+        raise BadQueryError(f"of must be one of {_FORMS}, got {quoted(of)}")
     with store.lock:
         find = _proof(run, what, store) if kind == _PROOF else _KINDS[kind](run, what)
     entries = list(islice(find, 100 * _MOST))
-    shown = [_shown(entry) for entry in entries[:_MOST]]
+    shown = [_row_of(entry) for entry in entries[:_MOST]]
     return json_answer({"of": of, "entries": shown, "total": len(entries)})
 
 
-def _shown(entry: LogEntry) -> dict[str, Any]:
+def _row_of(entry: LogEntry) -> dict[str, Any]:
     return {
         "insert_id": entry.insert_id,
         "time": entry.timestamp_ns / _SECOND_NS,
@@ -142,7 +142,7 @@ def _with_ids(run: RunData, ids: set[str]) -> Iterator[LogEntry]:
 def _bucket(run: RunData, what: str) -> Iterator[LogEntry]:
     names = list(BUCKET_KEYS.values())
     if what not in names:
-        raise BadQueryError(f"there is no bucket {what[:40]!r}; there are {', '.join(names)}")
+        raise BadQueryError(f"there is no bucket {quoted(what)}; there are {', '.join(names)}")
     goodput = goodput_of(run)
     report, job = goodput.report(run), goodput.ledger
     if report is None or job is None:
@@ -208,7 +208,7 @@ def _attempt(run: RunData, what: str) -> Iterator[LogEntry]:
 def _process(run: RunData, what: str) -> Iterator[LogEntry]:
     host, _, pid = what.rpartition("/")
     if not host or not pid.isdecimal():
-        raise BadQueryError(f"process must be HOST/PID, got {what[:60]!r}")
+        raise BadQueryError(f"process must be HOST/PID, got {quoted(what)}")
     ends = (
         entry
         for entry in _of_companions(run, companions_of(run).writers)
@@ -231,7 +231,7 @@ def _metric(run: RunData, what: str) -> Iterator[LogEntry]:
     if step is None:
         name = what
     if name not in run.columns:
-        raise NotThereError(f"This run has no metric {name[:80]!r}.")
+        raise NotThereError(f"This run has no metric {quoted(name)}.")
     if step is None:
         return _last_values(run, name)
     return (
@@ -273,7 +273,7 @@ def _ends_of_run(run: RunData, host: str) -> Iterator[LogEntry]:
 def _stacks(run: RunData, what: str) -> Iterator[LogEntry]:
     seconds = number(what)
     if seconds is None or not 0 <= seconds < 1e11:
-        raise BadQueryError(f"stacks must be a time in seconds since 1970, got {what[:40]!r}")
+        raise BadQueryError(f"stacks must be a time in seconds since 1970, got {quoted(what)}")
     end_ns = round(seconds * _SECOND_NS) + _NEAR_NS
     return (
         entry
@@ -284,7 +284,7 @@ def _stacks(run: RunData, what: str) -> Iterator[LogEntry]:
 
 def _natural(text: str, name: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 9:
-        raise BadQueryError(f"{name} must be a number from 1, got {text[:40]!r}")
+        raise BadQueryError(f"{name} must be a number from 1, got {quoted(text)}")
     return int(text)
 
 

@@ -82,17 +82,17 @@ class Guard:
         """
         if method not in _METHODS:
             return (
-                f"the method {_shown(method)} is refused: nothing can be changed here, only GET and HEAD are answered"
+                f"the method {_ascii(method)} is refused: nothing can be changed here, only GET and HEAD are answered"
             )
         hosts = _values(headers, b"host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return f"the Host header {_shown(', '.join(hosts))} is not an address of this server; {_PASTE}"
+            return f"the Host header {_ascii(', '.join(hosts))} is not an address of this server; {_PASTE}"
         origins = _values(headers, b"origin")
         if any(origin != f"http://{hosts[0]}" for origin in origins):
-            return f"a request of another page, {_shown(', '.join(origins))}, is refused"
+            return f"a request of another page, {_ascii(', '.join(origins))}, is refused"
         sites = _values(headers, b"sec-fetch-site")
         if any(site not in _OWN_SITES for site in sites):
-            return f"a request of another page ({_shown(', '.join(sites))}) is refused; {_PASTE}"
+            return f"a request of another page ({_ascii(', '.join(sites))}) is refused; {_PASTE}"
         return ""
 
     def _is_ours(self, host: str) -> bool:
@@ -152,6 +152,6 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _shown(text: str) -> str:
+def _ascii(text: str) -> str:
     """Return a bounded text for a message: plain ASCII, since it is foreign."""
     return ascii(text[:100])

@@ -16,7 +16,7 @@ from ml_diagnostics_console._logs.sources import Text
 from ml_diagnostics_console._web.answers import Answer, BadQueryError, NotThereError, json_answer, text_answer
 from ml_diagnostics_console._web.cloud_runs import cloud_run
 from ml_diagnostics_console._web.log_sources import LogProcess, log_processes, part_of, printable_lines
-from ml_diagnostics_console._web.queries import Query
+from ml_diagnostics_console._web.queries import Query, quoted
 
 if TYPE_CHECKING:
     from ml_diagnostics_console._web.run_data import RunData
@@ -100,7 +100,7 @@ def _chosen(processes: Sequence[LogProcess], query: Query) -> list[LogProcess]:
     host = query.text("host")
     chosen = [process for process in processes if host in ("", process.name, process.host)]
     if not chosen and host and processes:
-        raise NotThereError(f"This run has no process on a host {host[:80]!r}.")
+        raise NotThereError(f"This run has no process on a host {quoted(host)}.")
     return chosen
 
 
@@ -110,11 +110,11 @@ def _part(processes: Sequence[LogProcess], query: Query, help_text: str) -> Answ
     texts = (text for process in processes for text in process.texts(is_dated=True))
     found = next((text for text in texts if text.stream == stream), None)
     if found is None:
-        raise NotThereError(f"There is no {stream[:40]!r} of this process. {help_text}")
+        raise NotThereError(f"There is no {quoted(stream)} of this process. {help_text}")
     if asked := query.text("range"):
         match = _RANGE.fullmatch(asked)
         if match is None or int(match[1]) > int(match[2]):
-            raise BadQueryError(f"range must be two positions such as 0-65536, got {asked[:40]!r}")
+            raise BadQueryError(f"range must be two positions such as 0-65536, got {quoted(asked)}")
         start, end = int(match[1]), min(int(match[2]), int(match[1]) + _LARGEST_PAGE)
     else:
         start, end = -min(query.natural("tail", _TAIL), _LARGEST_PAGE), 2**62
@@ -197,7 +197,7 @@ def _time_of_step(run: RunData, query: Query) -> int | None:
         return None
     match = _AROUND.fullmatch(asked)
     if match is None:
-        raise BadQueryError(f"around must be a step such as step:4210, got {asked[:40]!r}")
+        raise BadQueryError(f"around must be a step such as step:4210, got {quoted(asked)}")
     step = int(match[1])
     columns = [column for name in run.columns.names() if (column := run.columns.first(name)) is not None]
     best: tuple[float, float] | None = None

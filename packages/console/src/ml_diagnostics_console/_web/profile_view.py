@@ -12,7 +12,7 @@ from ml_diagnostics_common.texts import format_bytes
 
 from ml_diagnostics_console._web.answers import Answer, NotThereError, json_answer
 from ml_diagnostics_console._web.overview import session_row
-from ml_diagnostics_console._web.queries import Query
+from ml_diagnostics_console._web.queries import Query, quoted
 from ml_diagnostics_console._web.sentences import safe_line
 from ml_diagnostics_console._web.summaries import Key
 
@@ -33,7 +33,7 @@ def profile(run: RunData, session_id: str, query: Query, store: Store) -> Answer
     """Answer a profile: its summary if it is known, else that it is being read."""
     session = next((each for each in run.view.sessions if each.session_id == session_id), None)
     if session is None:
-        raise NotThereError(f"The run {run.id} has no profile {session_id[:80]!r}.")
+        raise NotThereError(f"The run {run.id} has no profile {quoted(session_id)}.")
     answer = {"session": session_row(session), "summary": None, "error": None, "xprof": _xprof(run, session, store)}
     problem, files = _files(session)
     if problem:

@@ -40,11 +40,11 @@ def row_of(run: RunData, pictures: Mapping[str, Any], finding: str = "") -> dict
     loss = _finite(column.last) if (column := primary_column(run)) is not None else None
     return {
         "id": run.id,
-        "name": _shown(redact_text(run.name)),
-        "group": _shown(redact_text(run.view.group)),
+        "name": _bounded(redact_text(run.name)),
+        "group": _bounded(redact_text(run.view.group)),
         "state": run.state,
-        "reason": _shown(redact_text(run.reason)),
-        "verdict": "" if run.state == "running" else _shown(redact_text(_verdict(run))),
+        "reason": _bounded(redact_text(run.reason)),
+        "verdict": "" if run.state == "running" else _bounded(redact_text(_verdict(run))),
         "started": run.started_s or None,
         "ended": run.ended_s,
         "beat": None if run.beat_s is None else round(run.beat_s, 1),
@@ -56,7 +56,7 @@ def row_of(run: RunData, pictures: Mapping[str, Any], finding: str = "") -> dict
         "config": run.cached("row config", lambda: _configs(run.view.configs)),
         "version": run.version,
         **pictures,
-        **({"verdict": _shown(finding)} if finding else {}),
+        **({"verdict": _bounded(finding)} if finding else {}),
     }
 
 
@@ -142,12 +142,12 @@ def spark(values: Floats) -> str:
 def _last_values(run: RunData) -> dict[str, float | None]:
     names = run.columns.names()[:_MOST_METRICS]
     firsts = ((name, run.columns.first(name)) for name in names)
-    return {_shown(name): _finite(column.last) for name, column in firsts if column is not None}
+    return {_bounded(name): _finite(column.last) for name, column in firsts if column is not None}
 
 
 def _configs(configs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     user = redact(dict(list(configs.get("user", {}).items())[:_MOST_CONFIGS]))
-    return {_shown(str(key)): _shown(str(value)) for key, value in user.items()}
+    return {_bounded(str(key)): _bounded(str(value)) for key, value in user.items()}
 
 
 def _verdict(run: RunData, goodput: float | None = None) -> str:
@@ -169,5 +169,5 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _shown(text: str) -> str:
+def _bounded(text: str) -> str:
     return printable(text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "...")

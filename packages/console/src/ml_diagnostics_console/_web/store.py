@@ -27,6 +27,7 @@ from ml_diagnostics_console._web.first_rows import FirstRows
 from ml_diagnostics_console._web.free_memory import give_back
 from ml_diagnostics_console._web.judging import Doctor
 from ml_diagnostics_console._web.kept_run import KeptRun
+from ml_diagnostics_console._web.queries import quoted
 from ml_diagnostics_console._web.row_updates import News, RowUpdates
 from ml_diagnostics_console._web.run_data import Project, Resource, RunData
 from ml_diagnostics_console._web.run_list import RunList
@@ -46,7 +47,6 @@ _SETTLED_AT: Final = 200_000
 _MOST_WAIT_SECONDS: Final = 30.0
 _MOST_CLOUD_WAIT_SECONDS: Final = 3.0
 _SHOWN_SECONDS: Final = 2.0
-_LONGEST_NAME: Final = 80
 
 
 class Store:
@@ -128,8 +128,7 @@ class Store:
             return runs[0]
         kept = self._kept.get(run_id)
         if kept is None or not kept.run.resource:
-            shown = run_id if len(run_id) <= _LONGEST_NAME else run_id[:_LONGEST_NAME] + "..."
-            raise NotThereError(f"There is no run {shown} in {self.place}.")
+            raise NotThereError(f"There is no run {quoted(run_id)} in {self.place}.")
         return kept.run
 
     def runs(self) -> Sequence[RunData]:
