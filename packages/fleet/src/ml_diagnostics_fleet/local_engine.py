@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -211,7 +212,10 @@ def _known_of(mirror: str, version: int) -> tuple[dict[str, JobQuality], dict[Jo
 
 
 def _map_group(task: _Task) -> _GroupResult:
-    pa.set_cpu_count(1)
+    if multiprocessing.parent_process() is not None:
+        # There is a worker for each core. The default pool keeps 40 MB more than it uses.
+        pa.set_cpu_count(1)
+        pa.set_memory_pool(pa.system_memory_pool())
     paths, result = FleetPaths(task.mirror), _GroupResult()
     qualities, causes = _known_of(task.mirror, task.version)
     for key, parts in sorted(parts_of_jobs(map(paths.full, task.files)).items()):
