@@ -33,7 +33,7 @@ PACKAGES = {
     "xprofiler": "xprofiler",
 }
 # In the order of their names: by default, the files with the fewest tests are last, and these have the longest tests.
-SIDE_BY_SIDE = [f"--numprocesses={min(4, (os.cpu_count() or 1) + 2)}", "--dist=loadfile", "--no-loadscope-reorder"]
+SIDE_BY_SIDE = [f"--numprocesses={min(5, (os.cpu_count() or 1) + 3)}", "--dist=loadfile", "--no-loadscope-reorder"]
 LEAST_COVERAGE = {
     "*": 91,
     "ml_goodput_measurement/_ledger/*": 95,
@@ -128,7 +128,7 @@ def install(session: nox.Session, pins: str, *packages: str) -> None:
 
 
 def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
-    """Run pytest in an environment of its own, up to four files of tests at a time: two more than there are cores.
+    """Run pytest in an environment of its own, up to five files of tests at a time: three more than there are cores.
 
     Most of the time, many tests wait for real programs. A test marked `timing` is run once more if it fails, and listed
     as RERUN; all others fail at once.

@@ -119,6 +119,7 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, _records: Path) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(folder))
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
     monkeypatch.setenv("ML_DIAGNOSTICS_RAISE", "1")
+    monkeypatch.setenv("GOGC", "400")  # A sixth of the CPU of kubectl, which is started some 1,000 times, is garbage.
     guard.LOSSES._counts.clear()
     guard._logged_in_this_process.clear()
     environment._announced.clear()
