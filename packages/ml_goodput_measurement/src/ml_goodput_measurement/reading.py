@@ -15,7 +15,9 @@ from ml_goodput_measurement._ledger.event_rows import (
 from ml_goodput_measurement._ledger.events import EventBatch
 from ml_goodput_measurement._ledger.writers import Writer
 from ml_goodput_measurement._query.job_ledger import JobLedger
+from ml_goodput_measurement._query.job_state import JobFollower, JobState
 from ml_goodput_measurement._query.payloads import payload_of, writer_of
+from ml_goodput_measurement._query.sources import open_source
 
 __all__ = [
     "BUCKET_KEYS",
@@ -27,11 +29,14 @@ __all__ = [
     "EventBatch",
     "EventRow",
     "EventRowReader",
+    "JobFollower",
     "JobLedger",
+    "JobState",
     "Writer",
     "add_rows",
     "batch_from_rows",
     "column_shares",
+    "open_source",
     "payload_of",
     "rows_from_payloads",
     "writer_of",
