@@ -61,7 +61,6 @@ class JobHistory:
         lives: The attempts with steps, in order.
         failures: The number of failures.
         uptime_seconds: The time in which it could fail, from the first step of each attempt to its end.
-        restart_seconds: How long a restart takes, in the mean, without the repetition of lost steps; 0.0 without one.
         saves: The number of saves that were recorded.
         save_seconds: How long a save blocks, in the mean; None if no save was recorded.
         interval_steps: The steps between two saves; None if there were not two.
@@ -78,7 +77,6 @@ class JobHistory:
     lives: Sequence[Life]
     failures: int
     uptime_seconds: float
-    restart_seconds: float
     saves: int
     save_seconds: float | None
     interval_steps: int | None
@@ -98,6 +96,17 @@ class JobHistory:
     def restarts(self) -> list[float]:
         """The restart times."""
         return [life.restart_seconds for life in self.lives if life.restart_seconds is not None]
+
+    @property
+    def restart_seconds(self) -> float:
+        """The mean restart time after failures; 0.0 without a restart.
+
+        It is the time that a job did not train, recorded or not: the cost of disruptions has no time that is unknown.
+        """
+        after_failures = [
+            life.restart_seconds for life in self.lives if life.failed and life.restart_seconds is not None
+        ]
+        return statistics.fmean(after_failures or self.restarts or [0.0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +158,6 @@ def history_of(ledger: Ledger, now_ns: int) -> JobHistory | None:
         lives=lives,
         failures=len(failed),
         uptime_seconds=sum(max(0, attempt.end_ns - starts[attempt.number]) for attempt in stepping) / _SECOND,
-        restart_seconds=statistics.fmean(one.cost_ns - one.recompute_ns for one in disruptions) / _SECOND
-        if disruptions
-        else 0.0,
         saves=len(saves),
         save_seconds=statistics.fmean(save.duration_ns for save in saves) / _SECOND if saves else None,
         interval_steps=interval,
