@@ -216,7 +216,7 @@ def test_logs_open_at_their_end_and_find_lines(pages: Pages) -> None:
 
 def test_a_page_that_is_not_there_says_so(pages: Pages) -> None:
     pages.open("/runs/no-such-run", "problem")
-    assert "There is no run no-such-run" in pages.value("document.querySelector('main').innerText")
+    assert "There is no run 'no-such-run'" in pages.value("document.querySelector('main').innerText")
     pages.browser.forget()  # The 404 is a complaint, and wanted.
 
 

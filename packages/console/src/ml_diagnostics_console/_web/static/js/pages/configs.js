@@ -47,7 +47,7 @@ export async function show(page, api, state) {
     state.set({ all: box.checked ? "" : "1" });
     const part = input.value.trim();
     if (isOne && !answer.rows?.length) {
-      fill(place, card(null, {}, empty("This run recorded no config. Hand them over where the run is made:",
+      fill(place, card(null, {}, empty(answer.help ? null : "This run has recorded no configs:",
         answer.help ?? HELP)));
       setText(title, "");
     } else if (isOne) {

@@ -2,6 +2,9 @@
 
 import { copyable, h } from "../../common/dom.js";
 
+/** The line of a training loop that records a metric. */
+export const RECORD = "metrics.record(\"loss\", loss, step=step)";
+
 /**
  * Build it from a sentence of the server, in which code stands in backticks; the first code can be copied.
  * @param {string|null} help

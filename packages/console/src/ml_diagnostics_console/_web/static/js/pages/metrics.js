@@ -7,6 +7,7 @@ import { createChartCard } from "../draw/chart_card.js";
 import { panned, zoomed } from "../draw/span.js";
 import { formatCount, formatInUnit } from "../../common/format.js";
 import { bindKeys } from "../keys.js";
+import { RECORD } from "./help.js";
 import { askedAxis, metricControls } from "./metric_controls.js";
 import { chooseTracks, sortedMetrics } from "./track_choice.js";
 
@@ -24,7 +25,7 @@ export async function show(page, api, state) {
   const metrics = sortedMetrics(run.metrics_list ?? []);
   if (!metrics.length) {
     add(page, h("section.card", null, empty("No metric was recorded in this run yet. Record them in the training loop:",
-      "metrics.record(\"loss\", loss, step=step)")));
+      RECORD)));
     document.documentElement.dataset.ready = "metrics";
     return null;
   }

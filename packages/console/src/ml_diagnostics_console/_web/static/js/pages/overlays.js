@@ -2,6 +2,7 @@
 
 import { add, button, empty, fill, h } from "../../common/dom.js";
 import { formatCount } from "../../common/format.js";
+import { RECORD } from "./help.js";
 import { askedAxis } from "./metric_controls.js";
 
 const FIRST = 24; // Charts that are there at once; each is drawn when it is scrolled into view.
@@ -38,7 +39,7 @@ export function showOverlays(place, api, state, runs, names, about) {
   async function start() {
     if (names.length === 0) {
       fill(place, h("section.card", null, empty("These runs have no metric in common that could be drawn.",
-        "metrics.record(\"loss\", loss, step=step)")));
+        RECORD)));
       return;
     }
     const { createChartCard } = await import("../draw/chart_card.js");
