@@ -1,4 +1,4 @@
-"""What a page asks for: its code once, kept by the browser; its run once, for all of its parts."""
+"""Requests of a page: its code once, kept by the browser; its run once, for all of its parts."""
 
 from __future__ import annotations
 

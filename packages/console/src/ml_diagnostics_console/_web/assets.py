@@ -41,7 +41,7 @@ class Asset:
 
     Args:
         data: Its bytes.
-        suffix: What its name ends with, such as ".js".
+        suffix: The end of its name, such as ".js".
 
     Attributes:
         data: Its bytes.
@@ -132,7 +132,7 @@ class Assets:
         """Return the text of a listed file.
 
         Args:
-            name: As for `find`.
+            name: The name, with slashes; see `find`.
 
         Raises:
             KeyError: There is no such file.

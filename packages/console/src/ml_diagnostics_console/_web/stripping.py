@@ -26,7 +26,7 @@ _PIECE: Final = re.compile(rf"{_TEXTS} | `", re.VERBOSE | re.DOTALL | re.MULTILI
 _PIECE_OF_HOLE: Final = re.compile(rf"{_TEXTS} | [`{{}}]", re.VERBOSE | re.DOTALL | re.MULTILINE)
 _PIECE_OF_TEMPLATE: Final = re.compile(r"\\.|\$\{|`", re.DOTALL)
 _MARK: Final = "\ue000"
-"""Of the private use area: no script has it."""
+"""A character of the private use area: no script has it."""
 _ASIDE: Final = re.compile(f'"{_MARK}(\\d+){_MARK}"')
 
 

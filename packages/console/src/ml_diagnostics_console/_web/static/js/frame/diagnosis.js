@@ -6,7 +6,7 @@ import { runPath, urlOf } from "../router.js";
 import { showEntries } from "./entries.js";
 
 const RETRY_MS = [400, 800, 1500, 3000, 5000];
-const AGAIN_MS = 60_000; // A run that goes on changes each second, and what is wrong with it seldom does.
+const AGAIN_MS = 25_000; // A run that goes on changes each second, and the server judges it each 30 s.
 
 /** Put parts of a sentence into an element: text, bold, code. */
 export function showParts(element, parts, isWanted = true) {
@@ -110,6 +110,10 @@ export function createDiagnosis(api, base, sentence) {
 
   return {
     element,
+    /** Ask again at the next load, however early that is: the server has another verdict. */
+    expectOther() {
+      askedMs = Number.NEGATIVE_INFINITY;
+    },
     hasSentence: () => Boolean(found?.sentence || found?.parts?.length),
     /** Ask again where the run has changed. */
     load(row) {

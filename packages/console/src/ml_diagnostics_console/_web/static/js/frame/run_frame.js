@@ -14,6 +14,7 @@ const TABS = [
 ];
 const RELOAD_MS = 30_000; // What a row does not have: the ledger, disruptions, profiles. Its row comes each second.
 const CLOCK_MS = 1000;
+const VERDICT_MS = 10_000;
 const URGENT_MS = 200; // A new state, attempt or metric.
 const FRESH_SECONDS = 5; // A younger sign has one text: one that changes each second costs more than it says.
 
@@ -51,6 +52,7 @@ export function createRunFrame(main, api, state, onRun) {
   let isClosed = false;
   let lastLoad = 0;
   let timer = 0;
+  let dueMs = 0;
   const keys = {}; // What the facts and the tabs were made of.
 
   const unbind = bindKeys(Object.fromEntries(TABS.map(([tab], at) => [String(at + 1),
@@ -166,13 +168,17 @@ export function createRunFrame(main, api, state, onRun) {
         if (!fields) return;
         const isUrgent = ["state", "attempts", "hosts"].some((name) => name in fields && fields[name] !== row[name])
           || Object.keys(fields.metrics ?? {}).some((name) => !(row.metrics && name in row.metrics));
+        // The sentence of a run that is well has its step, which changes often.
+        const hasVerdict = row.state !== "running" && (fields.verdict ?? row.verdict) !== row.verdict;
         Object.assign(row, fields);
         render();
-        if (isUrgent) clearTimeout(timer);
-        if (!timer || isUrgent) {
-          const wait = isUrgent ? URGENT_MS : Math.max(0, RELOAD_MS - (performance.now() - lastLoad));
-          timer = setTimeout(load, wait);
-        }
+        if (hasVerdict) diagnosis.expectOther();
+        const now = performance.now();
+        const due = isUrgent ? now + URGENT_MS : Math.max(now, lastLoad + (hasVerdict ? VERDICT_MS : RELOAD_MS));
+        if (timer && due >= dueMs) return;
+        clearTimeout(timer);
+        dueMs = due;
+        timer = setTimeout(load, due - now);
       } else if (kind === "gone" && (data.ids ?? []).includes(row.id)) {
         showNotes(notes, ["This run was deleted while it was shown; what is shown is from before.",
           ...(row.notes ?? [])]);
