@@ -261,8 +261,10 @@ def why(name: str = "train", *, context: str | None = None, timeout_seconds: flo
     return found.why
 
 
-def test_a_job_that_is_not_there_names_the_context(server: KubernetesServer) -> None:
-    put(server, job("other"))
+@pytest.mark.parametrize("namespace", ["default", "ml"])
+def test_a_job_that_is_not_there_names_the_context(server: KubernetesServer, namespace: str) -> None:
+    """The Job of another name is in the namespace of the context, or in another."""
+    put(server, job("other", namespace=namespace))
     assert why().startswith("context test-cluster has no pod, Job or JobSet of train")
 
 

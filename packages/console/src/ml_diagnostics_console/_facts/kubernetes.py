@@ -134,10 +134,12 @@ class _Reading:
         jobs = [job for job in jobs if job.namespace == namespace]
         workloads = sorted({pod.workload for pod in pods if pod.workload} | {job.name for job in jobs})
         job_names = sorted({pod.job for pod in pods if pod.job} | set(workloads))
-        asked = [self._start(kind, namespace, names=workloads) for kind in ("jobs.batch", *_KINDS_ABOVE.values())]
+        kinds = ("jobs.batch", *_KINDS_ABOVE.values())
+        unasked = [name for name in workloads if name not in self._names]  # `_find` has asked for the others.
+        asked = [self._start(kind, namespace, names=unasked) for kind in kinds if unasked]
         asked.append(self._start("jobs.batch", namespace, selector=_any(JOBSET_LABEL, workloads)))
-        kinds = (_ADMISSIONS, "resourcequotas", "events")
-        admissions, quotas, events = (self._start(kind, namespace) for kind in kinds)
+        of_namespace = (_ADMISSIONS, "resourcequotas", "events")
+        admissions, quotas, events = (self._start(kind, namespace) for kind in of_namespace)
         nodes, has_all_nodes = self._nodes(pods, jobs)
         jobs = _unique([*jobs, *(job for answer in asked for job in _parsed(parse_job, answer()))])
         owners = {*job_names, *(job.name for job in jobs)}
