@@ -23,6 +23,7 @@ TABLES = [
     "from_disk",
     "windows",
     "advice",
+    "jobs_watched",
     "monitoring",
     "trainer",
     "importing",
