@@ -1,4 +1,4 @@
-"""From a job's journal through a mirror to rows: in a folder, and in a bucket through Google's client."""
+"""A job's journal becomes rows through a mirror: in a folder, and in a bucket through Google's client."""
 
 from __future__ import annotations
 

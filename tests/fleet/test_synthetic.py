@@ -38,6 +38,11 @@ def test_its_tables_have_the_schema_and_its_jobs_add_up() -> None:
         assert found["end_ns"] <= AS_OF_NS
 
 
+def test_nothing_is_recorded_after_the_end_of_the_history() -> None:
+    fleet = SyntheticFleet(seed=1, jobs=100, events=60_000, all_hosts=True)
+    assert max(job.table()["t_ns"][-1].as_py() for job in fleet) < AS_OF_NS
+
+
 def test_one_host_fails_far_more_often_and_one_team_saves_rarely() -> None:
     failures = Counter(failure.host for job in FLEET for failure in job.failures())
     assert failures.most_common(1)[0][0] == FLEET.lemon

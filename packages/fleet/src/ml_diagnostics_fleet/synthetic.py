@@ -166,7 +166,7 @@ class SyntheticJob:
     def _made(self) -> tuple[pa.Table, list[Failure]]:
         random = np.random.default_rng([self.seed, self.index])
         attempts, failures = self._attempts(random)
-        shift = self.end_us - max(int(one.at.max()) for one in attempts)
+        shift = self.end_us - max(int((one.at + np.maximum(one.duration, 0)).max()) for one in attempts)
         columns = _joined([one._replace(at=one.at + shift) for one in attempts])
         number = np.repeat(np.arange(len(attempts)), [len(one.at) for one in attempts])
         return self._as_table(columns, number, random), failures
