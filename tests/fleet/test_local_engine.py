@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from ml_diagnostics_fleet.job_rows import JobRows, job_rows
 from ml_diagnostics_fleet.local_engine import parts_of_jobs, run_local
 from ml_diagnostics_fleet.manifest import EventsManifest, latest_events, latest_rows
 from ml_diagnostics_fleet.rows_files import newest_rows, read_causes, read_table, row_paths, write_dimensions
-from ml_diagnostics_fleet.schemas import TABLES, JobKey
-from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet, dimension_tables
+from ml_diagnostics_fleet.schemas import EVENTS, TABLES, JobKey
+from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet, SyntheticJob, dimension_tables
 from ml_diagnostics_fleet.synthetic_files import write_event_files
 
 from .fleets import NOW_NS, Job, assert_equals_report, fleets, report_of, rows_of, rows_of_files, same_rows, write_files
@@ -91,6 +92,54 @@ def test_three_hundred_fleets_have_the_rows_of_their_reports(
     tmp_path_factory: pytest.TempPathFactory, members: list[Job]
 ) -> None:
     check_fleet(tmp_path_factory.mktemp("fleet"), members)
+
+
+def test_parts_of_a_job_are_in_order_of_time(tmp_path: Path) -> None:
+    """A ledger inserts what is late: a million entries one by one would take minutes."""
+    (job,) = SyntheticFleet(seed=4, jobs=1, events=3_000)
+    table = job.table()
+    thirds = [table.slice(start, 1_000) for start in (2_000, 0, 1_000)]
+    write_events(str(tmp_path / "a"), [(job.key, thirds[0]), (job.key, thirds[1])])
+    write_events(str(tmp_path / "b"), [(job.key, thirds[2])])
+    (parts,) = parts_of_jobs([str(tmp_path / "a"), str(tmp_path / "b")]).values()
+    assert [(Path(path).name, [group.number for group in groups]) for path, groups in parts] == [
+        ("a", [1]),
+        ("b", [0]),
+        ("a", [0]),
+    ]
+    assert same_rows(rows_of_files([str(tmp_path / "a"), str(tmp_path / "b")]), rows_of_files_of(job, tmp_path))
+
+
+def rows_of_files_of(job: SyntheticJob, folder: Path) -> JobRows:
+    write_events(str(folder / "whole"), [(job.key, job.table())])
+    return rows_of_files([str(folder / "whole")])
+
+
+def test_a_function_of_duckdb_gives_the_same_rows() -> None:
+    """Here only, to show that the map needs no engine: it would take twelve times the memory of a process."""
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB 2 needs Python 3.11")
+    fleet = SyntheticFleet(seed=6, jobs=4, events=2_000)
+    events = pa.concat_tables([job.table().cast(PLAIN) for job in fleet])
+
+    def apply(log: str, job: str, entries: list[dict[str, Any]]) -> str:
+        batches = pa.Table.from_pylist(entries, PLAIN).to_batches()
+        return json.dumps(job_rows(JobKey(log, job), batches, AS_OF_NS).ledger_rows, default=str)
+
+    connection = duckdb.connect()
+    connection.register("events", events)
+    columns = ", ".join(f"'{name}': {name}" for name in EVENTS.names)
+    ((kind,),) = connection.execute(f"SELECT typeof(list({{{columns}}})) FROM events").fetchall()
+    connection.create_function("apply", apply, ["VARCHAR", "VARCHAR", kind], "VARCHAR")
+    found = connection.execute(
+        f"SELECT apply(log, job, list({{{columns}}})) FROM events GROUP BY log, job ORDER BY log, job"
+    ).fetchall()
+    expected = [job_rows(job.key, job.table().to_batches(), AS_OF_NS).ledger_rows for job in fleet]
+    assert [text for (text,) in found] == [json.dumps(rows, default=str) for rows in expected]
+
+
+PLAIN = pa.schema(
+    [pa.field(item.name, pa.string() if pa.types.is_dictionary(item.type) else item.type) for item in EVENTS]
+)
 
 
 def test_a_map_that_raises_is_the_row_of_its_job_and_the_others_go_on(

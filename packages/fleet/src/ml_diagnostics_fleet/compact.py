@@ -49,7 +49,7 @@ _LATE_NS: Final = 20 * _DAY_NS
 _SMALL_BYTES: Final = 64 * 2**20
 _MOST_SMALL: Final = 8
 _LARGEST_BYTES: Final = 256 * 2**20
-_MOST_ROWS: Final = 1_000_000
+_MOST_ROWS: Final = 250_000
 """Entries that are converted at a time."""
 _MOST_SORTED: Final = 4_000_000
 """Events of a job that are sorted at a time when files are merged."""
