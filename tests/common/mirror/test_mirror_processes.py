@@ -28,7 +28,7 @@ from ..journals import LOG, new_journal, read_all
 from .mirrors import identities, objects, raw_identities, read_mirror
 from .test_mirror_writer import ends
 
-PROGRAM = """
+PROGRAM = '''
 import os, sys, time
 from pathlib import Path
 from ml_diagnostics_common.journal import Journal
@@ -43,6 +43,16 @@ def mirror(seconds):
     mirror.add("goodput_run7")
     return mirror
 
+def wait_for_an_end():
+    """Wait until another writer is marked as ended."""
+    from ml_diagnostics_common.mirror._bucket import Bucket
+
+    bucket = Bucket(os.environ["ML_DIAGNOSTICS_MIRROR"])
+    deadline = time.monotonic() + 40
+    while not any(path.endswith(".end") for path in bucket.list_paths(f"{bucket.path}/")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
 def record_for_ever():
     number = 0
     while True:
@@ -51,7 +61,7 @@ def record_for_ever():
         number += 1
         if number % 10 == 0:
             time.sleep(0.002)
-"""
+'''
 
 
 def run(body: str, root: Path, mirror: str, **arguments: Any) -> subprocess.Popen[bytes]:
@@ -142,7 +152,7 @@ assert os.waitpid(pid, 0)[1] == 0
 def test_the_next_process_writes_what_a_killed_one_left(mirror: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
     recorded_and_killed(root, mirror, "mirror(0.01)\nrecord_for_ever()")
-    finish(run("m = mirror(0.01)\njournal.append({'n': -1})\ntime.sleep(2)", root, mirror))
+    finish(run("m = mirror(0.5)\njournal.append({'n': -1})\nwait_for_an_end()", root, mirror))
     assert_the_mirror_has_the_journal_once(mirror, root)
     assert sorted(end["by"] for end in ends(mirror).values()) == ["next", "self"]
 
@@ -173,7 +183,7 @@ while mirror.statistics().counts["mirrored"] < 6005 and time.monotonic() < deadl
 def test_the_next_process_leaves_logs_alone_that_were_not_mirrored(tmp_path: Path) -> None:
     root, mirror = tmp_path / "root", str(tmp_path / "mirror")
     finish(run("Journal('other', root=root, labels={}).append({'n': 1})", root, ""))
-    finish(run("m = mirror(0.01)\njournal.append({'n': -1})\ntime.sleep(1)", root, mirror))
+    finish(run("m = mirror(0.5)\njournal.append({'n': -1})\nassert m.flush(20)\ntime.sleep(1)", root, mirror))
     assert Bucket(mirror).log_folders() == [LOG]
     assert {pushed.log for pushed in push(root, mirror)} == {"other"}
     assert Bucket(mirror).log_folders() == [LOG, "other"]
@@ -279,17 +289,29 @@ def test_lines_that_threads_wrote_out_of_order_are_not_lost_at_a_crash(tmp_path:
     assert_the_mirror_has_the_journal_once(mirror, root)
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
-def test_kills_at_random_moments_lose_and_double_nothing(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        ("folder", 10),
+        pytest.param("folder", 200, marks=pytest.mark.slow),
+        pytest.param("bucket", 60, marks=pytest.mark.slow),
+    ],
+)
+def test_kills_at_random_moments_lose_and_double_nothing(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, count: int
+) -> None:
     """The writer, its roll-ups, and the process that takes over are killed; the last push finds what is left."""
-    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    root, mirror, longest_seconds = tmp_path / "root", str(tmp_path / "mirror"), 0.6
+    if kind == "bucket":
+        request.getfixturevalue("cloud_storage_server")
+        mirror, longest_seconds = "gs://bucket/m", 3.0  # Google's client takes a second to import.
     rng = random.Random(11)
     body = "mirror_writer._CHECK_SECONDS = 0.01\nmirror(0.01)\nprint(flush=True)\nrecord_for_ever()"
     for _ in range(count):
         process = run(body, root, mirror)
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(rng.random() * 0.6)
+        time.sleep(rng.random() * longest_seconds)
         process.kill()
         process.communicate()
     assert list(push(root, mirror))
