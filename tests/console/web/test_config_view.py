@@ -78,8 +78,8 @@ def test_a_loss_that_is_not_a_number_differs_most() -> None:
 
 def test_bad_comparisons_are_refused(restarted: Page) -> None:
     assert "at least one run" in restarted.error(400, "/api/compare")
-    assert "no run nope" in restarted.error(404, "/api/compare", runs="llama-1,nope")
-    assert "no run ../x" in restarted.error(404, "/configs", against="../x")
+    assert "no run 'nope'" in restarted.error(404, "/api/compare", runs="llama-1,nope")
+    assert "no run '../x'" in restarted.error(404, "/configs", against="../x")
 
 
 def test_a_run_without_configs_says_how_to_give_them(empty: Page) -> None:

@@ -69,7 +69,7 @@ def test_what_is_not_known_is_null_or_empty_and_says_what_would_fill_it(empty: P
 
 
 def test_an_unknown_run_is_not_there(failed: Page) -> None:
-    assert "no run nope" in failed.error(404, "/api/runs/nope")
+    assert "no run 'nope'" in failed.error(404, "/api/runs/nope")
 
 
 def test_no_secret_is_sent(failed: Page) -> None:
