@@ -103,11 +103,13 @@ class SimulatedJob:
         raise RuntimeError(f"{self.name} does not end: it makes no progress between its failures")
 
     def run_with_as_many(self, failures: int, *, interval_steps: int, first_seed: int, tries: int = 3000) -> Run | None:
-        """Return a run with other failures, but as many; None if there was none among the tries."""
+        """Return a run with an interval and other failures, of which the job's own interval would have had as many.
+
+        None if there was none among the tries.
+        """
         for seed in range(first_seed, first_seed + tries):
-            run = self.run(noise_seed=seed, interval_steps=interval_steps, failures_seed=seed)
-            if run.failures == failures:
-                return run
+            if self.run(noise_seed=seed, failures_seed=seed).failures == failures:
+                return self.run(noise_seed=seed, interval_steps=interval_steps, failures_seed=seed)
         return None
 
     def _failures(self, seed: int) -> Iterator[tuple[float, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ class ExportCommand:
             "format", metavar="FORMAT", choices=("prometheus", "otlp"), help="prometheus: serve them; otlp: send them"
         )
         parser.add_argument(
-            "jobs", metavar="JOB", nargs="*", help="jobs to export (default: all in this machine's journal)"
+            "jobs", metavar="JOB", nargs="*", default=[], help="jobs to export (default: all in this machine's journal)"
         )
         parser.add_argument("--port", type=port, metavar="N", help="prometheus: the port to listen on (default: 9464)")
         parser.add_argument(
@@ -95,6 +96,7 @@ class ExportCommand:
         from ml_goodput_measurement.exporters.otlp import OtlpExporter, require_otlp, resource_attributes
 
         require_otlp()
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # It logs each try; a failure is reported here.
         board = _board(options)
         board.refresh()
         exporter = OtlpExporter(
@@ -109,7 +111,7 @@ class ExportCommand:
                 self._wait()
         finally:
             board.stop()
-            exporter.stop(_TO_END_SECONDS)
+            exporter.stop(_TO_END_SECONDS, is_sent=options.once)
         return DONE
 
 

@@ -23,8 +23,8 @@ DRAWS = 100
 LEVEL = 0.8
 """The probability with which a range holds the value."""
 _MOST_LIVES = 2_000
-_ROUNDS = 6
-"""The rounds in which the total uptime of another run is found."""
+_LEAST_RATE = 1e-12
+"""A failure in 30,000 years: a draw that is zero has no mean time between failures."""
 _RESTART_NOISE = 0.1
 """The relative standard deviation of a restart time, if the same restart is done again."""
 _RESTART_SPREAD = 0.3
@@ -75,7 +75,7 @@ def predict(history: JobHistory, plan: Plan, *, draws: int = DRAWS, seed: int = 
     rng = random.Random(seed)
     replay = _Replay(history, plan)
     same = sorted(100 * replay.share(_same(history, rng), _noise(history, rng)) for _ in range(draws))
-    other = sorted(100 * _other_share(replay, rng) for _ in range(draws))
+    other = sorted(100 * replay.share(_other(history, rng), _noise(history, rng)) for _ in range(draws))
     return Prediction(_quantile(same, 0.5), _range(same), _range(other))
 
 
@@ -139,17 +139,13 @@ class _Replay:
 
 def _same(history: JobHistory, rng: random.Random) -> Iterator[_Uptime]:
     """Yield the uptimes and restarts of the job, then drawn ones: its last attempt goes on until it fails."""
-    rate = FailureRate(history.failures, history.uptime_seconds).draw(rng)
     *ended, last = history.lives
     for life in ended:
         restart = life.restart_seconds or 0.0
         unseen = min(restart, _unseen_seconds(history, life, rng)) if life.failed else 0.0
         again = (restart - unseen) * max(0.0, rng.gauss(1.0, _RESTART_NOISE))
         yield _Uptime(life.uptime_seconds + unseen, again, life.kept_all)
-    elapsed, pool = last.uptime_seconds, _restarts(history, rng)
-    for _ in range(_MOST_LIVES):
-        yield _Uptime(elapsed + rng.expovariate(rate), rng.choice(pool))
-        elapsed = 0.0
+    yield from _further(history, last.uptime_seconds, _restarts(history, rng), rng)
 
 
 def _unseen_seconds(history: JobHistory, life: Life, rng: random.Random) -> float:
@@ -171,31 +167,26 @@ def _restarts(history: JobHistory, rng: random.Random) -> list[float]:
     return [shift * rng.choice(known) for _ in known]
 
 
-def _other_share(replay: _Replay, rng: random.Random) -> float:
-    """Return the share of another run with as many failures: at a constant rate each is anywhere in its uptime.
+def _other(history: JobHistory, rng: random.Random) -> Iterator[_Uptime]:
+    """Yield the uptimes and restarts of another run of the job with as many failures, then drawn ones.
 
-    The failures are at random parts of the whole uptime, and how long that is depends on what they cost.
+    At a constant rate, each of so many failures is anywhere in the uptime.
     """
-    history = replay.history
-    ended = history.lives[:-1]
-    parts = sorted(rng.random() for _ in ended)
-    pool = _restarts(history, rng)
-    restarts = [rng.choice(pool) for _ in ended]
+    ended, pool = history.lives[:-1], _restarts(history, rng)
     kept_all = _shuffled([life.kept_all for life in ended], rng)
-    noise = _noise(history, rng)
-    factors = [noise() for _ in range(len(ended) + 1)]
-    total = sum(life.uptime_seconds for life in history.lives)
-    uptimes: list[_Uptime] = []
-    for _ in range(_ROUNDS):
-        before, left, uptimes = 0.0, history.steps, []
-        for part, restart, kept, factor in zip(parts, restarts, kept_all, factors, strict=False):
-            uptime = _Uptime(part * total - before, restart, kept)
-            before = part * total
-            uptimes.append(uptime)
-            left -= replay.kept_steps(uptime, left, factor)
-        total = before + replay.needed_seconds(left, factors[-1])
-    in_order = iter(factors)
-    return replay.share(iter(uptimes), lambda: next(in_order))
+    total, before = sum(life.uptime_seconds for life in history.lives), 0.0
+    for part, kept in zip(sorted(rng.random() for _ in ended), kept_all, strict=True):
+        yield _Uptime(part * total - before, rng.choice(pool), kept)
+        before = part * total
+    yield from _further(history, total - before, pool, rng)
+
+
+def _further(history: JobHistory, elapsed: float, pool: Sequence[float], rng: random.Random) -> Iterator[_Uptime]:
+    """Yield drawn uptimes: first that of an attempt that has trained for some seconds, and goes on until it fails."""
+    rate = max(_LEAST_RATE, FailureRate(history.failures, history.uptime_seconds).draw(rng))
+    for _ in range(_MOST_LIVES):
+        yield _Uptime(elapsed + rng.expovariate(rate), rng.choice(pool))
+        elapsed = 0.0
 
 
 def _shuffled(items: list[bool], rng: random.Random) -> list[bool]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.environment import identity, on_google_hardware
 from ml_diagnostics_common.exceptions import MissingExtraError
+from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement.exporters.board import MOST_JOBS
 from ml_goodput_measurement.exporters.gauges import GAUGES, Gauge
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ml_goodput_measurement.exporters.board import Board
 
 __all__ = ["OtlpExporter", "require_otlp", "resource_attributes"]
+
+_log = job_logger("ml_diagnostics.goodput")
 
 _ATTRIBUTES = {"job": "ml.job.name", "log": "ml.diagnostics.log"}
 _KUBERNETES = {
@@ -98,13 +101,16 @@ class OtlpExporter:
         from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
         from opentelemetry.sdk.resources import Resource
 
-        exporter = OTLPMetricExporter(endpoint=endpoint, timeout=timeout_seconds)
-        self._has_failed = False
+        exporter = self._exporter = OTLPMetricExporter(endpoint=endpoint, timeout=timeout_seconds)
+        self._has_failed, self._is_stopping = False, False
         export = exporter.export
 
         def export_noting_failure(*arguments: Any, **options: Any) -> MetricExportResult:
             result = export(*arguments, **options)
-            self._has_failed = result is not MetricExportResult.SUCCESS
+            has_failed = result is not MetricExportResult.SUCCESS
+            if has_failed and not self._has_failed and not self._is_stopping:
+                _log.warning("the gauges could not be sent; they are sent again each %g s", interval_seconds)
+            self._has_failed = has_failed
             return result
 
         exporter.export = export_noting_failure  # type: ignore[method-assign]  # A flush of the SDK ignores the result.
@@ -126,8 +132,16 @@ class OtlpExporter:
         """Send the gauges now; return False if that failed or took longer."""
         return bool(self._provider.force_flush(1000 * timeout_seconds)) and not self._has_failed
 
-    def stop(self, timeout_seconds: float = 10.0) -> None:
-        """Send the gauges once more, and stop."""
+    def stop(self, timeout_seconds: float = 10.0, *, is_sent: bool = False) -> None:
+        """Stop.
+
+        Args:
+            timeout_seconds: How long to wait for the last send.
+            is_sent: True to send nothing more; otherwise the gauges are sent once more.
+        """
+        self._is_stopping = True
+        if is_sent:
+            self._exporter.shutdown()
         self._provider.shutdown(1000 * timeout_seconds)
 
 
