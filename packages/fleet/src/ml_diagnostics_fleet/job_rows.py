@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from ml_goodput_measurement.partition import AttemptSummary, Disruption, JobReport
 from ml_goodput_measurement.reading import RULES, JobLedger, Writer
 
@@ -218,7 +219,7 @@ def _note(
     recorded: dict[tuple[str, str], _Recorded], identity: str, writer: Writer, labels: str, times: pa.Array
 ) -> None:
     """Note that a writer recorded something between the first and the last of some times."""
-    values = pa.compute.min_max(times)
+    values = pc.min_max(times)
     first_ns, last_ns = values["min"].as_py(), values["max"].as_py()
     index = (FOREIGN if identity.startswith(FOREIGN) else identity, f"{writer.host} {labels}")
     known = recorded.get(index)
