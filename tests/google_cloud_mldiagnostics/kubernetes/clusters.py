@@ -193,7 +193,7 @@ class Webhook:
         return self._log.read_text()
 
     def is_ready(self) -> bool:
-        """Return True once the server says that it is ready."""
+        """Return True once the server reports that it is ready."""
         return self._is_ok("/readyz")
 
     def is_alive(self) -> bool:

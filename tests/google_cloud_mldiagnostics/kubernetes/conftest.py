@@ -33,7 +33,7 @@ def namespace(kube_api: KubeApi) -> str:
 
 @pytest.fixture
 def labelled(kube_api: KubeApi, namespace: str) -> str:
-    """Return the name of a namespace of this test's own, whose pods are to have the variables."""
+    """Return the name of a namespace of this test's own; its pods are to have the variables."""
     change = {"metadata": {"labels": {"managed-mldiagnostics-gke": "true"}}}
     kube_api.call("PATCH", f"/api/v1/namespaces/{namespace}", change, kind="application/merge-patch+json")
     return namespace

@@ -1,4 +1,4 @@
-"""Webhooks that do not work, each in a way that a cluster has seen; pods must start all the same."""
+"""Webhooks that do not work, each as seen in a cluster; pods must start all the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TCP proxy whose connections can be frozen: open, and without any data, as with a firewall that forgets them."""
+"""A TCP proxy with connections that can be frozen: open, and without any data, as with a firewall that forgets them."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_policy_needs_the_label_where_it_can_see_it(kube_api: KubeApi, namespa
 
 
 class Strange:
-    """A question whose object has not the form that it expects."""
+    """A question about an object without the expected form."""
 
     QUESTION = "strange"
 

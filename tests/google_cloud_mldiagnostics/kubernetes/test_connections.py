@@ -126,7 +126,7 @@ def test_a_capture_that_was_started_here_is_left_alone_in_any_version_of_its_obj
     assert next_step(found, LEADER._replace(was_started_here=True), Policy()) == Wait(None)
 
 
-def test_an_operator_captures_what_it_has_claimed_although_the_answer_to_its_claim_was_lost() -> None:
+def test_an_operator_captures_what_it_has_claimed_although_the_answer_to_its_claim_never_arrived() -> None:
     found = connection(status={"phase": "Running"}, annotations={"mldiagnostics.dev/claimed-by": "me"})
     assert isinstance(next_step(found, LEADER, Policy()), Start)
 
@@ -142,7 +142,7 @@ def test_a_leader_claims_what_waits_and_recovers_what_another_operator_left(
     assert isinstance(next_step(found, LEADER, Policy()), expected)
 
 
-def test_every_object_of_a_leader_ends_in_a_phase_or_waits_for_its_place() -> None:
+def test_every_object_of_a_leader_ends_in_a_phase_or_waits_for_its_turn() -> None:
     """No combination of phase, spec and settings leaves an object that is not final without anything to do."""
     phases = [None, "Pending", "Running", "Strange"]
     specs: list[dict[str, Any]] = [{}, {"podNamespace": "other"}, {"storageLocation": "/tmp/x"}, {"capturePort": 22}]
@@ -171,12 +171,12 @@ def test_what_an_operator_does_not_allow_is_refused_with_a_sentence(
     assert (problem in step.message) if isinstance(step, Refuse) else not problem
 
 
-def test_more_captures_than_allowed_wait_with_their_place() -> None:
+def test_more_captures_than_allowed_wait_in_their_order() -> None:
     step = next_step(connection(), LEADER._replace(captures=8, queued_before=3), Policy())
     assert step == Queue("waits for 8 other captures; 3 more are before it")
 
 
-def test_an_object_for_a_pod_that_another_one_captures_takes_no_place() -> None:
+def test_an_object_for_a_pod_that_another_one_captures_takes_no_slot() -> None:
     step = next_step(connection(), LEADER._replace(busy_pods=frozenset({"w1", "w9"})), Policy())
     assert step == Queue("waits for the capture of w1 by another object")
 

@@ -53,7 +53,7 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 
 @pytest.mark.timing
-def test_a_lease_that_is_renewed_is_not_taken_whatever_the_clock_of_the_other_says(
+def test_a_lease_that_is_renewed_is_not_taken_whatever_the_clock_of_the_other_shows(
     kube_api: KubeApi, namespace: str
 ) -> None:
     async def use(api: KubernetesApi) -> None:
@@ -62,7 +62,7 @@ def test_a_lease_that_is_renewed_is_not_taken_whatever_the_clock_of_the_other_sa
         clock = Clock()
         second, waiting = candidate(api, namespace, "b", clock)
         for _ in range(20):
-            clock.seconds += 4.0  # Each look sees another version, so the time since the last one does not count.
+            clock.seconds += 4.0  # Each read returns another version, so the time since the last one does not count.
             await asyncio.sleep(2 * _RENEW_SECONDS)
         assert first.is_leader
         assert not second.is_leader
@@ -76,7 +76,7 @@ def test_a_lease_that_is_renewed_is_not_taken_whatever_the_clock_of_the_other_sa
     with_api(kube_api, use)
 
 
-def test_a_lease_that_is_given_back_is_taken_at_once_and_its_former_holder_is_told(
+def test_a_lease_that_is_given_back_is_taken_at_once_and_its_former_holder_is_notified(
     kube_api: KubeApi, namespace: str
 ) -> None:
     async def use(api: KubernetesApi) -> None:

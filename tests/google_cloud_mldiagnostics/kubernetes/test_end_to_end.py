@@ -102,7 +102,7 @@ def capture_folder(run: str, folder: Path) -> str:
     return wait_until(find)
 
 
-def test_a_jobset_of_a_labelled_namespace_is_a_run_whose_profile_an_object_captures(
+def test_a_jobset_of_a_labelled_namespace_is_a_run_with_a_profile_that_an_object_captures(
     connections: KubeApi, labelled: str, webhook: Webhook, tmp_path: Path
 ) -> None:
     server, location, folder = connections, tmp_path / "profiles", tmp_path / "diagnostics"

@@ -73,7 +73,7 @@ def comparable(text: str) -> list[str]:
 
 
 class Reader:
-    """A reader of the page, who types its commands.
+    """A reader of the page: types its commands.
 
     Args:
         server: The cluster.

@@ -43,7 +43,7 @@ def findings(server: KubeApi, *arguments: str) -> tuple[int, dict[str, dict[str,
 # --- check --------------------------------------------------------------------------------------------
 
 
-def test_each_thing_that_a_cluster_lacks_is_named_with_the_command_that_mends_it(
+def test_each_thing_that_a_cluster_lacks_is_named_with_the_command_that_fixes_it(
     kube_api: KubeApi, namespace: str
 ) -> None:
     code, found = findings(kube_api, f"--namespace={namespace}")
@@ -77,7 +77,7 @@ def test_a_cluster_that_does_not_answer_is_one_finding(tmp_path: Path) -> None:
     assert "webhook" not in done.stdout
 
 
-def test_who_may_do_nothing_has_no_answers_and_is_told_which_rights_are_missing(
+def test_a_user_without_rights_has_no_answers_and_reads_which_rights_are_missing(
     kube_api: KubeApi, namespace: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "config"
@@ -182,7 +182,7 @@ def test_a_credential_plugin_is_run(kube_api: KubeApi, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "is_known"), [("kubernetes.default", True), ("elsewhere", False)])
-def test_a_server_is_known_by_the_name_that_the_file_says(
+def test_a_server_is_known_by_the_name_in_the_file(
     kube_api: KubeApi, tmp_path: Path, name: str, is_known: bool
 ) -> None:
     path = tmp_path / "config"
@@ -232,7 +232,7 @@ def test_several_files_are_one_and_the_first_entry_of_a_name_is_used(kube_api: K
         ({"client-certificate-data": "?"}, "a certificate of the kubeconfig cannot be used"),
     ],
 )
-def test_what_is_not_supported_is_said(tmp_path: Path, user: dict[str, Any], message: str) -> None:
+def test_what_is_not_supported_is_reported(tmp_path: Path, user: dict[str, Any], message: str) -> None:
     path = tmp_path / "config"
     path.write_text(json.dumps(kubeconfig("https://127.0.0.1:1", user)))
     with pytest.raises(KubernetesConfigurationError, match=message):

@@ -1,4 +1,4 @@
-"""The operator with a real API server: an object becomes a profile of its pods, or says why not."""
+"""The operator with a real API server: an object becomes a profile of its pods, or reports why not."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_objects_for_one_pod_are_captured_one_after_the_other(
     assert len(service.profiles) == 3
 
 
-def test_objects_for_one_pod_leave_places_for_those_of_others(
+def test_objects_for_one_pod_leave_slots_for_those_of_others(
     connections: KubeApi, namespace: str, tmp_path: Path, service: ProfilerServiceServer
 ) -> None:
     with (
@@ -174,7 +174,7 @@ def test_sigterm_ends_a_running_capture_in_order_and_gives_the_lease_back(
     assert not lease["spec"].get("holderIdentity")
 
 
-def test_probes_and_metrics_say_that_the_operator_works(operator: Operator) -> None:
+def test_probes_and_metrics_report_that_the_operator_works(operator: Operator) -> None:
     def get(port: int, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
             return str(response.read().decode())

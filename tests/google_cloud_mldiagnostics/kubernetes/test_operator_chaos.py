@@ -76,8 +76,8 @@ class Objects:
             self._server.call("POST", path_of(self._namespace), document)
         self._created = min(len(self._names), self._created + count)
 
-    def look(self) -> dict[str, str]:
-        """Return the phase of each object that is not final, and note who claimed which."""
+    def poll(self) -> dict[str, str]:
+        """Return the phase of each object that is not final, and note which operator claimed which."""
         found = self._server.call("GET", path_of(self._namespace))["items"]
         for each in found:
             # An operator that ends between the two writes of a claim leaves its name, and has claimed nothing.
@@ -141,13 +141,13 @@ def test_an_api_server_that_was_killed_for_some_time_leaves_no_object_without_a_
         wait_until(lambda: any(service.profiles for service in services))
         kill_for(own_api, seconds)
         objects.create(2)
-        wait_until(lambda: not objects.look(), 60)
+        wait_until(lambda: not objects.poll(), 60)
         assert objects.check()["Succeeded"] >= 2, deployment.log
         assert "a bug in" not in deployment.log
 
 
 @pytest.mark.slow
-def test_lost_answers_and_events_that_are_dropped_or_repeated_neither_stop_nor_repeat_a_capture(
+def test_dropped_answers_and_events_that_are_dropped_or_repeated_neither_stop_nor_repeat_a_capture(
     connections: KubeApi, namespace: str, tmp_path: Path, services: list[ProfilerServiceServer]
 ) -> None:
     objects = Objects(connections, namespace, tmp_path, services, 60)
@@ -156,7 +156,7 @@ def test_lost_answers_and_events_that_are_dropped_or_repeated_neither_stop_nor_r
         Operator(connections, namespace, tmp_path, url=faulty.url, watch_seconds=3) as operator,
     ):
         objects.create(60)
-        wait_until(lambda: not objects.look(), 120, running=operator.process)
+        wait_until(lambda: not objects.poll(), 120, running=operator.process)
         assert objects.check() == {"Succeeded": 60, "Failed": 0}, operator.log
         assert faulty.faults > 60
         assert "Traceback" not in operator.log
@@ -235,7 +235,7 @@ def test_no_object_of_1000_is_left_without_a_phase_or_claimed_twice_whatever_fai
         chaos = Chaos(own_api, proxy, deployment, rng)
         while time.monotonic() < deadline:
             objects.create(20)
-            open_objects = objects.look()
+            open_objects = objects.poll()
             if objects.are_all_created and not open_objects:
                 break
             if open_objects and rng.random() < 0.3:
@@ -252,7 +252,7 @@ def test_no_object_of_1000_is_left_without_a_phase_or_claimed_twice_whatever_fai
 
 
 def behind(proxy: FreezingProxy, server: KubeApi, folder: Path) -> Operator:
-    """Return an operator whose connections can be frozen."""
+    """Return an operator with connections that can be frozen."""
     return Operator(server, NAMESPACE, folder, url=f"https://127.0.0.1:{proxy.port}", watch_seconds=5)
 
 

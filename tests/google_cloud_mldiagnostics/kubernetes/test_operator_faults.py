@@ -86,7 +86,7 @@ def test_an_object_is_seen_although_the_connection_of_the_watch_carries_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("right", RIGHTS, ids="-".join)
-def test_an_operator_without_one_of_its_rights_says_so_and_runs_on(
+def test_an_operator_without_one_of_its_rights_reports_it_and_runs_on(
     connections: KubeApi, namespace: str, tmp_path: Path, service: ProfilerServiceServer, right: tuple[str, str]
 ) -> None:
     allow_stranger(connections, namespace, without=right)

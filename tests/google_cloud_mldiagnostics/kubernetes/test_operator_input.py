@@ -1,4 +1,4 @@
-"""Objects with wrong names, places and pods end in a phase and a sentence, soon."""
+"""Objects with wrong names, folders and pods end in a phase and a sentence, soon."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_256_pods_of_which_none_is_there_fail_with_the_first_of_them(
     assert (len(lines), lines[-1]) == (11, "and 246 more")
 
 
-def test_a_folder_in_which_nobody_may_write_is_the_message(
+def test_a_folder_in_which_no_process_may_write_is_the_message(
     operator: Operator, namespace: str, service: ProfilerServiceServer
 ) -> None:
     running_pod(operator.server, namespace, "w0")

@@ -28,7 +28,7 @@ POD = {"ownerReferences": [reference("batch/v1", "Job", "job")]}
 
 
 class Cluster:
-    """Answers look-ups from a mapping, or raises what it has there; time is set by the test."""
+    """Answers look-ups from a mapping, or raises the exception that is in it; time is set by the test."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self.objects = dict(objects)

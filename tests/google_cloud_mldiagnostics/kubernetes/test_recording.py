@@ -79,7 +79,7 @@ def test_no_variable_and_no_argument_of_a_pod_is_recorded() -> None:
     assert "team" not in text
 
 
-def test_secrets_in_the_last_words_of_a_container_are_not_recorded() -> None:
+def test_secrets_in_the_last_output_of_a_container_are_not_recorded() -> None:
     ended = {
         "reason": "Error",
         "exitCode": 1,

@@ -1,4 +1,4 @@
-"""Admission reviews: every body has an answer that allows, or a sentence that says what is wrong with it."""
+"""Admission reviews: every body has an answer that allows, or a sentence about what is wrong with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""While another injector is in the cluster, ours patches no pod and says so; without rights to search, it goes on."""
+"""While another injector is in the cluster, ours reports it and patches no pod; without rights to search, it patches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_injector_is_known_by_its_name_or_that_of_its_service(document: dict[
 
 
 def test_our_own_policy_is_another_injector_and_policies_of_others_are_not() -> None:
-    policies = [{"metadata": {"name": name}} for name in ("mldiagnostics-injection", "mldiagnostics-of-somebody")]
+    policies = [{"metadata": {"name": name}} for name in ("mldiagnostics-injection", "mldiagnostics-of-others")]
     assert other_injectors([], policies, OWN) == ["MutatingAdmissionPolicy mldiagnostics-injection"]
 
 
