@@ -125,6 +125,23 @@ def test_a_bucket_that_hangs_does_not_hold_up_the_end_of_a_process(
     assert_the_mirror_has_the_journal_once("gs://bucket/m", tmp_path)
 
 
+def test_entries_behind_the_end_of_a_writer_are_mirrored_by_the_next_push(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    body = """
+m = start_mirror('goodput_run7', root)
+journal.append({'n': 1})
+assert m.close(20)
+journal.append({'n': 2})  # As a function of atexit that is called later.
+os._exit(0)
+"""
+    finish(run(body, root, mirror))
+    assert len(read_mirror(mirror)) == 1
+    assert [pushed.entries for pushed in push(root, mirror)] == [1]
+    assert not list(push(root, mirror))
+    assert_the_mirror_has_the_journal_once(mirror, root)
+    assert [end["by"] for end in ends(mirror).values()] == ["self"]
+
+
 def test_a_forked_child_neither_hangs_nor_repeats_entries(tmp_path: Path) -> None:
     root, mirror = tmp_path / "root", str(tmp_path / "mirror")
     body = """

@@ -14,6 +14,7 @@ from ml_diagnostics_common.mirror._bucket import Bucket
 from ml_diagnostics_common.mirror.names import EndName, LogPaths, parse_name
 from ml_diagnostics_common.mirror.reader import MirrorReader
 from ml_diagnostics_common.mirror.segments import NewerFormatError
+from ml_diagnostics_common.reader import JournalReader, UnionReader
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
 
@@ -215,6 +216,28 @@ def test_a_damaged_object_is_counted_named_and_passed_over(
     assert str(path) in caplog.text
     assert [writer.gaps for writer in reader.writers()] == [[(10**11 + 20, 10**11 + 29)]]
     assert not reader.is_complete(0)
+
+
+def test_the_journal_has_the_entries_of_a_damaged_object(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    job_of_two_hosts(root, 50)
+    Path(mirror_by_hand(root, mirror)[2]).write_bytes(b"damaged")
+    reader = MirrorReader(LOG, mirror=mirror)
+    assert flat(UnionReader([JournalReader(LOG, root=root), reader]).read_new()) == read_all(root)
+    assert reader.skipped == {"damaged_object": 1}
+
+
+def test_a_host_with_a_clock_in_the_future_hides_no_new_entries_of_others(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    wrong, right = new_journal(root, clock_ns=Clock(4_000_000_000 * 10**9)), new_journal(root)
+    wrong.append({"n": 1})
+    mirror_by_hand(root, mirror)
+    reader = MirrorReader(LOG, mirror=mirror, full_listing_seconds=1e9)
+    assert numbers(flat(reader.read_new())) == [1]
+    right.append({"n": 2})
+    header, lines = journal_lines(root)[right.writer]
+    put(mirror, right.writer, header, lines)
+    assert numbers(flat(reader.read_new())) == [2]
 
 
 def test_the_objects_of_an_hour_are_read_if_the_one_of_the_hour_is_damaged(tmp_path: Path) -> None:

@@ -247,6 +247,21 @@ def test_entries_that_no_cloud_gets_are_mirrored(tmp_path: Path, round_of: Any) 
     assert len(read_mirror(str(tmp_path / "mirror"))) == 1
 
 
+def test_thousands_of_recorders_need_few_files(tmp_path: Path, round_of: Any) -> None:
+    mirror, root = str(tmp_path / "mirror"), tmp_path / "root"
+    round_ = round_of(mirror, root)
+    for n in range(200):
+        journal = new_journal(root)
+        journal.append({"n": n})
+        del journal  # Its file is closed; its entries are not in the mirror yet.
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    assert write(round_)
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) - before <= 64
+    assert len(raw_identities(mirror)) == 200
+    assert write(round_, is_last=True)
+    assert len(ends(mirror)) == 200
+
+
 # --- Roll-up ------------------------------------------------------------------------------------------
 
 

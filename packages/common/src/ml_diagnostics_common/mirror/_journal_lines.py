@@ -101,6 +101,8 @@ class JournalLines:
                 self.settling = True
                 return None
             start = position if segment.number == position.segment else JournalPosition(segment.number, 0)
+            if segment.size == start.offset:
+                continue
             try:
                 lines = self._read(segment, start, most_bytes, complete=ended or not is_newest)
             except FileNotFoundError:  # Dropped by the journal's cap since it was listed.

@@ -23,6 +23,7 @@ __all__ = ["MirrorRound"]
 
 _ENDED_EVERY_SECONDS = 600.0
 _LAST_WAIT_SECONDS = 0.05
+_MOST_HELD = 64
 
 
 class MirrorRound:
@@ -82,10 +83,12 @@ class MirrorRound:
             for writer, segments in self._own_segments(folder_name).items():
                 try:
                     upload = self._claim(folder_name, writer)
-                    if upload is None:
+                    if upload is None or not upload.hold():
                         is_complete = False
                         continue
                     is_complete = self._write(upload, segments, deadline, pause, is_last=is_last) and is_complete
+                    if len(self._uploads) > _MOST_HELD:  # A notebook may have thousands of recorders.
+                        upload.release()
                 except StorageError:
                     raise
                 except OSError as error:

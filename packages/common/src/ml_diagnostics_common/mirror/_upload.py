@@ -75,7 +75,8 @@ class Upload:
         self.log_folder = root / "journal" / folder_name
         self.paths = LogPaths(bucket.path, folder_name)
         self._bucket, self._root, self._folder_name = bucket, root, folder_name
-        self._lock, self._counters = lock, counters
+        self._lock, self._is_held = lock, True
+        self._counters = counters
         self._lines = JournalLines(writer, self.log_folder, counters, clock)
         known = read_note(root, folder_name, writer, bucket.path)
         self.is_new = known is None
@@ -88,9 +89,19 @@ class Upload:
         lock = OutboxLock.take(lock_path(root, folder_name, writer))
         return None if lock is None else cls(bucket, root, folder_name, writer, lock, counters)
 
+    def hold(self) -> bool:
+        """Take the lock again after `release`; return False while another process has it. Raises OSError."""
+        if not self._is_held:
+            lock = OutboxLock.take(lock_path(self._root, self._folder_name, self.writer))
+            if lock is None:
+                return False
+            self._lock, self._is_held = lock, True
+        return True
+
     def release(self) -> None:
         """Leave the writer to other processes."""
         self._lock.abandon()
+        self._is_held = False
 
     @property
     def settling(self) -> bool:
