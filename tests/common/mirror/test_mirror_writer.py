@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -354,17 +355,42 @@ def test_a_bucket_that_refuses_is_one_warning_with_what_to_grant_and_recording_g
 def test_a_folder_that_is_full_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mirror, root = tmp_path / "mirror", tmp_path / "root"
-    mirror.write_bytes(b"a file")
+    caplog.set_level("WARNING")
+    mirror, root = str(tmp_path / "mirror"), tmp_path / "root"
+
+    def full(folder: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ml_diagnostics_common.storage._local._temporary_file", full)
     journal = new_journal(root)
-    thread = new_mirror(str(mirror), root, access_backoff=Backoff(0.01, 0.02), backoff=Backoff(0.01, 0.02))
+    thread = new_mirror(mirror, root, access_backoff=Backoff(0.01, 0.02), backoff=Backoff(0.01, 0.02))
+    thread.add(LOG)
+    for n in range(3):
+        journal.append({"n": n})
+        assert not thread.flush(0.2)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "No space left on device; free some space" in warning
+    assert "The job goes on" in warning
+    monkeypatch.undo()
+    assert thread.close()
+    assert read_mirror(mirror) == read_all(root)
+    assert len(raw_identities(mirror)) == 3
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_bucket_that_is_busy_is_tried_again(
+    tmp_path: Path, cloud_storage_server: CloudStorageServer, status: int
+) -> None:
+    cloud_storage_server.faults.always(Status(status), on="upload")
+    journal = new_journal(tmp_path)
+    thread = new_mirror("gs://bucket/m", tmp_path, request_seconds=0.5, backoff=Backoff(0.01, 0.02))
     thread.add(LOG)
     journal.append({"n": 1})
-    assert not thread.flush(0.5)
-    assert "cannot be written" in caplog.text
-    mirror.unlink()
+    assert not thread.flush(2.0)
+    cloud_storage_server.faults.clear()
     assert thread.close()
-    assert read_mirror(str(mirror)) == read_all(root)
+    assert read_mirror("gs://bucket/m") == read_all(tmp_path)
+    assert len(raw_identities("gs://bucket/m")) == 1
 
 
 def test_answers_that_are_lost_make_nothing_double(
