@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import io
 import json
 import os
 import pty
 import re
+import struct
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -148,19 +151,18 @@ def test_a_terminal_shows_the_last_state_over_the_one_before() -> None:
     now = time.time()
     start(now)
     controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     clock = Clock(now)
     command = WatchCommand(sleep=clock.sleep, clock_ns=clock)
     parser = argparse.ArgumentParser()
     command.prepare_parser(parser)
     with os.fdopen(terminal, "w", encoding="utf-8") as out:
-        import fcntl
-        import struct
-        import termios
-
-        fcntl.ioctl(out.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         command.run(parser.parse_args(["run-7", "--count", "2"]), Console("goodput", out=out))
+        out.write("END")
         out.flush()
-        text = os.read(controller, 65536).decode()
+        text = ""
+        while not text.endswith("END"):
+            text += os.read(controller, 65536).decode()
     os.close(controller)
     first, second = text.split("\x1b[2A\x1b[J")
     assert "PRODUCTIVE \u2588" in first
