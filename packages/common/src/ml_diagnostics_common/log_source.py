@@ -1,4 +1,4 @@
-"""The source of log entries: the journal of this machine, and Cloud Logging if there is one.
+"""The source of log entries: the journal of this machine, a mirror, and Cloud Logging if there is one.
 
 A `LogSource` reads one log: the union of its readers, each entry once by its insertId. A library states the name of its
 log and which entries it needs, and makes its own objects of them. While Cloud Logging fails, only the journal's entries
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
     from ml_diagnostics_common.backoff import RequestBudget
     from ml_diagnostics_common.cloud_logging import LoggingTransport, PageReader
     from ml_diagnostics_common.credentials import CloudEnvironment
+    from ml_diagnostics_common.mirror.part import MirrorPart
 
-__all__ = ["PATIENCE_SECONDS", "Cloud", "LogSource", "Query", "notes_of"]
+__all__ = ["INCOMPLETE", "PATIENCE_SECONDS", "Cloud", "LogSource", "Query", "notes_of"]
 
 _logger = job_logger("ml_diagnostics")
 
+INCOMPLETE = "incomplete: "
+"""The start of each note of `notes_of` on entries that no source has, as far as the mirror shows that."""
 PATIENCE_SECONDS = 30.0
 _REQUEST_SECONDS = 30.0
 _UNREADABLE = ("torn", "foreign", "endless_line", "undecodable_entry")
@@ -176,6 +179,13 @@ class LogSource:
         resource_labels: Only writers with one of the values of each of these labels in their monitored resource.
         queries: Cloud Logging sends only what one of these selects, at any severity. Such a source is read once.
         start_ns: Cloud Logging sends nothing of this time or older, in ns since 1970; None is all that it keeps.
+        mirror: `gs://bucket/prefix`, or a folder, whose entries are read, too; empty for none. Cloud Logging is asked
+            only if these are not complete.
+        always_asks_cloud: True to ask Cloud Logging in any case, for entries of writers without a mirror.
+        clock_ns: The clock by which a writer of the mirror is silent.
+
+    Raises:
+        ConfigurationError: The mirror is neither in a bucket nor a folder.
     """
 
     def __init__(
@@ -188,11 +198,15 @@ class LogSource:
         resource_labels: Mapping[str, Set[str]] | None = None,
         queries: Sequence[Query] = (),
         start_ns: int | None = None,
+        mirror: str = "",
+        always_asks_cloud: bool = False,
+        clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Create a source that has read nothing, and has not searched for a cloud."""
         self._log_id, self._root, self._cloud = log_id, root or diagnostics_directory(), cloud
         self._job_name, self._resource_labels = job_name, resource_labels
         self._queries, self._start_ns = queries, start_ns
+        self._mirror, self._always_asks_cloud, self._clock_ns = mirror, always_asks_cloud, clock_ns
         self.resume({})
 
     def resume(self, position: Mapping[str, Any]) -> None:
@@ -205,6 +219,18 @@ class LogSource:
         self._parts: list[_CloudPart] = []
         self._readers: dict[str, EntryReader] = {"journal": self._journal}
         """The readers by the name of their position."""
+        self.mirror: MirrorPart | None = None
+        if self._mirror:
+            from ml_diagnostics_common.mirror.part import MirrorPart
+
+            self.mirror = self._readers["mirror"] = MirrorPart(
+                self._mirror,
+                self._log_id,
+                job_name=self._job_name,
+                resource_labels=self._resource_labels,
+                position=position.get("mirror") or {},
+                clock_ns=self._clock_ns,
+            )
         if self._cloud is not None:
             queries: Sequence[Query | None] = self._queries or [None]
             for number, query in enumerate(queries):
@@ -236,22 +262,56 @@ class LogSource:
         return QueryReader(self._pages, filter_, newest_pages=query.newest_pages, on_cut=on_cut)
 
     def read_new(self, *, local_only: bool = False, take: Take | None = None) -> Iterator[list[LogEntry]]:
-        """Yield entries that were not yielded before, merged by time. If Cloud Logging fails, the journal's.
+        """Yield entries that were not yielded before, merged by time. If Cloud Logging fails, the others'.
+
+        With a mirror, those that only Cloud Logging has come after the others.
 
         Args:
-            local_only: True to search for no cloud, and to send no request to Cloud Logging.
-            take: See `JournalReader.read_new`. Not called if the source has a cloud: all entries are yielded, since
-                each one has to be compared with those of the cloud.
+            local_only: True to read the journal alone: to search for no cloud, and to send no request.
+            take: See `JournalReader.read_new`. Not called if the source has a cloud or a mirror: all entries are
+                yielded, since each one has to be compared with those of the other readers.
+
+        Raises:
+            NewerFormatError: The mirror was written by a newer version.
         """
+        if self.mirror is not None:
+            return self._read_with_mirror(self.mirror, local_only=local_only)
         if self._cloud is None:
             return self._journal.read_new(take)
-        is_requested = not local_only and self._cloud.is_found()
-        if is_requested and not self._cloud.is_paused():
+        self._request_cloud(is_wanted=not local_only)
+        # Also while no cloud is found: the union remembers what a cloud that is found later must not repeat.
+        return self._union.read_new()
+
+    def _read_with_mirror(self, mirror: MirrorPart, *, local_only: bool) -> Iterator[list[LogEntry]]:
+        """Yield what the journal and the mirror have; then what Cloud Logging has, if something is missing."""
+        mirror.is_requested = not local_only
+        self._request_cloud(is_wanted=False)
+        yield from self._union.read_new()
+        if (
+            local_only
+            or (self.is_complete() and not self._always_asks_cloud)
+            or not self._request_cloud(is_wanted=True)
+        ):
+            return
+        mirror.is_requested = False
+        yield from self._union.read_new()
+
+    def _request_cloud(self, *, is_wanted: bool) -> bool:
+        """Have the next read of the union request pages of Cloud Logging, or not; return True if it will."""
+        is_requested = is_wanted and self._cloud is not None and self._cloud.is_found()
+        if is_requested and self._cloud is not None and not self._cloud.is_paused():
             self._cloud.failure = None
         for part in self._parts:
             part.is_requested = is_requested
-        # Also while no cloud is found: the union remembers what a cloud that is found later must not repeat.
-        return self._union.read_new()
+        return is_requested
+
+    def is_complete(self) -> bool:
+        """Return True if the mirror shows that all of its writers' entries were read; False without a mirror."""
+        return self.mirror is not None and self.mirror.is_complete(self._union.covers, self._journal.writers())
+
+    def mirror_lag_seconds(self) -> float | None:
+        """Return how far the mirror is behind; None without one, and if it has nothing of the job."""
+        return None if self.mirror is None else self.mirror.lag_seconds(self._union.covers, self._journal.writers())
 
     def position(self) -> dict[str, Any]:
         """Return the position behind the yielded entries, as JSON: that of each reader, by name, and of their union."""
@@ -269,7 +329,8 @@ class LogSource:
     @property
     def skipped(self) -> Mapping[str, int]:
         """Counts by reason of what was read and not yielded."""
-        return Counter(self._journal.skipped) + Counter(self._pages.skipped if self._pages is not None else {})
+        readers = (self._journal, self.mirror, self._pages)
+        return sum((Counter(reader.skipped) for reader in readers if reader is not None), Counter[str]())
 
     def cloud_notes(self) -> list[str]:
         """Return sentences on what of Cloud Logging could not be read."""
@@ -279,9 +340,18 @@ class LogSource:
             *self._cut_notes,
         ]
 
+    def mirror_notes(self) -> list[str]:
+        """Return sentences on what is missing in the mirror; those on entries that no source has after `INCOMPLETE`."""
+        if self.mirror is None:
+            return []
+        missing = self.mirror.incomplete(self._union.covers, self._journal.writers())
+        return [*(f"{INCOMPLETE}{note}" for note in missing), *self.mirror.repaired(self._union.covers)]
+
     def searched(self) -> str:
         """Return where entries are read from, for a user that found none."""
         journal = f"the journal in {self._root}"
+        if self.mirror is not None:
+            journal = f"{journal}, {self.mirror.searched()}"
         if self._cloud is None:
             return f"{journal}; not Cloud Logging, because ML_DIAGNOSTICS_BACKEND is local"
         if isinstance(self._cloud.absence, NoCloudError):
@@ -302,7 +372,7 @@ def notes_of(sources: Iterable[LogSource]) -> list[str]:
     entries = sum(skipped[reason] for reason in _UNREADABLE)
     files = skipped["foreign_segment"] + skipped["unreadable_segment"]
     damaged = skipped["damaged_header"]
-    notes = [note for source in sources for note in source.cloud_notes()]
+    notes = [note for source in sources for note in (*source.cloud_notes(), *source.mirror_notes())]
     if entries:
         notes.append(f"{format_count(entries, 'entry', 'entries')} could not be read")
     if files:

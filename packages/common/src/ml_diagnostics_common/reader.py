@@ -112,6 +112,10 @@ class JournalReader:
         """See `EntryReader`."""
         return {"writers": {name: stream.offsets() for name, stream in self._writers.items() if stream.segments}}
 
+    def writers(self) -> set[str]:
+        """Return the writers that had segments at the last `read_new`."""
+        return {name for name, stream in self._writers.items() if stream.segments}
+
     def save_position(self, name: str, *, job: str | None = None) -> None:
         """Save the position for `load_position`: also the promise that what was read is not needed again.
 
@@ -247,6 +251,10 @@ class UnionReader:
         # Entries of other writers have no sequence number, and only one reader yields them.
         writer = entry.context.writer
         return writer is None or self._seen.add(writer, entry.sequence)
+
+    def covers(self, writer: str, first: int, last: int) -> bool:
+        """Return True if all entries of a writer from a sequence number to another were yielded, by any of them."""
+        return self._seen.covers(writer, first, last)
 
     def position(self) -> dict[str, Any]:
         """See `EntryReader`."""
