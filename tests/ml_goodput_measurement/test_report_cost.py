@@ -128,10 +128,14 @@ def test_moments_are_days_times_and_ages() -> None:
     assert moment("2026-11-21") == 1_795_219_200 * 10**9
     assert moment("2026-11-21T05:00:00Z") == (1_795_219_200 + 5 * 3600) * 10**9
     assert moment("2026-11-21T05:00:00.5+01:00") == (1_795_219_200 + 4 * 3600) * 10**9 + 5 * 10**8
+    assert moment("2026-11-21 05:00:00.123456789") == (1_795_219_200 + 5 * 3600) * 10**9 + 123_456_789
     assert abs(moment("7d") - (time.time_ns() - 7 * 86_400 * 10**9)) < 10**10
 
 
-@pytest.mark.parametrize("text", ["yesterday", "", "-5d", "2026-13-01", "0d"])
+@pytest.mark.parametrize(
+    "text",
+    ["yesterday", "", "-5d", "2026-13-01", "0d", "2026-11-21T25:00:00Z", "20261121", "2026-11-21T05:00:00+99:99"],
+)
 def test_what_is_not_a_moment_is_a_usage_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(["report", "run-7", f"--since={text}"])

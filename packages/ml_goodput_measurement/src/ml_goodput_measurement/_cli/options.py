@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import calendar
 import datetime
 import re
 import time
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["add_cost_options", "add_job_arguments", "chips_of", "moment", "price"]
 
 _MOST_CHIPS = 10**7
-_DURATION = re.compile(r"[\d.]+[smhd]?")
+_DURATION = re.compile(r"[\d.]+[smhd]?", re.ASCII)
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?)?", re.ASCII)
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,15 +76,19 @@ def moment(text: str) -> int:
     """
     if _DURATION.fullmatch(text):
         return time.time_ns() - int(seconds(text) * 1e9)
+    parts = _TIME.fullmatch(text)
     try:
-        found = datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        if parts is None:
+            raise ValueError(text)
+        date, clock, fraction, zone = parts.groups()
+        zone = "+00:00" if zone in (None, "Z") else zone
+        found = datetime.datetime.fromisoformat(f"{date}T{clock or '00:00'}{zone}")
+        # Not timestamp(): a float has no nanoseconds. Python 3.10 parses only fractions of 3 or 6 digits.
+        return calendar.timegm(found.utctimetuple()) * 10**9 + int((fraction or "").ljust(9, "0"))
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a time: give how long ago (7d), or in UTC a day (2026-11-21) or 2026-11-21T05:00:00Z"
         ) from None
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=datetime.timezone.utc)
-    return int(found.timestamp()) * 10**9 + found.microsecond * 1000
 
 
 def chips_of(given: int | None, recorded: int | None, job: str) -> int:
