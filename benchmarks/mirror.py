@@ -29,16 +29,14 @@ _REQUEST_SECONDS = 0.05
 class _Job:
     """A job in a journal, on a clock that it moves itself."""
 
-    def __init__(self, segment_bytes: int = 64 * 2**20) -> None:
+    def __init__(self) -> None:
         from ml_diagnostics_common.journal import Journal
 
         self.root = Path(os.environ["ML_DIAGNOSTICS_DIR"])
         self.now_ns = _START_NS
         self.step = self.entries = 0
         labels = {"job": JOB, "process_index": "0"}
-        self._journal = Journal(
-            LOG, root=self.root, labels=labels, clock_ns=lambda: self.now_ns, segment_bytes=segment_bytes
-        )
+        self._journal = Journal(LOG, root=self.root, labels=labels, clock_ns=lambda: self.now_ns, segment_bytes=2**31)
 
     def run(self, entries: int) -> None:
         """Record some entries."""
