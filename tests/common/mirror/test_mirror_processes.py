@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
+from ml_diagnostics_common.files import share_lock
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import JournalCap, list_segments, log_directory, log_folder_name
 from ml_diagnostics_common.mirror._bucket import Bucket
@@ -247,6 +248,18 @@ def test_a_push_while_the_process_lives_does_not_end_its_writer(tmp_path: Path) 
     finally:
         process.kill()
         process.communicate()
+    assert [pushed.has_ended for pushed in push(root, mirror)] == [True]
+    assert_the_mirror_has_the_journal_once(mirror, root)
+
+
+def test_a_writer_that_a_process_of_another_container_has_open_is_not_ended(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    recorded_and_killed(root, mirror)
+    segment = list_segments(log_directory(root, LOG))[-1]
+    with Path(segment.path).open("rb") as file:
+        share_lock(file.fileno())
+        assert [pushed.has_ended for pushed in push(root, mirror)] == [False]
+        assert ends(mirror) == {}
     assert [pushed.has_ended for pushed in push(root, mirror)] == [True]
     assert_the_mirror_has_the_journal_once(mirror, root)
 

@@ -153,17 +153,12 @@ class EndedWriters:
 
     def _is_mirrored(self, folder_name: str, writer: str) -> bool:
         """Return True if a writer of which nothing was mirrored yet is to be."""
-        name = WriterName.parse(writer)
-        is_of_job = name is not None and name.host == host_name() and name.pid in self._ended_pids
         is_chosen = self._folder_names is None or folder_name in self._folder_names
-        return is_of_job or is_chosen or notes_folder(self._root, folder_name).is_dir()
+        return is_chosen or self._is_of_ended_process(writer) or notes_folder(self._root, folder_name).is_dir()
 
     def _owner(self, writer: str) -> Owner:
         owned_by = owner(writer)
-        name = WriterName.parse(writer)
-        if owned_by is Owner.ALIVE and name is not None and name.pid in self._ended_pids:
-            return Owner.GONE
-        return owned_by
+        return Owner.GONE if owned_by is Owner.ALIVE and self._is_of_ended_process(writer) else owned_by
 
     def _is_idle(self, segment: Segment, seconds: float) -> bool:
         try:
@@ -194,11 +189,7 @@ class EndedWriters:
         deadline: Callable[[], float],
         pause: Callable[[float], None],
     ) -> PushedWriter | None:
-        owned_by = self._owner(upload.writer)
-        has_ended = owned_by is Owner.GONE or (
-            owned_by is Owner.UNKNOWN
-            and self._is_idle(segments[-1], _ENDED_SECONDS if self._by == "command" else _IDLE_SECONDS)
-        )
+        has_ended = self._has_ended(upload.writer, segments[-1])
         upload.recover(names)
         names, entries = list(names), 0
         start = time.thread_time()
@@ -214,6 +205,18 @@ class EndedWriters:
             if self._clock() < deadline():
                 self._roll_up(upload.paths, names)
         return PushedWriter(_shown(upload.paths.folder_name), upload.writer, entries, has_ended)
+
+    def _has_ended(self, writer: str, last: Segment) -> bool:
+        """Return True if no process can write under this name any more: only then its end is written."""
+        owned_by = self._owner(writer)
+        if owned_by is Owner.UNKNOWN:
+            return self._is_idle(last, _ENDED_SECONDS if self._by == "command" else _IDLE_SECONDS)
+        # Of a process in another container, with the same host name, the pid means nothing here.
+        return owned_by is Owner.GONE and (self._is_of_ended_process(writer) or not is_open(self._root, writer))
+
+    def _is_of_ended_process(self, writer: str) -> bool:
+        name = WriterName.parse(writer)
+        return name is not None and name.host == host_name() and name.pid in self._ended_pids
 
     def _roll_up(self, paths: LogPaths, names: list[SegmentName]) -> None:
         try:
