@@ -6,7 +6,6 @@ rise are deltas, and texts that repeat are dictionaries, so an event takes about
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -256,9 +255,9 @@ class EventsFile:
 
 def _source(path: str | bytes) -> Any:
     if isinstance(path, bytes):
-        return io.BytesIO(path)
+        return pa.BufferReader(path)
     if in_bucket(path):
-        return io.BytesIO(storage_for(path).read(path))
+        return pa.BufferReader(storage_for(path).read(path))
     if not Path(path).is_file():
         storage_for(path).read_with_generation(path, first_bytes=1)  # For its errors.
     return pa.memory_map(path)

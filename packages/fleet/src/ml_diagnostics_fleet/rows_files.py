@@ -5,16 +5,15 @@ The rows of one moment are replaced as a whole; a reader takes those of the newe
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from ml_diagnostics_common.exceptions import ObjectNotFoundError
 from ml_goodput_measurement.reading import RULES
 
+from ml_diagnostics_fleet._parquet import decoded, encoded
 from ml_diagnostics_fleet._paths import FleetPaths, age_ns, new_run
 from ml_diagnostics_fleet.job_rows import ERROR, Cause, JobRows
 from ml_diagnostics_fleet.manifest import (
@@ -94,7 +93,7 @@ class RowsWriter:
             if not table.num_rows and files:
                 continue
             path = f"rows/{name}/as_of={self._as_of_ns}/{self._run}-{len(files)}.parquet"
-            self._paths.storage.write(self._paths.full(path), _encoded(table), if_generation=0)
+            self._paths.storage.write(self._paths.full(path), encoded(table), if_generation=0)
             files.append(path)
 
 
@@ -113,7 +112,7 @@ def row_paths(mirror: str | os.PathLike[str], snapshot: RowsSnapshot, table: str
 def read_table(mirror: str | os.PathLike[str], snapshot: RowsSnapshot, table: str) -> pa.Table:
     """Return a table of rows."""
     paths = FleetPaths(mirror)
-    files = [_decoded(paths.storage.read(paths.full(path))) for path in snapshot.files[table]]
+    files = [decoded(paths.storage.read(paths.full(path))) for path in snapshot.files[table]]
     return pa.concat_tables(files) if files else TABLES[table].empty_table()
 
 
@@ -121,7 +120,7 @@ def write_dimensions(mirror: str | os.PathLike[str], tables: Mapping[str, pa.Tab
     """Write tables of `DIMENSIONS`, and replace those that exist."""
     paths = FleetPaths(mirror)
     for name, table in tables.items():
-        data = _encoded(table.cast(DIMENSIONS[name]))
+        data = encoded(table.cast(DIMENSIONS[name]))
         paths.storage.write(paths.full(f"dimensions/{name}.parquet"), data)
 
 
@@ -129,7 +128,7 @@ def read_causes(mirror: str | os.PathLike[str]) -> dict[JobKey, dict[int, Cause]
     """Return the causes of disruptions, by job and number, as far as `dimensions/causes.parquet` has them."""
     paths = FleetPaths(mirror)
     try:
-        table = _decoded(paths.storage.read(paths.full("dimensions/causes.parquet")))
+        table = decoded(paths.storage.read(paths.full("dimensions/causes.parquet")))
     except ObjectNotFoundError:
         return {}
     causes: dict[JobKey, dict[int, Cause]] = {}
@@ -161,13 +160,3 @@ def _delete_old(paths: FleetPaths, manifest: RowsManifest, now_ns: int) -> None:
                 paths.storage.delete(full)
             except ObjectNotFoundError:
                 continue
-
-
-def _encoded(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
-
-
-def _decoded(data: bytes) -> Any:
-    return pq.read_table(io.BytesIO(data))
