@@ -94,7 +94,7 @@ def format_bill(bill: Bill, width: int | None) -> list[str]:
     whole, productive = bill.whole(unit), bill.of(Bucket.PRODUCTIVE, amounts)
     is_whole = sum(amounts) == whole
     first = [
-        f"wall {bill.wall_ns / HOUR_NS:,.1f} h x {bill.chips:,} chips = {_hours(sum(hours), hour)} chip-hours = "
+        f"wall {_wall_hours(bill.wall_ns)} h x {bill.chips:,} chips = {_hours(sum(hours), hour)} chip-hours = "
         f"{money(whole)}",
         f"productive {_hours(bill.of(Bucket.PRODUCTIVE, hours), hour)} chip-hours {money(productive)}",
     ]
@@ -110,6 +110,11 @@ def format_bill(bill: Bill, width: int | None) -> list[str]:
     first.append(f"{badput}, of which" if bad else badput)
     sums = f"(parts sum to the whole: {'yes' if is_whole else 'no'})"
     return [*_wrapped(first, width, ""), *_wrapped([*bad, sums], width, "  ")]
+
+
+def _wall_hours(wall_ns: int) -> str:
+    hours = wall_ns / HOUR_NS
+    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.3f}"
 
 
 def _hours(units: int, unit: Fraction) -> str:
