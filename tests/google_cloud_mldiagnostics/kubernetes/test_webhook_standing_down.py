@@ -1,4 +1,4 @@
-"""While another injector is in the cluster, ours reports it and patches no pod; without rights to search, it patches."""
+"""While another injector is in the cluster, ours reports it and patches no pod; if it may not search, it patches."""
 
 from __future__ import annotations
 
