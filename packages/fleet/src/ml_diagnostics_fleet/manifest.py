@@ -182,6 +182,8 @@ class RowsSnapshot:
         events: The number of events.
         errors: The number of jobs without rows, since their map failed.
         files: Paths by table, relative to the layout's folder.
+        continuous: True if each job has a moment of its own, this one at the latest: the continuous engine replaces
+            such a snapshot by its next one.
     """
 
     as_of_ns: int
@@ -191,6 +193,7 @@ class RowsSnapshot:
     events: int
     errors: int
     files: Mapping[str, Sequence[str]]
+    continuous: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ The rows of one moment are replaced as a whole; a reader takes those of the newe
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from ml_diagnostics_common.exceptions import ObjectNotFoundError
 from ml_goodput_measurement.reading import RULES
 
@@ -18,6 +20,7 @@ from ml_diagnostics_fleet._paths import FleetPaths, age_ns, new_run
 from ml_diagnostics_fleet.job_rows import ERROR, Cause, JobRows
 from ml_diagnostics_fleet.manifest import (
     ManifestConflictError,
+    ManifestError,
     RowsManifest,
     RowsSnapshot,
     commit,
@@ -25,11 +28,37 @@ from ml_diagnostics_fleet.manifest import (
 )
 from ml_diagnostics_fleet.schemas import DIMENSIONS, TABLES, JobKey
 
-__all__ = ["RowsWriter", "newest_rows", "read_causes", "read_table", "row_paths", "write_dimensions"]
+__all__ = [
+    "RowsWriter",
+    "WrittenRows",
+    "check_rules",
+    "commit_rows",
+    "newest_rows",
+    "read_causes",
+    "read_table",
+    "replace_jobs",
+    "row_paths",
+    "write_dimensions",
+]
 
 _MOST_ROWS: Final = 500_000
+_AS_OF: Final = TABLES["jobs"].get_field_index("as_of_ns")
 _TRIES: Final = 10
 _KEPT_NS: Final = 7 * 86_400 * 10**9
+
+
+class WrittenRows(NamedTuple):
+    """Files of rows that no manifest names yet.
+
+    Attributes:
+        files: Paths by table, relative to the layout's folder.
+        jobs: The number of jobs.
+        errors: The number of jobs of which the map failed.
+    """
+
+    files: Mapping[str, tuple[str, ...]]
+    jobs: int
+    errors: int
 
 
 class RowsWriter:
@@ -64,27 +93,19 @@ class RowsWriter:
             events_version: The version of the manifest of events that was read.
             events: The number of events that were read.
         """
-        self._write()
-        snapshot = RowsSnapshot(
-            as_of_ns=self._as_of_ns,
-            rules=RULES,
+        return commit_rows(
+            self._paths.mirror,
+            self._as_of_ns,
+            [self.finish()],
             events_version=events_version,
-            jobs=self._jobs,
             events=events,
-            errors=self._errors,
-            files={name: tuple(files) for name, files in self._files.items()},
+            now_ns=self._now_ns,
         )
-        for number in range(_TRIES):
-            known = latest_rows(self._paths.mirror)
-            try:
-                manifest = commit(self._paths.mirror, _with_snapshot(known, snapshot, self._now_ns), self._now_ns)
-            except ManifestConflictError:
-                if number == _TRIES - 1:
-                    raise
-                continue
-            break
-        _delete_old(self._paths, manifest, self._now_ns)
-        return snapshot
+
+    def finish(self) -> WrittenRows:
+        """Write what is left; return all files, which count when `commit_rows` names them."""
+        self._write()
+        return WrittenRows({name: tuple(files) for name, files in self._files.items()}, self._jobs, self._errors)
 
     def _write(self) -> None:
         rows, self._rows = self._rows, JobRows()
@@ -95,6 +116,153 @@ class RowsWriter:
             path = f"rows/{name}/as_of={self._as_of_ns}/{self._run}-{len(files)}.parquet"
             self._paths.storage.write(self._paths.full(path), encoded(table), if_generation=0)
             files.append(path)
+
+
+def commit_rows(
+    mirror: str | os.PathLike[str],
+    as_of_ns: int,
+    parts: Iterable[WrittenRows],
+    *,
+    events_version: int,
+    events: int,
+    now_ns: int,
+) -> RowsSnapshot:
+    """Create the manifest that names the rows of a run; a second call with the same files changes nothing.
+
+    Args:
+        mirror: The mirror.
+        as_of_ns: The moment at which jobs that run end: rows of the same moment are replaced.
+        parts: The files that the run has written.
+        events_version: The version of the manifest of events that was read; 0 if none was.
+        events: The number of events that were read.
+        now_ns: The time, in ns since 1970.
+    """
+    written = list(parts)
+    snapshot = RowsSnapshot(
+        as_of_ns=as_of_ns,
+        rules=RULES,
+        events_version=events_version,
+        jobs=sum(part.jobs for part in written),
+        events=events,
+        errors=sum(part.errors for part in written),
+        files={name: tuple(sorted(path for part in written for path in part.files[name])) for name in TABLES},
+    )
+    paths = FleetPaths(mirror)
+    for number in range(_TRIES):
+        known = latest_rows(mirror)
+        if snapshot in known.snapshots:
+            return snapshot
+        try:
+            manifest = commit(mirror, _with_snapshot(known, snapshot, now_ns), now_ns)
+        except ManifestConflictError:
+            if number == _TRIES - 1:
+                raise
+            continue
+        break
+    _delete_old(paths, manifest, now_ns)
+    return snapshot
+
+
+def replace_jobs(mirror: str | os.PathLike[str], jobs: Iterable[JobRows], now_ns: int) -> RowsSnapshot | None:
+    """Replace the rows of some jobs as a whole, in a snapshot that has all other jobs of the newest one, too.
+
+    The rows of a job with the latest moment count, whatever order they come in, so a second call changes nothing.
+
+    Args:
+        mirror: The mirror.
+        jobs: The rows of one job each; a job may come several times.
+        now_ns: The time, in ns since 1970.
+
+    Returns:
+        The newest snapshot; None if there is none.
+
+    Raises:
+        ManifestError: There are rows of another version of the rules, which must not be mixed; or a damaged manifest.
+        StorageError: The mirror cannot be read or written.
+    """
+    latest: dict[JobKey, tuple[int, JobRows]] = {}
+    for rows in jobs:
+        key, as_of_ns = JobKey(*rows.jobs[0][:2]), rows.jobs[0][_AS_OF]
+        if key not in latest or latest[key][0] <= as_of_ns:
+            latest[key] = as_of_ns, rows
+    paths = FleetPaths(mirror)
+    for number in range(_TRIES):
+        known = latest_rows(mirror)
+        base = known.snapshots[0] if known.snapshots else None
+        check_rules(base)
+        tables = {
+            name: TABLES[name].empty_table() if base is None else read_table(mirror, base, name) for name in TABLES
+        }
+        moments = {
+            JobKey(row["log"], row["job"]): row["as_of_ns"]
+            for row in tables["jobs"].select(["log", "job", "as_of_ns"]).to_pylist()
+        }
+        newer = {key: one for key, one in latest.items() if one[0] > moments.get(key, -1)}
+        if not newer:
+            return base
+        snapshot = _write_replaced(paths, base, tables, newer, now_ns)
+        kept = tuple(one for one in known.snapshots if not one.continuous)
+        dropped = {
+            path: now_ns for one in known.snapshots if one.continuous for files in one.files.values() for path in files
+        }
+        following = replace(known, snapshots=kept, removed={**known.removed, **dropped})
+        try:
+            manifest = commit(mirror, _with_snapshot(following, snapshot, now_ns), now_ns)
+        except ManifestConflictError:
+            if number == _TRIES - 1:
+                raise
+            continue
+        break
+    _delete_old(paths, manifest, now_ns)
+    return snapshot
+
+
+def check_rules(snapshot: RowsSnapshot | None) -> None:
+    """Check that rows can be added to a snapshot.
+
+    Raises:
+        ManifestError: It has rows of another version of the rules.
+    """
+    if snapshot is not None and snapshot.rules != RULES:
+        raise ManifestError(
+            f"the rows of the mirror are of version {snapshot.rules} of the rules, and this is version {RULES}: make "
+            "the rows of all jobs first, with the engine for one machine or a pipeline that ends"
+        )
+
+
+def _write_replaced(
+    paths: FleetPaths,
+    base: RowsSnapshot | None,
+    tables: Mapping[str, pa.Table],
+    newer: Mapping[JobKey, tuple[int, JobRows]],
+    now_ns: int,
+) -> RowsSnapshot:
+    """Write all rows, some of them replaced; return the snapshot, which no manifest names yet."""
+    added = JobRows()
+    for _, (_, rows) in sorted(newer.items()):
+        added.extend(rows)
+    replaced = pa.array([f"{key.log}\0{key.job}" for key in newer])
+    moments, run = [as_of_ns for as_of_ns, _ in newer.values()], new_run(now_ns)
+    if base is not None:
+        moments.append(base.as_of_ns + (0 if base.continuous else 1))  # A snapshot of a moment of its own is kept.
+    as_of_ns = max(moments)
+    files, whole = {}, {}
+    for name, table in tables.items():
+        keys = pc.binary_join_element_wise(table["log"], table["job"], "\0")
+        whole[name] = pa.concat_tables([table.filter(pc.invert(pc.is_in(keys, replaced))), added.table(name)])
+        path = f"rows/{name}/as_of={as_of_ns}/{run}-0.parquet"
+        paths.storage.write(paths.full(path), encoded(whole[name]), if_generation=0)
+        files[name] = (path,)
+    return RowsSnapshot(
+        as_of_ns=as_of_ns,
+        rules=RULES,
+        events_version=0 if base is None else base.events_version,
+        jobs=whole["jobs"].num_rows,
+        events=pc.sum(whole["jobs"]["entries"]).as_py(),
+        errors=pc.sum(pc.starts_with(whole["jobs"]["rules"], ERROR)).as_py(),
+        files=files,
+        continuous=True,
+    )
 
 
 def newest_rows(mirror: str | os.PathLike[str], as_of_ns: int | None = None) -> RowsSnapshot | None:

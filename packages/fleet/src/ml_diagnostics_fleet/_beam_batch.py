@@ -1,0 +1,232 @@
+"""The pipelines of a run over the fleet. No event is an element; elements are jobs, and their rows.
+
+    manifest -> files of a group -> the parts of each job -> Reshuffle -> rows of a job -> GroupByKey, by number of
+    file -> files of rows -> one list -> manifest
+
+    segments -> writers -> Reshuffle -> (job, batch of events in Arrow's format) -> GroupByKey, by job -> rows of a job
+
+A bundle that is tried again writes files of other names, and only those of the bundle that counts reach the manifest.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.options.pipeline_options import PipelineOptions
+from ml_diagnostics_common.entry import SeenSequences
+
+from ml_diagnostics_fleet import local_engine
+from ml_diagnostics_fleet._paths import FleetPaths
+from ml_diagnostics_fleet.job_rows import Cause, JobRows, error_rows, job_rows
+from ml_diagnostics_fleet.local_engine import JobParts, JobQuality, parts_of_jobs, qualities_of, rows_of_job
+from ml_diagnostics_fleet.manifest import EventsManifest, LogState, latest_events
+from ml_diagnostics_fleet.rows_files import RowsWriter, WrittenRows, commit_rows, read_causes
+from ml_diagnostics_fleet.schemas import JobKey, group_of
+from ml_diagnostics_fleet.segment_events import LogWriter, SegmentEvents
+
+__all__ = ["Run", "run_events", "run_segments"]
+
+_JOBS_A_FILE: Final = 2_000
+_BATCH_ROWS: Final = 1_000_000
+"""Events of a job in one element, at most; at least 10,000 where a job has them."""
+
+_Key = tuple[str, str]
+
+
+class Run(NamedTuple):
+    """A run over the fleet: what all steps need.
+
+    Attributes:
+        mirror: The mirror.
+        as_of_ns: The moment at which jobs that run end, in ns since 1970.
+        now_ns: The time of the start.
+        version: The version of the table of events; 0 for a run over segments.
+        files: The number of files that the rows of a table get, at most.
+    """
+
+    mirror: str
+    as_of_ns: int
+    now_ns: int
+    version: int = 0
+    files: int = 1
+
+
+class _Mapped(NamedTuple):
+    """The rows of a job, and the number of its events."""
+
+    rows: JobRows
+    events: int
+
+
+class _Written(NamedTuple):
+    rows: WrittenRows
+    events: int
+
+
+def run_events(options: Sequence[str], run: Run, manifest: EventsManifest) -> None:
+    """Apply the map to the jobs of a table of events, and wait for the end."""
+    jobs = sum(entry.jobs for entry in manifest.files)
+    run = run._replace(version=manifest.version, files=_files_for(jobs))
+    groups = [tuple(sorted(entry.path for entry in entries)) for _, entries in sorted(manifest.groups().items())]
+    with beam.Pipeline(options=PipelineOptions(list(options))) as root:
+        rows = (
+            root
+            | "Groups" >> beam.Create(groups, reshuffle=False)
+            | "SpreadGroups" >> beam.Reshuffle()
+            | "JobsOfGroup" >> beam.FlatMap(_parts_of_group, run)
+            | "SpreadJobs" >> beam.Reshuffle()
+            | "RowsOfJob" >> beam.Map(_rows_of_parts, run).with_output_types(tuple[int, Any])
+        )
+        _commit(rows, run)
+
+
+def run_segments(options: Sequence[str], run: Run, writers: Sequence[LogWriter]) -> None:
+    """Apply the map to all jobs of some writers that have segments, and wait for the end."""
+    run = run._replace(files=_files_for(len(writers)))
+    with beam.Pipeline(options=PipelineOptions(list(options))) as root:
+        read = (
+            root
+            | "Writers" >> beam.Create(writers, reshuffle=False)
+            | "SpreadWriters" >> beam.Reshuffle()
+            | "EventsOfWriter"
+            >> beam.FlatMap(_events_of_writer, run)
+            .with_output_types(tuple[_Key, bytes])
+            .with_outputs("states", main="events")
+        )
+        states = read["states"] | "ByLog" >> beam.GroupByKey() | "QualityOfLog" >> beam.Map(_quality_of_log)
+        rows = (
+            read["events"]
+            | "ByJob" >> beam.GroupByKey()
+            | "RowsOfJob"
+            >> beam.Map(_rows_of_blobs, run, beam.pvalue.AsDict(states)).with_output_types(tuple[int, Any])
+        )
+        _commit(rows, run)
+
+
+def _files_for(jobs: int) -> int:
+    return max(1, -(-jobs // _JOBS_A_FILE))
+
+
+# --- The table of events ----------------------------------------------------------------------------------------------
+
+
+def _parts_of_group(files: Sequence[str], run: Run) -> Iterator[tuple[JobKey, JobParts]]:
+    yield from parts_of_jobs(map(FleetPaths(run.mirror).full, files)).items()
+
+
+def _rows_of_parts(element: tuple[JobKey, JobParts], run: Run) -> tuple[int, _Mapped]:
+    (key, parts), (qualities, causes) = element, _known_of(run.mirror, run.version)
+    rows = rows_of_job(JobKey(*key), parts, run.as_of_ns, quality=qualities.get(key[0]), causes=causes)
+    return _file_of(key, run), _Mapped(rows, sum(group.rows for _, groups in parts for group in groups))
+
+
+@functools.lru_cache(maxsize=1)
+def _known_of(mirror: str, version: int) -> tuple[dict[str, JobQuality], dict[JobKey, dict[int, Cause]]]:
+    """Return what all elements of a run need, once in each process."""
+    return qualities_of(latest_events(mirror, version)), read_causes(mirror)
+
+
+# --- Segments ---------------------------------------------------------------------------------------------------------
+
+
+def _events_of_writer(element: LogWriter, run: Run) -> Iterator[Any]:
+    """Yield the events of a writer in batches, then how far it was read, as another output."""
+    log, writer, has_ended = element
+    segments = SegmentEvents(run.mirror, log, writer=writer)
+    for key, table in segments.tables():
+        for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+            yield tuple(key), _encoded(batch)
+    state = segments.state.seen.to_json(), [writer] if has_ended else []
+    yield beam.pvalue.TaggedOutput("states", (log, state))
+
+
+def _quality_of_log(element: tuple[str, Iterable[tuple[Mapping[str, Any], Sequence[str]]]]) -> tuple[str, JobQuality]:
+    log, states = element
+    ranges: dict[str, Any] = {}
+    ended: set[str] = set()
+    for seen, writers in states:
+        ranges.update(seen)
+        ended.update(writers)
+    manifest = EventsManifest(logs={log: LogState(log, SeenSequences.from_json(ranges), ended)})
+    return log, qualities_of(manifest)[log]
+
+
+def _rows_of_blobs(
+    element: tuple[_Key, Iterable[bytes]], run: Run, qualities: Mapping[str, JobQuality]
+) -> tuple[int, _Mapped]:
+    key, blobs = JobKey(*element[0]), element[1]
+    quality, (_, causes) = qualities[key.log], _known_of(run.mirror, 0)
+    counted = _Counted(blobs)
+    try:
+        rows = job_rows(
+            key,
+            counted,
+            run.as_of_ns,
+            missing=quality.missing,
+            ended=quality.ended,
+            causes=causes.get(key),
+        )
+    except Exception as error:
+        rows = error_rows(key, error, run.as_of_ns)
+    return _file_of(key, run), _Mapped(rows, counted.rows)
+
+
+class _Counted:
+    """Batches of events, and the number of rows of those that were read."""
+
+    def __init__(self, blobs: Iterable[bytes]) -> None:
+        self._blobs = blobs
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for blob in self._blobs:
+            for batch in pa.ipc.open_stream(blob):
+                self.rows += batch.num_rows
+                if self.rows > local_engine.MOST_EVENTS:
+                    raise ValueError(f"more than {local_engine.MOST_EVENTS:,} events")
+                yield batch
+
+
+def _encoded(batch: pa.RecordBatch) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue()
+
+
+# --- Rows -------------------------------------------------------------------------------------------------------------
+
+
+def _file_of(key: _Key, run: Run) -> int:
+    """Return the number of the file with the rows of a job."""
+    return int(group_of(JobKey(*key)), 16) % run.files
+
+
+def _commit(rows: Any, run: Run) -> Any:
+    """Write rows, and create the manifest that names them."""
+    return (
+        rows
+        | "ByFile" >> beam.GroupByKey()
+        | "WriteRows" >> beam.Map(_write, run)
+        | "AllFiles" >> beam.combiners.ToList()
+        | "Commit" >> beam.Map(_commit_files, run)
+    )
+
+
+def _write(element: tuple[int, Iterable[_Mapped]], run: Run) -> _Written:
+    writer, total = RowsWriter(run.mirror, run.as_of_ns, run.now_ns), 0
+    for rows, events in element[1]:
+        writer.add(rows)
+        total += events
+    return _Written(writer.finish(), total)
+
+
+def _commit_files(written: Sequence[_Written], run: Run) -> None:
+    parts = [rows for rows, _ in written] or [RowsWriter(run.mirror, run.as_of_ns, run.now_ns).finish()]
+    events = sum(events for _, events in written)
+    commit_rows(run.mirror, run.as_of_ns, parts, events_version=run.version, events=events, now_ns=run.now_ns)

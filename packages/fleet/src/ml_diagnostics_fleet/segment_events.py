@@ -1,0 +1,111 @@
+"""Events that are in segments of a mirror: of those that no compactor has read, or of all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from ml_diagnostics_common.entry import SeenSequences
+from ml_diagnostics_common.journal import log_folder_name
+from ml_diagnostics_common.mirror.names import EndName, SegmentName, parse_name, plain_log_id, segments_path
+from ml_diagnostics_common.mirror.reader import MirrorReader
+from ml_diagnostics_common.mirror.segments import SegmentContent
+
+from ml_diagnostics_fleet._paths import FleetPaths
+from ml_diagnostics_fleet.events import EventTables
+from ml_diagnostics_fleet.manifest import LogState
+from ml_diagnostics_fleet.schemas import JobKey
+
+__all__ = ["LogWriter", "SegmentEvents", "folder_of", "writers_of"]
+
+_MOST_EVENTS: Final = 200_000
+"""Events that are converted at a time: many more than the 10,000 that make a batch worth its overhead."""
+
+
+class LogWriter(NamedTuple):
+    """One writer of a log in a mirror."""
+
+    log: str
+    writer: str
+    has_ended: bool
+
+
+class SegmentEvents:
+    """The events of one log that are in segments of a mirror.
+
+    Args:
+        mirror: The mirror.
+        log: The logger's name.
+        writer: Only those of one writer; None for all.
+        known: How far the log is in the table of events: what is there is not read.
+
+    Attributes:
+        state: How far the log is read: complete when `tables` has ended.
+    """
+
+    def __init__(
+        self, mirror: str | os.PathLike[str], log: str, *, writer: str | None = None, known: LogState | None = None
+    ) -> None:
+        known = LogState(log) if known is None else known
+        position = {"mirror": {"seen": known.seen.to_json(), "read": sorted(known.gapped), "writers": {}}}
+        self._reader = MirrorReader(
+            log,
+            mirror=FleetPaths(mirror).mirror,
+            position=position,
+            writers=None if writer is None else {writer},
+        )
+        self._log = log
+        self.state = LogState(log, known.seen, set(known.ended))
+
+    def tables(self) -> Iterator[tuple[JobKey, pa.Table]]:
+        """Yield events of each job, some times for a job; each event once.
+
+        Raises:
+            ObjectNotFoundError: An object is listed and does not exist, twice.
+            NewerFormatError: The mirror was written by a newer version.
+            StorageError: It cannot be listed or read.
+        """
+        collected = EventTables(self._log)
+        for entries in self._reader.read_new():
+            collected.add(entries)
+            if len(collected) >= _MOST_EVENTS:
+                yield from collected.take().items()
+        yield from collected.take().items()
+        self.state.seen = SeenSequences.from_json(self._reader.position()["mirror"]["seen"])
+        self.state.ended |= {writer.writer for writer in self._reader.writers() if writer.has_ended}
+
+
+def writers_of(mirror: str | os.PathLike[str]) -> list[LogWriter]:
+    """Return all writers of which a mirror has segments, from the names of its objects.
+
+    Raises:
+        StorageError: The mirror cannot be listed.
+    """
+    paths = FleetPaths(mirror)
+    first: dict[tuple[str, str], str] = {}
+    ended: set[tuple[str, str]] = set()
+    for path in paths.storage.list_prefix(segments_path(paths.mirror)):
+        name, folder = parse_name(path), folder_of(paths, path)
+        if isinstance(name, SegmentName):
+            first.setdefault((folder, name.writer), path)
+        elif isinstance(name, EndName):
+            ended.add((folder, name.writer))
+    logs = {folder: path for (folder, _), path in reversed(first.items())}
+    names = {folder: _log_of(paths, folder, path) for folder, path in logs.items()}
+    return [LogWriter(names[folder], writer, (folder, writer) in ended) for folder, writer in first]
+
+
+def folder_of(paths: FleetPaths, path: str) -> str:
+    """Return the name of the log's folder in the path of an object."""
+    prefix = segments_path(paths.mirror).replace(os.sep, "/")
+    return path.replace(os.sep, "/").removeprefix(prefix).partition("/")[0].removeprefix("log=")
+
+
+def _log_of(paths: FleetPaths, folder: str, path: str) -> str:
+    """Return the name of a log; of a long one the folder has a hash, and its segments have the name."""
+    log = plain_log_id(folder)
+    if log is None or log_folder_name(log) != folder:
+        return SegmentContent(paths.storage.read(path), path).header.log_id
+    return log

@@ -1,0 +1,219 @@
+"""The engine on Apache Beam: every row equals that of the engine for one machine, and of others that call the map."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from ml_diagnostics_fleet import local_engine
+from ml_diagnostics_fleet.beam_engine import PipelineError, run_beam
+from ml_diagnostics_fleet.job_rows import JobRows, job_rows
+from ml_diagnostics_fleet.local_engine import FleetRun, qualities_of, run_local
+from ml_diagnostics_fleet.manifest import latest_events, latest_rows
+from ml_diagnostics_fleet.rows_files import write_dimensions
+from ml_diagnostics_fleet.schemas import EVENTS, TABLES, JobKey
+from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet, dimension_tables
+from ml_diagnostics_fleet.synthetic_files import write_event_files
+
+from .beam_fleets import assert_same_rows, generated_fleets, in_order, quiet, rows_of_snapshot, write_mirror
+from .fleets import NOW_NS
+
+beam = pytest.importorskip(
+    "apache_beam", reason="needs Apache Beam, which is in an environment of its own: nox -s beam"
+)
+quiet()
+
+TWO_PROCESSES = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+FLEET = SyntheticFleet(seed=2, jobs=10, events=6_000)
+Rows = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mirror")
+    write_mirror(folder, generated_fleets(12, 6))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(mirror: Path) -> Rows:
+    return rows_of_snapshot(mirror, run_local(mirror, NOW_NS, processes=1).snapshot)
+
+
+def rows_of(mirror: Path, **how: Any) -> Rows:
+    run = run_beam(mirror, NOW_NS, **how)
+    assert (run.errors, run.failed_groups) == ([], [])
+    assert latest_rows(mirror).snapshots == (run.snapshot,)
+    return rows_of_snapshot(mirror, run.snapshot)
+
+
+def test_rows_of_a_pipeline_are_those_of_one_machine(mirror: Path, expected: Rows) -> None:
+    assert len(expected["jobs"]) > 20
+    assert_same_rows(rows_of(mirror), expected)
+
+
+def test_rows_of_a_pipeline_over_segments_are_those_of_the_table_of_events(mirror: Path, expected: Rows) -> None:
+    assert_same_rows(rows_of(mirror, source="segments"), expected)
+
+
+@pytest.mark.parametrize("source", ["events", "segments"])
+def test_rows_of_two_worker_processes_are_those_of_one_machine(mirror: Path, expected: Rows, source: str) -> None:
+    assert_same_rows(rows_of(mirror, source=source, options=TWO_PROCESSES), expected)
+
+
+def test_rows_of_a_function_in_duckdb_are_those_of_one_machine(mirror: Path, expected: Rows) -> None:
+    assert_same_rows(rows_in_duckdb(mirror), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_three_hundred_fleets_have_equal_rows_on_all_engines(tmp_path: Path) -> None:
+    members = generated_fleets(300, 20)
+    write_mirror(tmp_path, members)
+    expected = rows_of_snapshot(tmp_path, run_local(tmp_path, NOW_NS, processes=2).snapshot)
+    assert len(expected["jobs"]) == len(members)
+    assert_same_rows(rows_of(tmp_path), expected)
+    assert_same_rows(rows_of(tmp_path, options=TWO_PROCESSES), expected)
+    assert_same_rows(rows_of(tmp_path, source="segments"), expected)
+    assert_same_rows(rows_of(tmp_path, source="segments", options=TWO_PROCESSES), expected)
+    assert_same_rows(rows_in_duckdb(tmp_path), expected)
+
+
+def rows_in_duckdb(mirror: Path) -> Rows:
+    """Return the rows that the map makes as a function of DuckDB, over lists of a job's events."""
+    import duckdb
+
+    manifest = latest_events(mirror)
+    qualities = qualities_of(manifest)
+    plain = pa.schema([(field.name, pa.string() if field.name in _TEXTS else field.type) for field in EVENTS])
+
+    def rows_as_bytes(log: str, job: str, events: list[dict[str, Any]]) -> bytes:
+        batches = pa.Table.from_pylist(events, schema=plain).to_batches()
+        quality = qualities[log]
+        rows = job_rows(JobKey(log, job), batches, NOW_NS, missing=quality.missing, ended=quality.ended)
+        return pickle.dumps(rows)
+
+    connection = duckdb.connect()
+    files = [str(mirror / "v1" / entry.path) for entry in manifest.files]
+    events = connection.sql(f"FROM read_parquet({files}, hive_partitioning = false)")
+    columns = ", ".join(f'"{name}" {kind}' for name, kind in zip(events.columns, events.types, strict=True))
+    struct = f"STRUCT({columns})"
+    connection.create_function("job_rows", rows_as_bytes, ["VARCHAR", "VARCHAR", f"{struct}[]"], "BLOB")
+    fields = ", ".join(f'"{name}" := "{name}"' for name in events.columns)
+    found = connection.sql(
+        f"SELECT job_rows(log, job, list(struct_pack({fields}))) FROM events GROUP BY log, job"
+    ).fetchall()
+    rows = JobRows()
+    for (data,) in found:
+        rows.extend(pickle.loads(data))
+    return {name: in_order(name, rows.table(name)) for name in TABLES}
+
+
+_TEXTS = {field.name for field in EVENTS if pa.types.is_dictionary(field.type)}
+
+
+@pytest.mark.parametrize("source", ["events", "segments"])
+def test_a_wrong_rule_in_the_map_is_found(
+    mirror: Path, expected: Rows, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: one nanosecond more for the last bucket of one job."""
+    last = JobKey(*list(expected["jobs"][-1].values())[:2])
+
+    def wrong(key: JobKey, *arguments: Any, **named: Any) -> JobRows:
+        rows = job_rows(key, *arguments, **named)
+        if key == last:
+            rows.ledger_rows[-1] = (*rows.ledger_rows[-1][:6], rows.ledger_rows[-1][6] + 1, *rows.ledger_rows[-1][7:])
+        return rows
+
+    monkeypatch.setattr(local_engine, "job_rows", wrong)
+    monkeypatch.setattr("ml_diagnostics_fleet._beam_batch.job_rows", wrong)
+    found = rows_of(mirror, source=source)
+    with pytest.raises(AssertionError, match="ledger_rows"):
+        assert_same_rows(found, expected)
+
+
+def test_no_event_is_an_element_of_the_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_event_files(tmp_path, FLEET)
+    results: list[Any] = []
+    run_pipeline = beam.Pipeline.run
+    monkeypatch.setattr(
+        beam.Pipeline, "run", lambda *given, **named: results.append(run_pipeline(*given, **named)) or results[-1]
+    )
+    assert run_beam(tmp_path, AS_OF_NS).events > 6_000
+    counts = [
+        beam.metrics.monitoring_infos.extract_counter_value(info)
+        for info in results[0].monitoring_infos()
+        if info.urn == "beam:metric:element_count:v1"
+    ]
+    assert max(counts) == 10  # jobs
+
+
+def test_a_pipeline_that_fails_leaves_nothing_that_counts_and_a_second_has_every_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_event_files(tmp_path, FLEET)
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise OSError("the worker is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ml_diagnostics_fleet._beam_batch.commit_rows", fail)
+        with pytest.raises(PipelineError, match="the worker is gone"):
+            run_beam(tmp_path, AS_OF_NS)
+    assert latest_rows(tmp_path).snapshots == ()
+    assert list(tmp_path.glob("v1/rows/jobs/*/*.parquet"))
+    again = run_beam(tmp_path, AS_OF_NS)
+    found = rows_of_snapshot(tmp_path, again.snapshot)
+    assert_same_rows(found, rows_of_snapshot(tmp_path, run_local(tmp_path, AS_OF_NS, processes=1).snapshot))
+
+
+def test_a_map_that_raises_is_the_row_of_its_job_and_causes_are_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_event_files(tmp_path, FLEET)
+    write_dimensions(tmp_path, dimension_tables(FLEET))
+    broken = FLEET.job(3).key
+
+    def raise_for_one(key: JobKey, *arguments: Any, **named: Any) -> JobRows:
+        if key == broken:
+            raise ZeroDivisionError("a defect")
+        return job_rows(key, *arguments, **named)
+
+    monkeypatch.setattr(local_engine, "job_rows", raise_for_one)
+    expected: FleetRun = run_local(tmp_path, AS_OF_NS, processes=1)
+    rows = rows_of_snapshot(tmp_path, expected.snapshot)
+    run = run_beam(tmp_path, AS_OF_NS)
+    assert (run.jobs, run.events, run.errors) == (10, expected.events, [(broken, "ZeroDivisionError: a defect")])
+    assert run.snapshot.errors == 1
+    found = rows_of_snapshot(tmp_path, run.snapshot)
+    assert_same_rows(found, rows)
+    assert any(row["cause_host"] for row in found["disruptions"])
+
+
+@pytest.mark.parametrize("source", ["events", "segments"])
+def test_a_job_that_is_too_large_is_refused_by_name(
+    mirror: Path, expected: Rows, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest = max(expected["jobs"], key=lambda row: row["entries"])
+    monkeypatch.setattr(local_engine, "MOST_EVENTS", largest["entries"] - 1)
+    run = run_beam(mirror, NOW_NS, source=source)
+    assert (JobKey(largest["log"], largest["job"])) in [key for key, _ in run.errors]
+    assert all(f"more than {largest['entries'] - 1:,}" in error for _, error in run.errors)
+    assert run.jobs == len(expected["jobs"])
+
+
+def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path: Path) -> None:
+    manifest = write_event_files(tmp_path, FLEET)
+    (tmp_path / "v1" / manifest.files[0].path).unlink()
+    with pytest.raises(PipelineError, match=manifest.files[0].path):
+        run_beam(tmp_path, AS_OF_NS)
+
+
+@pytest.mark.parametrize("source", ["events", "segments"])
+def test_an_empty_mirror_has_empty_rows(tmp_path: Path, source: str) -> None:
+    run = run_beam(tmp_path, AS_OF_NS, source=source)
+    assert (run.jobs, run.events) == (0, 0)
+    assert rows_of_snapshot(tmp_path, run.snapshot) == {name: [] for name in TABLES}
