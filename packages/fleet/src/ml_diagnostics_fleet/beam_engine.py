@@ -53,7 +53,7 @@ def run_beam(
         now_ns: The time; None for this machine's.
 
     Returns:
-        As of `run_local`; no groups of jobs can fail.
+        The results, as of `run_local`; `failed_groups` is empty.
 
     Raises:
         ConfigurationError: `source` is neither of both.

@@ -20,6 +20,7 @@ from ml_diagnostics_common.storage import storage_for
 from ml_goodput_measurement.reading import EventRowReader, payload_of, writer_of
 
 from ml_diagnostics_fleet._batches import FOREIGN
+from ml_diagnostics_fleet._object_file import ObjectFile
 from ml_diagnostics_fleet.schemas import DICTIONARIES, EVENTS, JobKey
 
 __all__ = [
@@ -190,8 +191,9 @@ class EventsFile:
 
     def __init__(self, path: str | bytes) -> None:
         self.name = path if isinstance(path, str) else "events"
+        self._source = _source(path)
         try:
-            self._file = pq.ParquetFile(_source(path), read_dictionary=list(DICTIONARIES), pre_buffer=False)
+            self._file = pq.ParquetFile(self._source, read_dictionary=list(DICTIONARIES), pre_buffer=False)
         except pa.ArrowInvalid as error:
             raise ValueError(f"{self.name} is not a file of Parquet: {error}") from None
         except KeyError as error:
@@ -230,16 +232,32 @@ class EventsFile:
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the events of some row groups, a part at a time."""
-        yield from self._file.iter_batches(
-            batch_size=_BATCH_ROWS,
-            row_groups=[group.number for group in groups],
-            columns=None if columns is None else list(columns),
-            use_threads=False,
-        )
+        for group in groups:
+            self._fetch([group])
+            yield from self._file.iter_batches(
+                batch_size=_BATCH_ROWS,
+                row_groups=[group.number],
+                columns=None if columns is None else list(columns),
+                use_threads=False,
+            )
 
     def table(self, groups: Sequence[RowGroup]) -> pa.Table:
         """Return the events of some row groups."""
+        self._fetch(groups)
         return self._file.read_row_groups([group.number for group in groups], use_threads=False)
+
+    def _fetch(self, groups: Sequence[RowGroup]) -> None:
+        """Read the bytes of some row groups, which lie side by side, with one request."""
+        if not isinstance(self._source, ObjectFile) or not groups:
+            return
+        starts, ends = [], []
+        for number in (group.number for group in groups):
+            group = self._file.metadata.row_group(number)
+            for column in map(group.column, range(group.num_columns)):
+                start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+                starts.append(start)
+                ends.append(start + column.total_compressed_size)
+        self._source.fetch(min(starts), max(ends))
 
     def _only(self, group: Any, number: int, index: int, name: str) -> str:
         """Return the only value of a column of text in a row group."""
@@ -257,7 +275,7 @@ def _source(path: str | bytes) -> Any:
     if isinstance(path, bytes):
         return pa.BufferReader(path)
     if in_bucket(path):
-        return pa.BufferReader(storage_for(path).read(path))
+        return ObjectFile(storage_for(path), path)
     if not Path(path).is_file():
         storage_for(path).read_with_generation(path, first_bytes=1)  # For its errors.
     return pa.memory_map(path)
