@@ -13,9 +13,10 @@ from typing import Any
 
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.guard import guarded
-from ml_diagnostics_common.log_source import Cloud, LogSource
+from ml_diagnostics_common.log_source import Cloud
 
 from ml_goodput_measurement._query.payloads import OwnLogger
+from ml_goodput_measurement._query.sources import open_source
 from ml_goodput_measurement._record.arguments import RebuiltFromArguments, nanoseconds, retention_ns
 from ml_goodput_measurement._record.recorder import GoodputRecorder
 
@@ -79,7 +80,7 @@ class _CloudLogger(RebuiltFromArguments, OwnLogger):
         self.job_name = self._recorder.job_name
         self.log_name = self._recorder.logger_name
         self.retention_ns = retention_ns(max_logs_retention_period)
-        self._source = LogSource(self.log_name, cloud=Cloud.configured(), job_name=self.job_name)
+        self._source = open_source(self.log_name, cloud=Cloud.configured(), job_name=self.job_name)
         self._entries: list[LogEntry] = []
         self._lock = threading.Lock()
         self._remember(_CloudLogger, arguments, names_before)

@@ -289,10 +289,12 @@ class CheckpointBadputCalculator:
 
     def _log_source(self) -> LogSource:
         if self._source is None:
-            from ml_diagnostics_common.log_source import Cloud, LogSource
+            from ml_diagnostics_common.log_source import Cloud
+
+            from ml_goodput_measurement._query.sources import open_source
 
             options = self._options
-            self._source = LogSource(options.logger_name, cloud=Cloud.configured(), job_name=options.job_name)
+            self._source = open_source(options.logger_name, cloud=Cloud.configured(), job_name=options.job_name)
         return self._source
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.command.console import BOLD, RED
-from ml_diagnostics_common.command.errors import DONE, NotFoundError, UsageError
+from ml_diagnostics_common.command.errors import NotFoundError, UsageError
 from ml_diagnostics_common.command.formats import add_format_option
 from ml_diagnostics_common.command.options import add_plot_options
 from ml_diagnostics_common.command.program import Command, Program
@@ -17,7 +17,9 @@ from ml_goodput_measurement._cli.advise_command import AdviseCommand, WhatIfComm
 from ml_goodput_measurement._cli.compare_command import CompareCommand
 from ml_goodput_measurement._cli.export_command import ExportCommand
 from ml_goodput_measurement._cli.list_command import ListCommand
+from ml_goodput_measurement._cli.mirror_command import MirrorCommand
 from ml_goodput_measurement._cli.options import add_cost_options, add_job_arguments, chips_of, moment
+from ml_goodput_measurement._cli.source_options import add_source_options, strict_code, with_sources
 from ml_goodput_measurement._cli.watch_command import WatchCommand
 from ml_goodput_measurement._version import __version__
 
@@ -50,6 +52,7 @@ def _commands() -> Iterator[Command]:
     yield AdviseCommand()
     yield WhatIfCommand()
     yield ExportCommand()
+    yield MirrorCommand()
 
 
 class ReportCommand:
@@ -76,6 +79,7 @@ class ReportCommand:
             help="only the time since then: 7d, a day such as 2026-11-21, or a time (default: the whole life)",
         )
         add_cost_options(parser)
+        add_source_options(parser)
         add_format_option(parser)
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
@@ -91,10 +95,16 @@ class ReportCommand:
             from ml_diagnostics_common.command.plotting import require_matplotlib
 
             require_matplotlib("ml-goodput-measurement")
-        report = find_report(options.job, options.logger, options.exclude, with_timeline=options.plot is not None)
+        report = find_report(
+            options.job,
+            options.logger,
+            options.exclude,
+            with_timeline=options.plot is not None,
+            sources=with_sources(options),
+        )
         bill = None
         if options.cost is not None:
-            bill = _bill(report, options, _recorded_chips(report.job_name, options.logger))
+            bill = _bill(report, options, _recorded_chips(report.job_name, options))
         if options.format == "table":
             lines = _bill_lines(bill, console)
             console.data(format_text(report, console.width, lines), styles={r"\A.+": BOLD, r"\bfailed\b": RED})
@@ -107,7 +117,7 @@ class ReportCommand:
 
             plot_timeline(report, options.plot, dark=options.dark)
             console.notify(f"Plot saved to {options.plot}.")
-        return DONE
+        return strict_code(options, console, report.notes)
 
     def _run_since(self, options: argparse.Namespace, console: Console) -> int:
         """Print the report of the time since a moment."""
@@ -119,7 +129,7 @@ class ReportCommand:
 
         if options.plot is not None or options.exclude:
             raise UsageError("--since cannot be combined with --plot or --exclude")
-        follower = follow_job(options.job, options.logger)
+        follower = follow_job(options.job, options.logger, with_sources(options))
         with hints_if_missing(follower.job_name, follower.log_id):
             state = follower.read(lambda summary: _span_since(options.since, summary))
         if not state.windows:
@@ -134,7 +144,7 @@ class ReportCommand:
             rows, fields = _with_amounts(rows_as_dicts(window), ROW_FIELDS, bill)
             document = {**window_as_dict(state, window), **({"cost": bill.as_dict()} if bill else {})}
             console.data(format_data(document, options.format, rows, fields))
-        return DONE
+        return strict_code(options, console, state.notes)
 
 
 def _span_since(since_ns: int, summary: Summary) -> list[Span]:
@@ -148,14 +158,18 @@ def _clock(time_ns: int) -> str:
     return format_clock(time_ns)
 
 
-def _recorded_chips(job: str, logger: str | None) -> int | None:
-    """Return the number of chips that a job recorded on this machine."""
+def _recorded_chips(job: str, options: argparse.Namespace) -> int | None:
+    """Return the number of chips that a job recorded, by the journal or else the mirror; None if it is not known."""
     from ml_goodput_measurement._cli.search import find_job
-    from ml_goodput_measurement._query.job_state import chips_in
+    from ml_goodput_measurement._query.job_state import JobFollower, chips_in
     from ml_goodput_measurement._query.sources import job_labels
 
-    job, log = find_job(job, logger)
-    return chips_in(job_labels(log, job))
+    sources = with_sources(options, asks_cloud=False)
+    job, log = find_job(job, options.logger, sources)
+    chips = chips_in(job_labels(log, job))
+    if chips is None and options.chips is None and sources.mirror:
+        return JobFollower(job, log, sources=sources).read().chips
+    return chips
 
 
 def _bill(time: TimeByBucket, options: argparse.Namespace, chips: int | None, job: str = "") -> Bill:

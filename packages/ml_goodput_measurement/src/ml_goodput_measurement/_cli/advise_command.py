@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ml_diagnostics_common.command.errors import DONE, CommandError
+from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.command.formats import add_format_option
 from ml_diagnostics_common.command.options import seconds
 
 from ml_goodput_measurement._cli.options import add_cost_options, add_job_arguments, chips_of
+from ml_goodput_measurement._cli.source_options import add_source_options, strict_code, with_sources
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
@@ -39,6 +40,7 @@ class AdviseCommand:
         )
         add_cost_options(parser)
         parser.add_argument("--verbose", action="store_true", help="also print the inputs and other methods")
+        add_source_options(parser)
         add_format_option(parser)
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
@@ -69,7 +71,7 @@ class AdviseCommand:
         else:
             document = advice_as_dict(state.job_name, history, advice, worth)
             console.data(format_data(document, options.format, [advice_as_row(document)], ADVICE_FIELDS))
-        return DONE
+        return strict_code(options, console, state.notes)
 
 
 class WhatIfCommand:
@@ -91,6 +93,7 @@ class WhatIfCommand:
             "--restart", metavar="TIME", type=seconds, help="mean time of a restart (default: the job's)"
         )
         _add_save_options(parser)
+        add_source_options(parser)
         add_format_option(parser)
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
@@ -118,7 +121,7 @@ class WhatIfCommand:
         else:
             document = prediction_as_dict(state.job_name, history, prediction)
             console.data(format_data(document, options.format, [prediction_as_row(document)], PREDICTION_FIELDS))
-        return DONE
+        return strict_code(options, console, state.notes)
 
 
 def _add_save_options(parser: argparse.ArgumentParser) -> None:
@@ -146,12 +149,14 @@ def _history(options: argparse.Namespace) -> tuple[JobState, JobHistory]:
     from ml_goodput_measurement._query.background_saves import background_seconds
     from ml_goodput_measurement.advice import history_of
 
-    follower = follow_job(options.job, options.logger)
+    sources = with_sources(options)
+    follower = follow_job(options.job, options.logger, sources)
     with hints_if_missing(follower.job_name, follower.log_id):
         state = follower.read()
     history = history_of(*follower.ledger())
     if history is None:
         raise CommandError(f"job {state.job_name[:200]!r} has not kept a step yet: there is nothing to advise from")
     if options.background is None:
-        history = dataclasses.replace(history, background_seconds=background_seconds(state.job_name, state.log_id))
+        background = background_seconds(state.job_name, state.log_id, sources)
+        history = dataclasses.replace(history, background_seconds=background)
     return state, history

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from ml_diagnostics_common.command.errors import DONE
 from ml_diagnostics_common.command.formats import add_format_option
 from ml_diagnostics_common.command.options import whole_number
 
 from ml_goodput_measurement._cli.options import price
+from ml_goodput_measurement._cli.source_options import add_source_options, strict_code, with_sources
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
     from ml_goodput_measurement._query.job_state import JobState
+    from ml_goodput_measurement._query.sources import Sources
     from ml_goodput_measurement.money import Price
     from ml_goodput_measurement.partition import Bucket
 
@@ -51,6 +52,7 @@ class CompareCommand:
             type=whole_number(1, _MOST_CHIPS),
             help="how many chips both jobs have (default: as recorded)",
         )
+        add_source_options(parser)
         add_format_option(parser)
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
@@ -59,7 +61,8 @@ class CompareCommand:
 
         from ml_goodput_measurement._cli.options import chips_of
 
-        before, now = _state(options.before), _state(options.now)
+        sources = with_sources(options)
+        before, now = _state(options.before, sources), _state(options.now, sources)
         chips: int | None = None
         if options.cost is not None:
             both = [chips_of(options.chips, state.chips, state.job_name) for state in (before, now)]
@@ -77,7 +80,7 @@ class CompareCommand:
                 "rows": data,
             }
             console.data(format_data(document, options.format, data, _FIELDS))
-        return DONE
+        return strict_code(options, console, (*before.notes, *now.notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +111,10 @@ class _Row:
         }
 
 
-def _state(job: str) -> JobState:
+def _state(job: str, sources: Sources) -> JobState:
     from ml_goodput_measurement._cli.search import follow_job, hints_if_missing
 
-    follower = follow_job(job, None)
+    follower = follow_job(job, None, sources)
     with hints_if_missing(follower.job_name, follower.log_id):
         return follower.read()
 

@@ -1,4 +1,4 @@
-"""`goodput list`: the jobs of this machine, with their goodput."""
+"""`goodput list`: the jobs of this machine and of a mirror, with their goodput."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.command.console import RED
-from ml_diagnostics_common.command.errors import DONE
 from ml_diagnostics_common.command.formats import add_format_option
 
 from ml_goodput_measurement._cli.options import label, moment
+from ml_goodput_measurement._cli.source_options import add_source_options, strict_code, with_sources
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
     from ml_goodput_measurement._query.job_state import JobState
+    from ml_goodput_measurement._query.sources import Sources
 
 __all__ = ["ListCommand"]
 
@@ -22,7 +23,7 @@ _FIELDS = ("job", "team", "state", "started", "wall_seconds", "goodput_percent",
 
 
 class ListCommand:
-    """Lists the jobs of this machine."""
+    """Lists the jobs of this machine, and of a mirror."""
 
     name = "list"
     summary = "list jobs with their goodput"
@@ -36,37 +37,44 @@ class ListCommand:
             default=0,
             help="only jobs with an event since then: 7d, a day such as 2026-11-21, or a time (default: all)",
         )
+        add_source_options(parser, with_cloud=False)
         add_format_option(parser)
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Print the jobs, the one that started last first."""
         from ml_diagnostics_common.command.formats import format_data
 
-        states = sorted(_states(options.since, console), key=lambda state: -state.start_ns)
+        sources = with_sources(options, asks_cloud=False)
+        states = sorted(_states(options.since, sources, console), key=lambda state: -state.start_ns)
         if options.format != "table":
             rows = [_as_dict(state) for state in states]
             console.data(format_data({"jobs": rows}, options.format, rows, _FIELDS))
         elif states:
             console.data("\n".join(_table(states, console.width)), styles={r"\bfailed\b|\bgone\b": RED})
         else:
-            console.notify("no job has an event since then" if options.since else "no job was recorded on this machine")
-        return DONE
+            where = "on this machine or in the mirror" if sources.mirror else "on this machine"
+            console.notify("no job has an event since then" if options.since else f"no job was recorded {where}")
+        return strict_code(options, console, (note for state in states for note in state.notes))
 
 
-def _states(since_ns: int, console: Console) -> list[JobState]:
+def _states(since_ns: int, sources: Sources, console: Console) -> list[JobState]:
     """Return the state of each job with an event since a moment."""
     from ml_goodput_measurement._query.job_state import JobFollower
-    from ml_goodput_measurement._query.sources import last_written_ns, logs_of_jobs
+    from ml_goodput_measurement._query.sources import Sources, last_written_ns, logs_of_jobs, mirrored_jobs
     from ml_goodput_measurement.exceptions import NoGoodputError
 
     states = []
-    for log, jobs in logs_of_jobs().items():
-        if last_written_ns(log) < since_ns:
-            continue
+    logs = {log: jobs for log, jobs in logs_of_jobs().items() if last_written_ns(log) >= since_ns}
+    if sources.mirror:
+        for log, jobs in mirrored_jobs(sources.mirror, since_ns=since_ns).items():
+            logs[log] = logs.get(log, set()) | jobs
+    for log, jobs in sorted(logs.items()):
         for job in sorted(jobs):
             console.detail(f"reading {job}")
             try:
-                state = JobFollower(job, log).read(local_only=True)
+                follower = JobFollower(job, log, sources=sources if sources.mirror else Sources(mirror=""))
+                # Without a mirror, a saved state that was read from Cloud Logging, too, is not replaced.
+                state = follower.read(local_only=not sources.mirror)
             except NoGoodputError:
                 continue  # A log of something else, with the same name.
             if state.last_event_ns >= since_ns and state.wall_ns:

@@ -11,6 +11,7 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._query.job_state import JobFollower
+    from ml_goodput_measurement._query.sources import Sources
     from ml_goodput_measurement.exclusion_utils import ExclusionInterval
     from ml_goodput_measurement.partition import JobReport
 
@@ -21,7 +22,12 @@ _LAST = "last"
 
 
 def find_report(
-    job: str, logger: str | None, exclusions: Sequence[ExclusionInterval], *, with_timeline: bool
+    job: str,
+    logger: str | None,
+    exclusions: Sequence[ExclusionInterval],
+    *,
+    with_timeline: bool,
+    sources: Sources | None = None,
 ) -> JobReport:
     """Return the report of a job.
 
@@ -30,6 +36,7 @@ def find_report(
         logger: The log; None is `goodput_<job>`, or else the only log of the job in the journal.
         exclusions: Intervals to leave out.
         with_timeline: True to fill the timeline.
+        sources: The sources beside the journal; None for the configured mirror and Cloud Logging.
 
     Raises:
         NotFoundError: Nothing was recorded for the job.
@@ -37,35 +44,38 @@ def find_report(
     """
     from ml_goodput_measurement._query.calculator import GoodputCalculator
 
-    job, log = find_job(job, logger)
+    job, log = find_job(job, logger, sources)
     with hints_if_missing(job, log):
-        calculator = GoodputCalculator(job, log, _logs_failures=False)  # The report has a note.
+        calculator = GoodputCalculator(job, log, _logs_failures=False, _sources=sources)  # The report has a note.
         return calculator.report(include_timeline=with_timeline, exclusions=exclusions)
 
 
-def find_job(job: str, logger: str | None) -> tuple[str, str]:
+def find_job(job: str, logger: str | None, sources: Sources | None = None) -> tuple[str, str]:
     """Return the name of a job, and its log.
 
     Args:
         job: The job's name; `last` is the job that started last on this machine, unless a job has that name.
-        logger: The log; None is `goodput_<job>`, or else the only log of the job in the journal.
+        logger: The log; None is `goodput_<job>`, or else the only log of the job in the journal, or in the mirror.
+        sources: The sources beside the journal; None for the configured mirror and Cloud Logging.
 
     Raises:
         NotFoundError: The job is `last`, and there is none.
-        ConfigurationError: The job is in several logs.
+        ConfigurationError: The job is in several logs, or the mirror is neither in a bucket nor a folder.
+        StorageError: The mirror had to be searched, and cannot be read.
     """
     from ml_diagnostics_common.environment import diagnostics_directory
     from ml_diagnostics_common.journal import newest_job
 
-    from ml_goodput_measurement._query.sources import LOGS_OF_OTHERS, logs_of_jobs
+    from ml_goodput_measurement._query.sources import LOGS_OF_OTHERS, Sources, logs_of_jobs
 
+    mirror = (sources or Sources()).mirror
     logs = logs_of_jobs()
     if job == _LAST and not any(job in jobs for jobs in logs.values()):
         newest = newest_job(diagnostics_directory(), except_logs=LOGS_OF_OTHERS)
         if newest is None:
             raise NotFoundError(f"there is no last job. {_empty_journal()}")
         logger, job = logger or newest[0], newest[1]
-    return job, logger or _log_of(job, logs)
+    return job, logger or _log_of(job, logs, mirror)
 
 
 @contextmanager
@@ -85,31 +95,47 @@ def hints_if_missing(job: str, log: str) -> Iterator[None]:
         raise NotFoundError("\n  ".join([what, *_hints(job, log, logs_of_jobs()), *details])) from None
 
 
-def follow_job(job: str, logger: str | None) -> JobFollower:
+def follow_job(job: str, logger: str | None, sources: Sources | None = None) -> JobFollower:
     """Return a follower of a job, which has read nothing; the arguments are those of `find_job`.
 
     Raises:
         NotFoundError: See `find_job`.
-        ConfigurationError: The job is in several logs.
+        ConfigurationError: See `find_job`.
+        StorageError: See `find_job`.
     """
     from ml_goodput_measurement._query.job_state import JobFollower
 
-    return JobFollower(*find_job(job, logger))
+    return JobFollower(*find_job(job, logger, sources), sources=sources)
 
 
-def _log_of(job: str, logs: Mapping[str, set[str]]) -> str:
+def _log_of(job: str, logs: Mapping[str, set[str]], mirror: str) -> str:
     """Return the log to read: the conventional one, unless the journal has the job in one other log only.
+
+    The mirror is searched for a job that the journal does not have, and that has no log of the conventional name.
 
     Raises:
         ConfigurationError: The job is in several logs.
     """
     usual = f"goodput_{job}"
     found = sorted(log for log, jobs in logs.items() if job in jobs)
+    if not found and mirror:
+        found = _logs_in_mirror(job, usual, mirror)
     if usual in found or not found:
         return usual
     if len(found) > 1:
         raise ConfigurationError(f"the job {job!r} is in several logs; choose one with --logger: {_listed(found)}")
     return found[0]
+
+
+def _logs_in_mirror(job: str, usual: str, mirror: str) -> list[str]:
+    """Return the logs of a job in a mirror; the conventional one if it has that, without a search."""
+    from ml_diagnostics_common.mirror.contents import has_log
+
+    from ml_goodput_measurement._query.sources import mirrored_jobs
+
+    if has_log(mirror, usual):
+        return [usual]
+    return sorted(log for log, jobs in mirrored_jobs(mirror).items() if job in jobs)
 
 
 def _hints(job: str, log: str, logs: Mapping[str, set[str]]) -> list[str]:

@@ -11,6 +11,7 @@ from ml_diagnostics_common.command.errors import DONE
 from ml_diagnostics_common.command.options import seconds, whole_number
 
 from ml_goodput_measurement._cli.options import add_job_arguments
+from ml_goodput_measurement._cli.source_options import add_source_options, with_sources
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
@@ -25,6 +26,8 @@ BELOW_LIMIT = 3
 """The exit code if the goodput is below `--fail-under`."""
 
 _HOUR_NS = 3_600 * 10**9
+_ASK_NS = 120 * 10**9
+"""The time between requests to the job's processes to write to the mirror more often: each is for five minutes."""
 _BAR = 21
 _BUCKETS_SHOWN = 4
 
@@ -70,6 +73,7 @@ class WatchCommand:
             default=600.0,
             help="age of a running job from which --fail-under counts (default: 10m)",
         )
+        add_source_options(parser, with_strict=False)
         parser.add_argument(
             "--format", choices=("table", "json"), default="table", help="output format; json: a line each time"
         )
@@ -82,12 +86,18 @@ class WatchCommand:
         from ml_goodput_measurement._query.job_state import JobFollower
 
         gc.enable()  # Short commands do without; this one may run for days.
-        follower = JobFollower(*find_job(options.job, options.logger), clock_ns=self._clock_ns)
+        sources = with_sources(options)
+        follower = JobFollower(
+            *find_job(options.job, options.logger, sources), clock_ns=self._clock_ns, sources=sources
+        )
         screen = _Screen(console, is_table=options.format == "table")
-        number = 0
+        number, asked_ns = 0, 0
         while True:
             with hints_if_missing(follower.job_name, follower.log_id):
                 state = follower.read(_hour_before)
+            if state.running and self._clock_ns() - asked_ns >= _ASK_NS:
+                follower.ask_to_hurry()
+                asked_ns = self._clock_ns()
             number += 1
             screen.show(state, self._clock_ns())
             if _is_below(state, options):
@@ -138,7 +148,8 @@ class _Screen:
 
             self._console.data(json.dumps(_as_dict(state)))
         elif width is None:
-            self._console.data("   ".join([_clock(now_ns), *_facts(state, now_ns), *_parts(state)]))
+            mirror = [] if state.mirror_lag_seconds is None else [_mirror(state, state.mirror_lag_seconds)]
+            self._console.data("   ".join([_clock(now_ns), *_facts(state, now_ns), *_parts(state), *mirror]))
         else:
             lines = self._page(state, now_ns, width)
             if self._lines:
@@ -157,6 +168,7 @@ class _Screen:
         lines = [
             "  ".join(_facts(state, now_ns)),
             "   ".join([f"{first} {bar} {rest}", *parts]),
+            *([] if state.mirror_lag_seconds is None else [_mirror(state, state.mirror_lag_seconds)]),
             *(f"Note: {note}" for note in state.notes),
         ]
         return [one_line(line, width - 1) for line in lines]
@@ -175,6 +187,16 @@ def _facts(state: JobState, now_ns: int) -> list[str]:
     if not state.running:
         facts.append(state.state)
     return [*facts, f"last event {format_ago(state.last_event_ns, now_ns)}"]
+
+
+def _mirror(state: JobState, lag_seconds: float) -> str:
+    """Return how far the mirror is behind, and if something is missing in it."""
+    from ml_diagnostics_common.log_source import INCOMPLETE
+    from ml_diagnostics_common.texts import format_duration
+
+    behind = f"mirror {format_duration(lag_seconds)} behind" if lag_seconds else "mirror up to date"
+    is_incomplete = any(note.startswith(INCOMPLETE) for note in state.notes)
+    return f"{behind}, {'incomplete' if is_incomplete else 'complete; no gap'}"
 
 
 def _change(state: JobState) -> float | None:
@@ -228,5 +250,6 @@ def _as_dict(state: JobState) -> dict[str, Any]:
         "wall_seconds": state.wall_ns / 1e9,
         "last_event": format_timestamp(state.last_event_ns),
         "bucket_seconds": {bucket.value: ns / 1e9 for bucket, ns in state.buckets.items() if ns},
+        "mirror_lag_seconds": state.mirror_lag_seconds,
         "notes": list(state.notes),
     }

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.reader import JournalReader
+
+from ml_goodput_measurement._query.sources import Sources, open_source
 
 __all__ = ["background_seconds"]
 
@@ -23,12 +23,13 @@ _APART_SECONDS = 86_400.0
 """A longer time is not that of one save."""
 
 
-def background_seconds(job_name: str, log_id: str) -> float | None:
-    """Return the median time of the background parts that are known from the journal; None if none is.
+def background_seconds(job_name: str, log_id: str, sources: Sources | None = None) -> float | None:
+    """Return the median time of the background parts that the journal and the mirror have; None if none is known.
 
     Args:
         job_name: The job.
         log_id: Its log.
+        sources: The sources beside the journal; None for the configured mirror.
     """
     saves: dict[str | None, list[tuple[float, float, float]]] = {}
 
@@ -41,8 +42,8 @@ def background_seconds(job_name: str, log_id: str) -> float | None:
                     saves.setdefault(entry.context.writer, []).append(save)
         return []
 
-    for _ in JournalReader(log_id, root=diagnostics_directory()).read_new(keep_saves):
-        pass
+    for entries in open_source(log_id, job_name=job_name, sources=sources).read_new(take=keep_saves):
+        keep_saves(entries)  # With a mirror, all entries are yielded.
     times = [seconds for parts in saves.values() for seconds in _background_parts(parts)]
     return statistics.median(times) if times else None
 

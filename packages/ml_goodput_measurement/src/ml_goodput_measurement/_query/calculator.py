@@ -17,6 +17,7 @@ from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
 from ml_goodput_measurement._query import results
 from ml_goodput_measurement._query.job_ledger import job_report
 from ml_goodput_measurement._query.job_reader import DEFAULT_CACHE_DIR, JobReader
+from ml_goodput_measurement._query.sources import Sources
 from ml_goodput_measurement._query.step_statistics import compute_step_deviation_from_baseline
 from ml_goodput_measurement._record.arguments import (
     LONGEST_SECONDS,
@@ -78,13 +79,14 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         _clock_ns: Callable[[], int] = time.time_ns,
         _patience_seconds: float | None = None,
         _logs_failures: bool = True,
+        _sources: Sources | None = None,
     ) -> None:
         """Read nothing yet.
 
         Args:
             job_name: The job's name, the same as its recorder's.
             logger_name: The log's name, the same as the recorder's.
-            cloud_logger: Holds the payloads, in place of the journal and Cloud Logging.
+            cloud_logger: Holds the payloads, in place of the journal, the mirror and Cloud Logging.
             using_pathways: Accepted for existing callers; it has no effect.
             max_logs_retention_period: How far back Cloud Logging is read: a timedelta, or seconds; None reads it all.
             gcs_path: Folder, `gs://bucket/folder` or a local one, in which `sync_to_gcs` keeps a copy of the saved
@@ -106,6 +108,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             clock_ns=_clock_ns,
             patience_seconds=_patience_seconds,
             logs_failures=_logs_failures,
+            sources=_sources,
         )
         self.job_name, self.logger_name = self._reader.job_name, self._reader.logger_name
         self.using_pathways = using_pathways

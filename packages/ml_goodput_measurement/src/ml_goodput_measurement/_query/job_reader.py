@@ -21,7 +21,7 @@ from ml_diagnostics_common.processes import process_started_ns, start_mark
 
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._query.payloads import OwnLogger, Payloads, UserLogger, UserLoggerReader, by_writer
-from ml_goodput_measurement._query.sources import open_source
+from ml_goodput_measurement._query.sources import Sources, open_source
 from ml_goodput_measurement._query.state_store import DEFAULT_CACHE_DIR, StateStore, checked_gcs_path, state_folder
 from ml_goodput_measurement._record.arguments import checked_name, retention_ns
 from ml_goodput_measurement.exceptions import NoGoodputError
@@ -57,11 +57,12 @@ class JobReader:
         clock_ns: Callable[[], int],
         patience_seconds: float | None,
         logs_failures: bool,
+        sources: Sources | None = None,
     ) -> None:
         """Read nothing yet; the arguments are those of `GoodputCalculator`.
 
         Raises:
-            ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
+            ConfigurationError: An argument, ML_DIAGNOSTICS_BACKEND or ML_DIAGNOSTICS_MIRROR cannot be used.
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
         self.job_name = checked_name("job_name", job_name)
@@ -81,6 +82,7 @@ class JobReader:
         self._gcs_path = checked_gcs_path(gcs_path)
         self._clock_ns, self._patience_seconds = clock_ns, patience_seconds or PATIENCE_SECONDS
         self._logs_failures = logs_failures
+        self._sources = sources or Sources()
         self._start()
 
     def _start(self) -> None:
@@ -94,9 +96,18 @@ class JobReader:
         self._cloud: Cloud | None = None
         self._log: LogSource | None = None
         if self._user_logger is None:
-            self._cloud = Cloud.configured(patience_seconds=self._patience_seconds, logs_failures=self._logs_failures)
-            start_ns = None if self._retention_ns is None else self._clock_ns() - self._retention_ns
-            self._log = open_source(self.logger_name, cloud=self._cloud, job_name=self.job_name, start_ns=start_ns)
+            if self._sources.asks_cloud:
+                self._cloud = Cloud.configured(
+                    patience_seconds=self._patience_seconds, logs_failures=self._logs_failures
+                )
+            self._log = open_source(
+                self.logger_name,
+                cloud=self._cloud,
+                job_name=self.job_name,
+                start_ns=None if self._retention_ns is None else self._clock_ns() - self._retention_ns,
+                sources=self._sources,
+                clock_ns=self._clock_ns,
+            )
             self._liveness = _Liveness(diagnostics_directory())
 
     def read(self, *, local_only: bool = False) -> Ledger:
@@ -188,6 +199,15 @@ class JobReader:
         """Return how many entries the job's recorders report as not written."""
         return sum(sum(lost.values()) for lost in self._recorders.lost.values())
 
+    def mirror_lag_seconds(self) -> float | None:
+        """Return how far the mirror of the log is behind; None without one."""
+        return None if self._log is None else self._log.mirror_lag_seconds()
+
+    def ask_to_hurry(self) -> None:
+        """Ask the job's processes to write to the mirror more often for the next minutes."""
+        if self._log is not None and self._log.mirror is not None:
+            self._log.mirror.ask_to_hurry()
+
     def inferred(self) -> tuple[Inference, ...]:
         """Return the kinds of time that the program did not record itself."""
         return tuple(self._recorders.inferred)
@@ -216,7 +236,13 @@ class JobReader:
             return
         project = self._cloud.project if self._cloud is not None and self._cloud.is_found() else ""
         path = state_path(
-            diagnostics_directory(), self._cache_dir, self.job_name, self.logger_name, project, self._retention_ns
+            diagnostics_directory(),
+            self._cache_dir,
+            self.job_name,
+            self.logger_name,
+            project,
+            self._retention_ns,
+            self._sources.mirror,
         )
         self._store = StateStore(path, self._gcs_path)
         state = self._store.load(self.job_name, local_only=local_only)
@@ -226,11 +252,17 @@ class JobReader:
 
 
 def state_path(
-    root: Path, cache_dir: str, job_name: str, logger_name: str, project: str = "", retention_ns: int | None = None
+    root: Path,
+    cache_dir: str,
+    job_name: str,
+    logger_name: str,
+    project: str = "",
+    retention_ns: int | None = None,
+    mirror: str = "",
 ) -> Path:
-    """Return the file of a job's saved state: one for each log, project and retention that it was read with."""
+    """Return the file of a job's saved state: one for each log, project, retention and mirror that it was read with."""
     # The names may have any length and any characters.
-    key = repr((logger_name, job_name, project, retention_ns))
+    key = repr((logger_name, job_name, project, retention_ns, *([mirror] if mirror else [])))
     return state_folder(root, cache_dir) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.goodput"
 
 

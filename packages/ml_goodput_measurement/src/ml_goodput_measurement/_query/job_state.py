@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
 from ml_goodput_measurement._query.job_reader import DEFAULT_CACHE_DIR, JobReader
-from ml_goodput_measurement._query.sources import job_labels
+from ml_goodput_measurement._query.sources import Sources, job_labels
 from ml_goodput_measurement.partition import AttemptEnd, Bucket, BucketedTime
 
 __all__ = ["JobFollower", "JobState", "Span", "chips_in"]
@@ -94,6 +94,7 @@ class JobFollower:
         *,
         clock_ns: Callable[[], int] = time.time_ns,
         patience_seconds: float | None = None,
+        sources: Sources | None = None,
     ) -> None:
         """Read nothing yet.
 
@@ -102,6 +103,7 @@ class JobFollower:
             log_id: Its log.
             clock_ns: The clock.
             patience_seconds: How long requests to Cloud Logging may fail; None for the usual time.
+            sources: The sources beside the journal; None for the configured mirror and Cloud Logging.
 
         Raises:
             ConfigurationError: A name, or ML_DIAGNOSTICS_BACKEND, is not valid.
@@ -119,6 +121,7 @@ class JobFollower:
             clock_ns=clock_ns,
             patience_seconds=patience_seconds,
             logs_failures=False,
+            sources=sources,
         )
         self._ledger = Ledger()
         self._now_ns = 0
@@ -128,7 +131,7 @@ class JobFollower:
 
         Args:
             windows: Returns the windows to sum; they should lie in the job's life.
-            local_only: True to send no request to Cloud Logging.
+            local_only: True to read this machine's journal alone.
 
         Raises:
             NoGoodputError: Nothing was recorded for the job.
@@ -162,11 +165,16 @@ class JobFollower:
             lost_entries=self._reader.lost_entries(),
             notes=[*self._reader.notes(), *(self._reader.notes_on_end() if self._now_ns == PROCESS_GONE else [])],
             windows=ledger.windows(windows(summary), self._now_ns) if windows is not None else (),
+            mirror_lag_seconds=self._reader.mirror_lag_seconds(),
         )
 
     def ledger(self) -> tuple[Ledger, int]:
         """Return the ledger as of the last `read`, and the moment of that: see `Ledger.summary`."""
         return self._ledger, self._now_ns
+
+    def ask_to_hurry(self) -> None:
+        """Ask the job's processes to write to the mirror more often for the next minutes; call it every minute."""
+        self._reader.ask_to_hurry()
 
     def save_state(self) -> None:
         """Save the state, so that another process continues from here."""

@@ -1,4 +1,4 @@
-"""The sources of a job's entries, opened here alone, and the jobs that have any.
+"""The sources of a job's entries, opened here alone: the journal, a mirror and Cloud Logging; and their jobs.
 
 Every reader of a job, and every command, opens its log here: another source of entries is added to the union here.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.environment import configured_mirror, diagnostics_directory
 from ml_diagnostics_common.journal import (
     jobs_by_log,
     list_segments,
@@ -20,12 +22,27 @@ from ml_diagnostics_common.journal import (
 )
 from ml_diagnostics_common.log_source import Cloud, LogSource
 
-__all__ = ["LOGS_OF_OTHERS", "job_labels", "last_written_ns", "logs_of_jobs", "open_source"]
+__all__ = ["LOGS_OF_OTHERS", "Sources", "job_labels", "last_written_ns", "logs_of_jobs", "mirrored_jobs", "open_source"]
 
 LOGS_OF_OTHERS = ("ml_diagnostics_metric", "tpu.googleapis.com/runtime_monitor")
 """Logs of our other libraries, which have the same job names and no goodput."""
 
 _NEWEST_WRITERS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The sources that are read beside the journal.
+
+    Attributes:
+        mirror: `gs://bucket/prefix`, or a folder; empty for none. The default is `ML_DIAGNOSTICS_MIRROR`.
+        asks_cloud: False to ask Cloud Logging for nothing.
+        always_asks_cloud: True to ask it also if the mirror is complete.
+    """
+
+    mirror: str = field(default_factory=configured_mirror)
+    asks_cloud: bool = True
+    always_asks_cloud: bool = False
 
 
 def open_source(
@@ -34,16 +51,32 @@ def open_source(
     cloud: Cloud | None = None,
     job_name: str | None = None,
     start_ns: int | None = None,
+    sources: Sources | None = None,
+    clock_ns: Callable[[], int] = time.time_ns,
 ) -> LogSource:
-    """Return the source of a log's entries: the union of the journal and, if there is one, Cloud Logging.
+    """Return the source of a log's entries: the union of the journal and, if there are any, a mirror and Cloud Logging.
 
     Args:
         log_id: The log.
-        cloud: Cloud Logging; None reads the journal alone.
-        job_name: Cloud Logging sends only entries of this job.
+        cloud: Cloud Logging; None asks it for nothing.
+        job_name: Cloud Logging sends only entries of this job, and the mirror is complete if it is for this job.
         start_ns: Cloud Logging sends nothing of this time or older, in ns since 1970.
+        sources: The mirror, and when Cloud Logging is asked; None for the configured mirror.
+        clock_ns: The clock.
+
+    Raises:
+        ConfigurationError: The mirror is neither in a bucket nor a folder.
     """
-    return LogSource(log_id, cloud=cloud, job_name=job_name, start_ns=start_ns)
+    sources = sources or Sources()
+    return LogSource(
+        log_id,
+        cloud=cloud if sources.asks_cloud else None,
+        job_name=job_name,
+        start_ns=start_ns,
+        mirror=sources.mirror,
+        always_asks_cloud=sources.always_asks_cloud,
+        clock_ns=clock_ns,
+    )
 
 
 def logs_of_jobs(root: Path | None = None) -> dict[str, set[str]]:
@@ -53,6 +86,14 @@ def logs_of_jobs(root: Path | None = None) -> dict[str, set[str]]:
         root: The diagnostics folder; None for the configured one.
     """
     logs = jobs_by_log(root or diagnostics_directory())
+    return {log: jobs for log, jobs in logs.items() if log not in LOGS_OF_OTHERS}
+
+
+def mirrored_jobs(mirror: str, *, since_ns: int = 0) -> dict[str, set[str]]:
+    """Return the names of the jobs in each log of a mirror that may have goodput: see `jobs_in_mirror`."""
+    from ml_diagnostics_common.mirror.contents import jobs_in_mirror
+
+    logs = jobs_in_mirror(mirror, since_ns=since_ns)
     return {log: jobs for log, jobs in logs.items() if log not in LOGS_OF_OTHERS}
 
 

@@ -1,0 +1,155 @@
+"""The commands that read jobs, on a machine that has a mirror and nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_goodput_measurement import cli
+
+from .laptops import Laptop, steps
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laptop:
+    return Laptop(tmp_path, str(tmp_path / "mirror"), monkeypatch)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
+    assert cli.main([*arguments]) == code
+    output = capsys.readouterr()
+    return output.out, output.err
+
+
+def data_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    return json.loads(run(capsys, *arguments, "--format", "json", code=code)[0])
+
+
+@pytest.mark.parametrize("is_from_environment", [False, True])
+def test_a_report_is_read_from_the_mirror(
+    laptop: Laptop,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_from_environment: bool,
+) -> None:
+    laptop.mirrored("run-7", steps(time.time() - 2_000, 94))
+    if is_from_environment:
+        monkeypatch.setenv("ML_DIAGNOSTICS_MIRROR", laptop.mirror)
+    options = () if is_from_environment else ("--mirror", laptop.mirror)
+    report = data_of(capsys, "report", "run-7", "--strict", *options)
+    assert (report["wall_seconds"], report["last_step"], report["notes"]) == (1000.0, 93, [])
+    assert report["goodput_percent"] == pytest.approx(94)
+
+
+def test_an_empty_mirror_option_reads_none(
+    laptop: Laptop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laptop.mirrored("run-7", steps(time.time() - 2_000, 94))
+    monkeypatch.setenv("ML_DIAGNOSTICS_MIRROR", laptop.mirror)
+    _, err = run(capsys, "report", "run-7", "--mirror", "", code=3)
+    assert "Nothing was recorded for job 'run-7'" in err
+    assert run(capsys, "list", "--mirror", "")[0] == ""
+
+
+def test_a_job_is_found_in_any_log_of_the_mirror(laptop: Laptop, capsys: pytest.CaptureFixture[str]) -> None:
+    laptop.mirrored("run-7", steps(time.time() - 2_000, 94), log="training")
+    laptop.mirrored("run-8", steps(time.time() - 3_000, 44), log="training")
+    assert data_of(capsys, "report", "run-7", "--mirror", laptop.mirror)["last_step"] == 93
+    _, err = run(capsys, "report", "run-9", "--mirror", laptop.mirror, code=3)
+    assert f"the mirror {laptop.mirror}" in err
+
+
+def test_a_gap_is_noted_and_strict_fails(laptop: Laptop, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = laptop.mirrored("run-7", steps(time.time() - 2_000, 94))
+    lost = laptop.lose("run-7", 3)
+    note = f"entries {lost.first} to {lost.last} of writer {writer} are not in the mirror"
+    out, err = run(capsys, "report", "run-7", "--mirror", laptop.mirror)
+    assert f"Note: incomplete: {note}" in out
+    for arguments in (
+        ("report", "run-7"),
+        ("report", "run-7", "--since", "1d"),
+        ("list",),
+        ("compare", "run-7", "run-7"),
+        ("advise", "run-7", "--save", "5"),
+        ("what-if", "run-7", "--save", "5", "--interval", "100"),
+    ):
+        out, err = run(capsys, *arguments, "--mirror", laptop.mirror, "--strict", code=1)
+        assert f"entries are missing: {note}" in err, arguments
+        assert out
+    laptop.take_journal(0)
+    run(capsys, "report", "run-7", "--mirror", laptop.mirror, "--strict")
+
+
+def test_a_mirror_of_a_newer_version_fails_the_command(
+    laptop: Laptop, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    laptop.mirrored("run-7", steps(time.time() - 2_000, 94))
+    (tmp_path / "mirror" / "v2").mkdir()
+    (tmp_path / "mirror" / "v2" / "something").touch()
+    for arguments in (("report", "run-7"), ("list",)):
+        _, err = run(capsys, *arguments, "--mirror", laptop.mirror, code=1)
+        assert "written by a newer version" in err
+
+
+def test_a_text_that_is_no_mirror_is_a_usage_error(laptop: Laptop, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = run(capsys, "report", "run-7", "--mirror", "s3://bucket/x", code=2)
+    assert "s3://bucket/x" in err
+
+
+def test_cloud_logging_is_asked_only_on_request_if_the_mirror_is_complete(
+    laptop: Laptop,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    cloud_logging_server: CloudLoggingServer,
+) -> None:
+    for name, value in cloud_logging_server.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
+    laptop.mirrored("run-7", steps(time.time() - 2_000, 94))
+    run(capsys, "report", "run-7", "--mirror", laptop.mirror)
+    run(capsys, "list", "--mirror", laptop.mirror)
+    assert cloud_logging_server.requests == []
+    run(capsys, "report", "run-7", "--mirror", laptop.mirror, "--also", "cloud")
+    assert [request.operation for request in cloud_logging_server.requests] == ["list"]
+
+
+def test_jobs_of_the_mirror_and_of_this_machine_are_listed(laptop: Laptop, capsys: pytest.CaptureFixture[str]) -> None:
+    laptop.mirrored("run-7", steps(time.time() - 2_000, 94), team="llm")
+    laptop.take_journal(0)
+    laptop.mirrored("run-8", steps(time.time() - 5_000, 44), log="training", team="vision", chips="256")
+    laptop.mirrored("run-9", steps(time.time() - 400, 30, is_ended=False), is_ended=False)
+    jobs = data_of(capsys, "list", "--mirror", laptop.mirror)["jobs"]
+    assert [(job["job"], job["team"], job["log"], job["state"]) for job in jobs] == [
+        ("run-9", None, "goodput_run-9", "running"),
+        ("run-7", "llm", "goodput_run-7", "ended"),
+        ("run-8", "vision", "training", "ended"),
+    ]
+    assert data_of(capsys, "list", "--mirror", laptop.mirror, "--since", "20m")["jobs"][0]["job"] == "run-9"
+    assert len(data_of(capsys, "list", "--mirror", laptop.mirror, "--since", "20m")["jobs"]) == 2
+
+
+def test_chips_for_money_come_from_the_mirror(laptop: Laptop, capsys: pytest.CaptureFixture[str]) -> None:
+    laptop.mirrored("run-7", steps(time.time() - 2_000, 94), chips="256")
+    out, _ = run(capsys, "report", "run-7", "--cost", "3.22/chip-hour", "--mirror", laptop.mirror)
+    assert "x 256 chips" in out
+
+
+def test_background_parts_of_saves_come_from_the_mirror(laptop: Laptop, capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.time() - 2_000
+    saves: list[dict[str, object]] = [
+        {
+            "event_type": "save",
+            "step": 10 * number,
+            "wait_for_prev_start_time": started + 100 * number,
+            "wait_for_prev_duration_secs": 30.0,
+            "checkpoint_manager_blocking_start_time": started + 100 * number,
+            "checkpoint_manager_blocking_duration_secs": 40.0,
+        }
+        for number in range(2, 6)
+    ]
+    laptop.mirrored("run-7", [*steps(started, 94)[:-1], *saves, {"job_end_time": started + 1000}])
+    assert data_of(capsys, "advise", "run-7", "--mirror", laptop.mirror)["background_seconds"] == pytest.approx(90)
