@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ml_diagnostics_common.command.console import BOLD, RED
 from ml_diagnostics_common.command.errors import NotFoundError, UsageError
 from ml_diagnostics_common.command.formats import add_format_option
+from ml_diagnostics_common.command.further_commands import further_commands
 from ml_diagnostics_common.command.options import add_plot_options
 from ml_diagnostics_common.command.program import Command, Program
 from ml_diagnostics_common.exceptions import ConfigurationError
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_GROUP = "ml_goodput_measurement.commands"
+"""The entry points of subcommands that other distributions have."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code.
@@ -53,6 +57,7 @@ def _commands() -> Iterator[Command]:
     yield WhatIfCommand()
     yield ExportCommand()
     yield MirrorCommand()
+    yield from further_commands("goodput", _GROUP, "ml-diagnostics-fleet", {"fleet": "sum the goodput of many jobs"})
 
 
 class ReportCommand:

@@ -1,8 +1,9 @@
-"""Goodput for programs that build on it: a job's ledger, events as rows, and the buckets as pages show them."""
+"""Goodput for programs that build on it: a job's ledger, events as rows, and what commands and pages share."""
 
 from __future__ import annotations
 
 from ml_goodput_measurement._cli.buckets import BUCKET_KEYS, BUCKET_NAMES, COLORS, column_shares
+from ml_goodput_measurement._cli.options import moment, price
 from ml_goodput_measurement._ledger import PROCESS_GONE, RULES
 from ml_goodput_measurement._ledger.event_rows import (
     KINDS,
@@ -36,8 +37,10 @@ __all__ = [
     "add_rows",
     "batch_from_rows",
     "column_shares",
+    "moment",
     "open_source",
     "payload_of",
+    "price",
     "rows_from_payloads",
     "writer_of",
 ]

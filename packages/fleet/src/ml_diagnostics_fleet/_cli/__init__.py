@@ -1,0 +1,1 @@
+"""The command `goodput fleet`: its parts, and their output."""

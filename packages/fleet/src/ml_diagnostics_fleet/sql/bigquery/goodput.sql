@@ -1,0 +1,156 @@
+WITH noted AS (
+  SELECT
+    ledger_rows.log,
+    ledger_rows.job,
+    ledger_rows.attempt,
+    calendar.day_ns,
+    ledger_rows.bucket,
+    ledger_rows.label,
+    ledger_rows.ns,
+    0 AS steps_kept,
+    ledger_rows.as_of_ns
+  FROM ledger_rows
+  INNER JOIN calendar
+    ON calendar.day = ledger_rows.day
+  UNION ALL
+  SELECT
+    attempts.log,
+    attempts.job,
+    attempts.attempt,
+    attempts.start_ns - MOD(attempts.start_ns, 86400000000000) AS day_ns,
+    '' AS bucket,
+    '' AS label,
+    0 AS ns,
+    attempts.steps_kept,
+    jobs.as_of_ns
+  FROM attempts
+  INNER JOIN jobs
+    ON jobs.log = attempts.log AND jobs.job = attempts.job
+), timed AS (
+  SELECT
+    noted.log,
+    noted.job,
+    noted.attempt,
+    noted.day_ns,
+    noted.bucket,
+    noted.label,
+    noted.ns,
+    noted.steps_kept,
+    noted.as_of_ns,
+    jobs.labels,
+    attempts.chips,
+    CASE
+      WHEN attempts.start_ns > noted.day_ns
+      THEN attempts.start_ns
+      ELSE noted.day_ns
+    END AS moment_ns
+  FROM noted
+  INNER JOIN jobs
+    ON jobs.log = noted.log AND jobs.job = noted.job
+  INNER JOIN attempts
+    ON attempts.log = noted.log
+    AND attempts.job = noted.job
+    AND attempts.attempt = noted.attempt
+), described AS (
+  SELECT
+    timed.log,
+    timed.job,
+    timed.attempt,
+    timed.day_ns,
+    timed.bucket,
+    timed.label,
+    timed.as_of_ns,
+    timed.moment_ns,
+    CAST(timed.ns AS BIGNUMERIC) AS ns,
+    CAST(timed.steps_kept AS BIGNUMERIC) AS steps_kept,
+    COALESCE(job_dimensions.team, JSON_EXTRACT_SCALAR(timed.labels, '$.team'), '(none)') AS team,
+    COALESCE(job_dimensions.owner, JSON_EXTRACT_SCALAR(timed.labels, '$.owner'), '(none)') AS owner,
+    COALESCE(job_dimensions.project, JSON_EXTRACT_SCALAR(timed.labels, '$.project'), '(none)') AS project,
+    COALESCE(job_dimensions.zone, JSON_EXTRACT_SCALAR(timed.labels, '$.zone'), '(none)') AS zone,
+    COALESCE(job_dimensions.cluster, JSON_EXTRACT_SCALAR(timed.labels, '$.cluster'), '(none)') AS cluster,
+    COALESCE(
+      job_dimensions.accelerator,
+      JSON_EXTRACT_SCALAR(timed.labels, '$.accelerator'),
+      '(none)'
+    ) AS accelerator,
+    COALESCE(job_dimensions.spot, FALSE) AS spot,
+    CAST(COALESCE(job_dimensions.chips, timed.chips) AS BIGNUMERIC) AS chips
+  FROM timed
+  LEFT JOIN job_dimensions
+    ON job_dimensions.log = timed.log
+    AND job_dimensions.job = timed.job
+    AND timed.moment_ns >= job_dimensions.valid_from_ns
+    AND timed.moment_ns < job_dimensions.valid_to_ns
+), facts AS (
+  SELECT
+    described.log,
+    described.job,
+    described.attempt,
+    described.day_ns,
+    calendar.week,
+    described.bucket,
+    described.label,
+    described.as_of_ns,
+    described.ns,
+    described.steps_kept,
+    described.team,
+    described.owner,
+    described.project,
+    described.zone,
+    described.cluster,
+    described.accelerator,
+    described.spot,
+    described.chips,
+    described.ns * described.chips AS chip_ns,
+    described.ns * described.chips * CAST(prices.micro_per_chip_hour AS BIGNUMERIC) AS cost
+  FROM described
+  INNER JOIN calendar
+    ON calendar.day_ns = described.day_ns
+  LEFT JOIN prices
+    ON prices.accelerator = described.accelerator
+    AND prices.zone = described.zone
+    AND prices.spot = described.spot
+    AND described.moment_ns >= prices.valid_from_ns
+    AND described.moment_ns < prices.valid_to_ns
+), by_job AS (
+  SELECT
+    group_columns,
+    log,
+    job,
+    SUM(CASE WHEN bucket <> 'EXCLUDED' THEN CAST(ns AS BIGNUMERIC) END) AS job_ns,
+    SUM(CASE WHEN bucket = 'PRODUCTIVE' THEN CAST(ns AS BIGNUMERIC) END) AS productive_job_ns,
+    SUM(CASE WHEN bucket <> 'EXCLUDED' THEN CAST(chip_ns AS BIGNUMERIC) END) AS chip_ns,
+    SUM(CASE WHEN bucket = 'PRODUCTIVE' THEN CAST(chip_ns AS BIGNUMERIC) END) AS productive_chip_ns,
+    SUM(CASE WHEN bucket <> 'EXCLUDED' THEN CAST(cost AS BIGNUMERIC) END) AS cost,
+    SUM(CASE WHEN bucket = 'PRODUCTIVE' THEN CAST(cost AS BIGNUMERIC) END) AS productive_cost,
+    SUM(
+      CASE
+        WHEN bucket <> 'EXCLUDED' AND cost IS NULL
+        THEN CAST(chip_ns AS BIGNUMERIC)
+      END
+    ) AS unpriced_chip_ns,
+    SUM(CAST(steps_kept AS BIGNUMERIC)) AS steps_kept,
+    MAX(CASE WHEN chips IS NULL THEN 1 ELSE 0 END) AS is_without_chips
+  FROM facts
+  GROUP BY
+    group_columns,
+    log,
+    job
+)
+SELECT
+  group_columns,
+  COUNT(*) AS jobs,
+  SUM(CAST(is_without_chips AS BIGNUMERIC)) AS jobs_without_chips,
+  COALESCE(SUM(CAST(job_ns AS BIGNUMERIC)), 0) AS job_ns,
+  COALESCE(SUM(CAST(productive_job_ns AS BIGNUMERIC)), 0) AS productive_job_ns,
+  COALESCE(SUM(CAST(chip_ns AS BIGNUMERIC)), 0) AS chip_ns,
+  COALESCE(SUM(CAST(productive_chip_ns AS BIGNUMERIC)), 0) AS productive_chip_ns,
+  COALESCE(SUM(CAST(cost AS BIGNUMERIC)), 0) AS cost,
+  COALESCE(SUM(CAST(productive_cost AS BIGNUMERIC)), 0) AS productive_cost,
+  COALESCE(SUM(CAST(unpriced_chip_ns AS BIGNUMERIC)), 0) AS unpriced_chip_ns,
+  COALESCE(SUM(CAST(steps_kept AS BIGNUMERIC)), 0) AS steps_kept
+FROM by_job
+GROUP BY
+  group_columns
+ORDER BY
+  group_columns NULLS LAST

@@ -1,0 +1,156 @@
+WITH noted AS (
+  SELECT
+    ledger_rows.log,
+    ledger_rows.job,
+    ledger_rows.attempt,
+    calendar.day_ns,
+    ledger_rows.bucket,
+    ledger_rows.label,
+    ledger_rows.ns,
+    0 AS steps_kept,
+    ledger_rows.as_of_ns
+  FROM ledger_rows
+  INNER JOIN calendar
+    ON calendar.day = ledger_rows.day
+  UNION ALL
+  SELECT
+    attempts.log,
+    attempts.job,
+    attempts.attempt,
+    attempts.start_ns - MOD(attempts.start_ns, 86400000000000) AS day_ns,
+    '' AS bucket,
+    '' AS label,
+    0 AS ns,
+    attempts.steps_kept,
+    jobs.as_of_ns
+  FROM attempts
+  INNER JOIN jobs
+    ON jobs.log = attempts.log AND jobs.job = attempts.job
+), timed AS (
+  SELECT
+    noted.log,
+    noted.job,
+    noted.attempt,
+    noted.day_ns,
+    noted.bucket,
+    noted.label,
+    noted.ns,
+    noted.steps_kept,
+    noted.as_of_ns,
+    jobs.labels,
+    attempts.chips,
+    CASE
+      WHEN attempts.start_ns > noted.day_ns
+      THEN attempts.start_ns
+      ELSE noted.day_ns
+    END AS moment_ns
+  FROM noted
+  INNER JOIN jobs
+    ON jobs.log = noted.log AND jobs.job = noted.job
+  INNER JOIN attempts
+    ON attempts.log = noted.log
+    AND attempts.job = noted.job
+    AND attempts.attempt = noted.attempt
+), described AS (
+  SELECT
+    timed.log,
+    timed.job,
+    timed.attempt,
+    timed.day_ns,
+    timed.bucket,
+    timed.label,
+    timed.as_of_ns,
+    timed.moment_ns,
+    CAST(timed.ns AS BIGNUMERIC) AS ns,
+    CAST(timed.steps_kept AS BIGNUMERIC) AS steps_kept,
+    COALESCE(job_dimensions.team, JSON_EXTRACT_SCALAR(timed.labels, '$.team'), '(none)') AS team,
+    COALESCE(job_dimensions.owner, JSON_EXTRACT_SCALAR(timed.labels, '$.owner'), '(none)') AS owner,
+    COALESCE(job_dimensions.project, JSON_EXTRACT_SCALAR(timed.labels, '$.project'), '(none)') AS project,
+    COALESCE(job_dimensions.zone, JSON_EXTRACT_SCALAR(timed.labels, '$.zone'), '(none)') AS zone,
+    COALESCE(job_dimensions.cluster, JSON_EXTRACT_SCALAR(timed.labels, '$.cluster'), '(none)') AS cluster,
+    COALESCE(
+      job_dimensions.accelerator,
+      JSON_EXTRACT_SCALAR(timed.labels, '$.accelerator'),
+      '(none)'
+    ) AS accelerator,
+    COALESCE(job_dimensions.spot, FALSE) AS spot,
+    CAST(COALESCE(job_dimensions.chips, timed.chips) AS BIGNUMERIC) AS chips
+  FROM timed
+  LEFT JOIN job_dimensions
+    ON job_dimensions.log = timed.log
+    AND job_dimensions.job = timed.job
+    AND timed.moment_ns >= job_dimensions.valid_from_ns
+    AND timed.moment_ns < job_dimensions.valid_to_ns
+), facts AS (
+  SELECT
+    described.log,
+    described.job,
+    described.attempt,
+    described.day_ns,
+    calendar.week,
+    described.bucket,
+    described.label,
+    described.as_of_ns,
+    described.ns,
+    described.steps_kept,
+    described.team,
+    described.owner,
+    described.project,
+    described.zone,
+    described.cluster,
+    described.accelerator,
+    described.spot,
+    described.chips,
+    described.ns * described.chips AS chip_ns,
+    described.ns * described.chips * CAST(prices.micro_per_chip_hour AS BIGNUMERIC) AS cost
+  FROM described
+  INNER JOIN calendar
+    ON calendar.day_ns = described.day_ns
+  LEFT JOIN prices
+    ON prices.accelerator = described.accelerator
+    AND prices.zone = described.zone
+    AND prices.spot = described.spot
+    AND described.moment_ns >= prices.valid_from_ns
+    AND described.moment_ns < prices.valid_to_ns
+), known AS (
+  SELECT
+    log,
+    job,
+    MAX(CASE WHEN chips IS NULL THEN 1 ELSE 0 END) AS is_without_chips,
+    MAX(CASE WHEN team = '(none)' THEN 1 ELSE 0 END) AS is_without_team,
+    MAX(CASE WHEN NOT chips IS NULL AND cost IS NULL THEN 1 ELSE 0 END) AS is_without_price
+  FROM facts
+  GROUP BY
+    log,
+    job
+)
+SELECT
+  jobs.log,
+  jobs.job,
+  jobs.rules,
+  jobs.missing,
+  jobs.lost,
+  jobs.skipped,
+  CASE WHEN jobs.running THEN 0 ELSE jobs.open_writers END AS open_writers,
+  CASE WHEN jobs.start_ns IS NULL THEN 1 ELSE 0 END AS is_without_time,
+  COALESCE(known.is_without_chips, 0) AS is_without_chips,
+  COALESCE(known.is_without_team, 0) AS is_without_team,
+  COALESCE(known.is_without_price, 0) AS is_without_price
+FROM jobs
+LEFT JOIN known
+  ON known.log = jobs.log AND known.job = jobs.job
+WHERE
+  jobs.missing > 0
+  OR jobs.lost > 0
+  OR jobs.skipped > 0
+  OR (
+    jobs.open_writers > 0 AND NOT jobs.running
+  )
+  OR jobs.start_ns IS NULL
+  OR jobs.rules LIKE 'error: %'
+  OR known.is_without_chips = 1
+  OR known.is_without_team = 1
+  OR known.is_without_price = 1
+ORDER BY
+  jobs.log NULLS LAST,
+  jobs.job NULLS LAST

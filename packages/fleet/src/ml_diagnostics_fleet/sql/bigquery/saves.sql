@@ -1,0 +1,199 @@
+WITH noted AS (
+  SELECT
+    ledger_rows.log,
+    ledger_rows.job,
+    ledger_rows.attempt,
+    calendar.day_ns,
+    ledger_rows.bucket,
+    ledger_rows.label,
+    ledger_rows.ns,
+    0 AS steps_kept,
+    ledger_rows.as_of_ns
+  FROM ledger_rows
+  INNER JOIN calendar
+    ON calendar.day = ledger_rows.day
+  UNION ALL
+  SELECT
+    attempts.log,
+    attempts.job,
+    attempts.attempt,
+    attempts.start_ns - MOD(attempts.start_ns, 86400000000000) AS day_ns,
+    '' AS bucket,
+    '' AS label,
+    0 AS ns,
+    attempts.steps_kept,
+    jobs.as_of_ns
+  FROM attempts
+  INNER JOIN jobs
+    ON jobs.log = attempts.log AND jobs.job = attempts.job
+), timed AS (
+  SELECT
+    noted.log,
+    noted.job,
+    noted.attempt,
+    noted.day_ns,
+    noted.bucket,
+    noted.label,
+    noted.ns,
+    noted.steps_kept,
+    noted.as_of_ns,
+    jobs.labels,
+    attempts.chips,
+    CASE
+      WHEN attempts.start_ns > noted.day_ns
+      THEN attempts.start_ns
+      ELSE noted.day_ns
+    END AS moment_ns
+  FROM noted
+  INNER JOIN jobs
+    ON jobs.log = noted.log AND jobs.job = noted.job
+  INNER JOIN attempts
+    ON attempts.log = noted.log
+    AND attempts.job = noted.job
+    AND attempts.attempt = noted.attempt
+), described AS (
+  SELECT
+    timed.log,
+    timed.job,
+    timed.attempt,
+    timed.day_ns,
+    timed.bucket,
+    timed.label,
+    timed.as_of_ns,
+    timed.moment_ns,
+    CAST(timed.ns AS BIGNUMERIC) AS ns,
+    CAST(timed.steps_kept AS BIGNUMERIC) AS steps_kept,
+    COALESCE(job_dimensions.team, JSON_EXTRACT_SCALAR(timed.labels, '$.team'), '(none)') AS team,
+    COALESCE(job_dimensions.owner, JSON_EXTRACT_SCALAR(timed.labels, '$.owner'), '(none)') AS owner,
+    COALESCE(job_dimensions.project, JSON_EXTRACT_SCALAR(timed.labels, '$.project'), '(none)') AS project,
+    COALESCE(job_dimensions.zone, JSON_EXTRACT_SCALAR(timed.labels, '$.zone'), '(none)') AS zone,
+    COALESCE(job_dimensions.cluster, JSON_EXTRACT_SCALAR(timed.labels, '$.cluster'), '(none)') AS cluster,
+    COALESCE(
+      job_dimensions.accelerator,
+      JSON_EXTRACT_SCALAR(timed.labels, '$.accelerator'),
+      '(none)'
+    ) AS accelerator,
+    COALESCE(job_dimensions.spot, FALSE) AS spot,
+    CAST(COALESCE(job_dimensions.chips, timed.chips) AS BIGNUMERIC) AS chips
+  FROM timed
+  LEFT JOIN job_dimensions
+    ON job_dimensions.log = timed.log
+    AND job_dimensions.job = timed.job
+    AND timed.moment_ns >= job_dimensions.valid_from_ns
+    AND timed.moment_ns < job_dimensions.valid_to_ns
+), facts AS (
+  SELECT
+    described.log,
+    described.job,
+    described.attempt,
+    described.day_ns,
+    calendar.week,
+    described.bucket,
+    described.label,
+    described.as_of_ns,
+    described.ns,
+    described.steps_kept,
+    described.team,
+    described.owner,
+    described.project,
+    described.zone,
+    described.cluster,
+    described.accelerator,
+    described.spot,
+    described.chips,
+    described.ns * described.chips AS chip_ns,
+    described.ns * described.chips * CAST(prices.micro_per_chip_hour AS BIGNUMERIC) AS cost
+  FROM described
+  INNER JOIN calendar
+    ON calendar.day_ns = described.day_ns
+  LEFT JOIN prices
+    ON prices.accelerator = described.accelerator
+    AND prices.zone = described.zone
+    AND prices.spot = described.spot
+    AND described.moment_ns >= prices.valid_from_ns
+    AND described.moment_ns < prices.valid_to_ns
+), times AS (
+  SELECT
+    log,
+    job,
+    MAX(team) AS team,
+    MAX(zone) AS zone,
+    MAX(accelerator) AS accelerator,
+    SUM(CASE WHEN bucket <> 'EXCLUDED' THEN CAST(ns AS BIGNUMERIC) END) AS job_ns,
+    SUM(CASE WHEN bucket = 'PRODUCTIVE' THEN CAST(ns AS BIGNUMERIC) END) AS productive_ns,
+    SUM(
+      CASE
+        WHEN bucket = 'UNPRODUCTIVE_CHECKPOINT_SAVE_TIME'
+        THEN CAST(ns AS BIGNUMERIC)
+      END
+    ) AS save_ns,
+    SUM(CASE WHEN bucket = 'PROGRAM_STARTUP' THEN CAST(ns AS BIGNUMERIC) END) AS startup_ns,
+    SUM(CASE WHEN bucket <> 'EXCLUDED' THEN CAST(chip_ns AS BIGNUMERIC) END) AS chip_ns,
+    SUM(CASE WHEN bucket <> 'EXCLUDED' THEN CAST(cost AS BIGNUMERIC) END) AS cost
+  FROM facts
+  GROUP BY
+    log,
+    job
+), lives AS (
+  SELECT
+    log,
+    job,
+    COUNT(*) AS stepping_attempts,
+    SUM(CAST(end_ns - first_step_ns AS BIGNUMERIC)) AS uptime_ns,
+    SUM(CAST(steps_kept + steps_lost AS BIGNUMERIC)) AS steps_made
+  FROM attempts
+  WHERE
+    NOT first_step_ns IS NULL
+  GROUP BY
+    log,
+    job
+), ends AS (
+  SELECT
+    disruptions.log,
+    disruptions.job,
+    COUNT(*) AS disruptions,
+    SUM(CASE WHEN attempts.ended <> 'job end recorded' THEN CAST(1 AS BIGNUMERIC) END) AS failures,
+    SUM(
+      CAST(disruptions.infrastructure_ns + disruptions.init_ns + disruptions.restore_ns + disruptions.data_loading_ns + disruptions.startup_ns AS BIGNUMERIC)
+    ) AS restart_ns
+  FROM disruptions
+  INNER JOIN attempts
+    ON attempts.log = disruptions.log
+    AND attempts.job = disruptions.job
+    AND attempts.attempt = disruptions.attempt
+  GROUP BY
+    disruptions.log,
+    disruptions.job
+)
+SELECT
+  times.log,
+  times.job,
+  times.team,
+  times.zone,
+  times.accelerator,
+  jobs.saves,
+  jobs.steps_kept,
+  lives.stepping_attempts,
+  lives.steps_made,
+  lives.uptime_ns,
+  COALESCE(ends.disruptions, 0) AS disruptions,
+  COALESCE(ends.failures, 0) AS failures,
+  COALESCE(ends.restart_ns, 0) AS restart_ns,
+  COALESCE(times.job_ns, 0) AS job_ns,
+  COALESCE(times.productive_ns, 0) AS productive_ns,
+  COALESCE(times.save_ns, 0) AS save_ns,
+  COALESCE(times.startup_ns, 0) AS startup_ns,
+  COALESCE(times.chip_ns, 0) AS chip_ns,
+  COALESCE(times.cost, 0) AS cost
+FROM times
+INNER JOIN jobs
+  ON jobs.log = times.log AND jobs.job = times.job
+INNER JOIN lives
+  ON lives.log = times.log AND lives.job = times.job
+LEFT JOIN ends
+  ON ends.log = times.log AND ends.job = times.job
+WHERE
+  jobs.steps_kept > 0
+ORDER BY
+  times.log NULLS LAST,
+  times.job NULLS LAST
