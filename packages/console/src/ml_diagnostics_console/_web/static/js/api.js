@@ -26,11 +26,10 @@ export function createApi(source) {
   const shared = new Map();
   const listeners = new Set();
 
-  function json(path, signal) {
+  function json(path) {
     const known = shared.get(path);
     if (known) return known;
-    const answer = source.get(path,
-      signal).then(({ bytes }) => remembered(JSON.parse(new TextDecoder().decode(bytes))));
+    const answer = source.get(path).then(({ bytes }) => remembered(JSON.parse(new TextDecoder().decode(bytes))));
     shared.set(path, answer);
     const forget = () => shared.get(path) === answer && shared.delete(path);
     answer.then(() => setTimeout(forget, SHARED_MS), forget);

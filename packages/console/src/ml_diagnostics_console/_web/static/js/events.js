@@ -1,16 +1,15 @@
 // Changes from the server, as they happen. One connection a tab; it is closed while the tab is hidden, and resumed
-// where
-// it ended, so that nothing is missed and a hidden tab costs nothing.
+// where it ended, so that nothing is missed and a hidden tab costs nothing.
 
 const KINDS = ["hello", "changed", "metrics", "log", "gone", "reset"];
-const SILENCE_MS = 40_000; // The server sends a comment each 15 s, but comments are not events: only an error shows.
+const LONGEST_WAIT_MS = 10_000; // Between two tries to connect.
 
 /**
  * Start to receive changes.
  *
  * @param {object} api Its `change` is called with {kind, data}.
  * @param {(state: "live"|"paused"|"lost") => void} onState Called when the connection changes.
- * @returns {{close: () => void, start: (cursor: string) => void}}
+ * @returns {{start: (cursor: string) => void}} `start` connects, once; it lasts as long as the page.
  */
 export function createEvents(api, onState) {
   let source = null;
@@ -31,7 +30,7 @@ export function createEvents(api, onState) {
       shut();
       onState("lost");
       timer = setTimeout(open, waitMs);
-      waitMs = Math.min(waitMs * 2, SILENCE_MS / 4);
+      waitMs = Math.min(waitMs * 2, LONGEST_WAIT_MS);
     };
     for (const kind of KINDS) source.addEventListener(kind, (event) => receive(kind, event));
   }
@@ -69,10 +68,6 @@ export function createEvents(api, onState) {
       if (from && !cursor) cursor = from;
       isStarted = true;
       open();
-    },
-    close() {
-      document.removeEventListener("visibilitychange", onVisibility);
-      shut();
     },
   };
 }

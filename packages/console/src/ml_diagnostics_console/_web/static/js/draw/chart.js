@@ -8,7 +8,6 @@ import { clockTicks, elapsedTicks, logNumbers } from "./time_axis.js";
 import { tokens } from "./tokens.js";
 
 const SCRIPT = "/static/vendor/uplot/uPlot.iife.min.js";
-const STYLE = "/static/vendor/uplot/uPlot.min.css";
 const TICK_PIXELS = 95;
 const EDGE_PIXELS = 7;
 const TICKS_UP = 5;
@@ -24,14 +23,11 @@ let loading = null;
 export function loadUplot() {
   if (globalThis.uPlot) return Promise.resolve(globalThis.uPlot);
   loading ??= new Promise((resolve, reject) => {
-    const style = document.createElement("link");
-    style.rel = "stylesheet";
-    style.href = STYLE;
     const script = document.createElement("script");
     script.src = SCRIPT;
     script.addEventListener("load", () => resolve(globalThis.uPlot));
     script.addEventListener("error", () => reject(new Error("the chart library could not be loaded")));
-    document.head.append(style, script);
+    document.head.append(script);
   });
   return loading;
 }
@@ -292,7 +288,7 @@ function nearestValue(column, index) {
   return null;
 }
 
-function drawExtras(plot, { runs, isFull }, colours) {
+function drawExtras(plot, { runs }, colours) {
   const { ctx: context, bbox } = plot;
   const ratio = devicePixelRatio;
   context.save();
@@ -304,7 +300,7 @@ function drawExtras(plot, { runs, isFull }, colours) {
   context.textAlign = "left";
   if (runs.length === 1) {
     drawMarks(plot, runs[0].points.header.attempt_marks ?? [], colours, ratio);
-    drawDots(plot, runs[0].points, { colours, ratio, isFull });
+    drawDots(plot, runs[0].points, colours, ratio);
   }
   drawNotFinite(plot, runs.flatMap(({ points }) => points.header.nonfinite ?? []), colours, ratio);
   context.restore();
@@ -351,7 +347,7 @@ function drawMarks(plot, marks, colours, ratio) {
   context.setLineDash([]);
 }
 
-function drawDots(plot, points, { colours, ratio }) {
+function drawDots(plot, points, colours, ratio) {
   const band = asBand(points);
   if (band.isSpread || !band.x?.length) return;
   const { ctx: context, bbox } = plot;

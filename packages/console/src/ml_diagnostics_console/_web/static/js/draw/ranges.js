@@ -3,8 +3,6 @@
 const LEAST_SHARE = 0.01; // of the value: below it noise would fill the chart
 const LEAST_PERCENT_POINTS = 5;
 const PADDING = 0.06;
-const LOWEST = 0.01;
-const HIGHEST = 0.985;
 const WIDEST_SMOOTHING = 0.1; // of the buckets, to each side
 
 /** Return the finite numbers of a column, sorted. */
@@ -19,18 +17,6 @@ export function quantile(sorted, share) {
   const below = Math.floor(place);
   const above = Math.min(below + 1, sorted.length - 1);
   return sorted[below] + (sorted[above] - sorted[below]) * (place - below);
-}
-
-/**
- * Return the range that leaves out what is rare: 1 % of the low edge of the band to 98.5 % of its high edge.
- * @param {ArrayLike<number>} low The band's lower edge.
- * @param {ArrayLike<number>} high The band's upper edge.
- * @returns {[number, number] | null} Null if nothing is finite.
- */
-export function robustRange(low, high) {
-  const lowest = quantile(sortedFinite(low), LOWEST);
-  const highest = quantile(sortedFinite(high), HIGHEST);
-  return Number.isFinite(lowest) && Number.isFinite(highest) ? [lowest, Math.max(lowest, highest)] : null;
 }
 
 /**
