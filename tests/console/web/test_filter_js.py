@@ -285,3 +285,18 @@ answer(given.map((row) => [isLossLost(row), needsAttention(row, 100_000)]));
     lost = {"state": "completed", "loss": None, "metrics": {"loss": None}, "ended": 90_000}
     rows = [lost, {**lost, "ended": 1_000}, {**lost, "metrics": {}}, {**lost, "loss": 0.5, "metrics": {"loss": 0.5}}]
     assert run_script(script, rows) == [[True, True], [True, False], [False, False], [False, False]]
+
+
+def test_the_clock_of_a_silent_run_ends_at_its_last_sign() -> None:
+    beat = NOW - 14_400
+    silent = row("silent", state="silent", ended=None, beat=beat)
+    found = run_script(
+        "const { durationOf, endOf } = await load('run_time.js');"
+        " answer(given.rows.map((row) => [endOf(row, given.now), durationOf(row, given.now)]));",
+        {"now": NOW, "rows": [silent | {"started": beat - 60}, *ROWS, row("unknown", ended=None, beat=None)]},
+    )
+    assert found[0] == [beat, 60]
+    assert found[1] == [NOW, 500_000]
+    assert found[2] == [NOW - 1800, 1800]
+    assert found[4] == [NOW, 3600]
+    assert found[5] == [None, None]

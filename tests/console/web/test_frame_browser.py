@@ -156,6 +156,52 @@ def test_a_run_is_opened_and_its_pages_are_walked_by_keyboard(pages: Pages) -> N
     assert pages.value("location.pathname") == f"/runs/{run}/configs"
 
 
+def test_the_back_button_returns_to_the_row_that_was_opened(pages: Pages) -> None:
+    pages.open("/", "runs")
+    pages.value("window.scrollTo(0, 6000)")
+    row = "[...document.querySelectorAll('.run-row')].find((row) => row.getBoundingClientRect().top > 200)"
+    pages.browser.wait_for(f"scrollY === 6000 && {row}")
+    run = pages.value(f"{row}.dataset.id")
+    pages.value(f"{row}.querySelector('.col-step').click()")
+    pages.browser.wait_ready("overview")
+    assert pages.value("scrollY") == 0
+    pages.value("history.back()")
+    pages.browser.wait_ready("runs")
+    assert pages.value("scrollY") == 6000
+    assert run in pages.value("[...document.querySelectorAll('.run-row')].map((row) => row.dataset.id)")
+
+
+def test_the_focus_stays_on_the_tab_that_was_opened(pages: Pages) -> None:
+    pages.open(f"/runs/{pages.ids[0]}", "overview")
+    pages.value("document.querySelector('.tab[href$=configs]').focus()")
+    pages.press("Enter")
+    pages.browser.wait_ready("configs")
+    assert pages.value("document.activeElement.textContent") == "Configs"
+    pages.value("document.querySelector('.crumbs a').focus()")
+    pages.press("Enter")
+    pages.browser.wait_ready("runs")
+    assert pages.value("document.activeElement.id") == "main"
+
+
+def test_nothing_is_left_behind_when_pages_are_left(pages: Pages) -> None:
+    paths = [f"/runs/{pages.ids[0]}{tab}" for tab in ("", "/metrics", "/stacks", "/logs", "/configs")]
+    pages.open("/", "runs")
+    pages.browser.call("Performance.enable")
+    counts = []
+    for _ in range(3):
+        for path in (*paths, f"/compare?runs={pages.ids[0]},{pages.ids[1]}", "/"):
+            pages.value(
+                "(() => { delete document.documentElement.dataset.ready;"
+                f" history.pushState(null, '', '{path}'); dispatchEvent(new PopStateEvent('popstate')); }})()"
+            )
+            pages.browser.wait_ready()
+        pages.browser.call("HeapProfiler.collectGarbage")
+        found = {each["name"]: each["value"] for each in pages.browser.call("Performance.getMetrics")["metrics"]}
+        counts.append((found["Nodes"], found["JSEventListeners"]))
+    assert counts[2][0] <= counts[1][0] * 1.05
+    assert counts[2][1] <= counts[1][1] * 1.05
+
+
 def test_the_theme_is_kept_and_not_in_the_url(pages: Pages) -> None:
     pages.browser.use_theme("light")
     pages.open("/", "runs")

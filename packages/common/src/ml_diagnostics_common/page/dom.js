@@ -93,14 +93,18 @@ export function card(title, { second = null, right = null, id = null, classes = 
  * What a part without data says: a sentence, and what would fill it.
  *
  * @param {string|null} sentence
- * @param {string|null} help A command or a line of code; or a sentence with such a thing between backticks.
+ * @param {string|null} help A command or a line of code; or a sentence with such things between backticks, which are
+ *   copied where they stand.
  */
 export function empty(sentence, help = null) {
-  const parts = (help ?? "").split("`");
-  const isSentence = parts.length > 2 || /[.?!]$/.test(help ?? "");
-  return h("div.empty", null, sentence && h("p", null, sentence),
-    isSentence && h("p", null, parts.map((part, at) => (at % 2 ? h("span.code", null, part) : part))),
-    isSentence ? parts.filter((_, at) => at % 2).slice(0, 2).map(copyable) : help && copyable(help));
+  const isSentence = help !== null && (help.includes("`") || /[.?!]$/.test(help));
+  return h("div.empty", null, sentence && h("p", null, withCode(sentence)),
+    isSentence ? h("p", null, withCode(help)) : help && copyable(help));
+}
+
+/** The parts of a sentence; what stands between backticks can be copied. */
+function withCode(sentence) {
+  return sentence.split("`").map((part, at) => (at % 2 ? copyable(part) : part));
 }
 
 /** A command or a line of code with a button that copies it. */
@@ -112,7 +116,7 @@ export function copyable(text) {
     "aria-label": `Copy ${visible(text)}`,
     on: { click: () => copyText(text, done) },
   }, icon("copy"));
-  return h("div.copyable", null, h("code", null, text), copy, done);
+  return h("span.copyable", null, h("code", null, text), copy, done);
 }
 
 /** Copy a text, and say so in an element for two seconds. */

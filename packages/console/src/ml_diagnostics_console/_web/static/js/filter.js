@@ -8,15 +8,18 @@
 //
 // Terms are separated by spaces or commas. Keys are fields, keys of the configs, and metrics (their last values).
 
+import { durationOf } from "./run_time.js";
+
 const TERM = /(!?)(?:([\w./-]+)\s*(<=|>=|!=|<|>|=|:)\s*)?("[^"]*"?|[^\s,]+)[\s,]*/y;
 const NUMBER = /^([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(us|ms|min|kB|MB|GB|TB|[shdkMG%])?$/;
 const LOSS = /(^|[_/])loss$/i;
 const UNITS = {
-  us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, d: 86400, "%": 1, k: 1e3, M: 1e6, G: 1e9, kB: 1e3, MB: 1e6, GB: 1e9,
-    TB: 1e12,
+  us: 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, d: 86400, "%": 1,
+  k: 1e3, M: 1e6, G: 1e9, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12,
 };
-const ALIASES = { id: "name", run: "name", status: "state", lr: "learning_rate", host: "hosts", began: "started",
-  age: "sign" };
+const ALIASES = {
+  id: "name", run: "name", status: "state", lr: "learning_rate", host: "hosts", began: "started", age: "sign",
+};
 
 /** Fields of a row by key; each gets the row and the time in seconds since 1970. */
 const FIELDS = {
@@ -35,13 +38,6 @@ const FIELDS = {
   started: (row) => row.started,
   sign: (row, now) => (row.beat === null || row.beat === undefined ? null : Math.max(0, now - row.beat)),
 };
-
-/** Return how long a run has lasted, in seconds; null if that is not known. */
-export function durationOf(row, now) {
-  if (row.started === null || row.started === undefined) return null;
-  const end = row.ended ?? (row.state === "running" || row.state === "stuck" ? now : row.beat);
-  return end === null || end === undefined ? null : Math.max(0, end - row.started);
-}
 
 /**
  * Parse a filter.
@@ -89,8 +85,9 @@ export function filterRows(rows, text, now) {
   for (const { key, operator, number, value } of terms) {
     if (key === null) continue;
     if (/[<>]/.test(operator) && Number.isNaN(number)) problems.push(`${value} is not a number`);
-    else if (rows.length && !rows.some((row) => valueOf(key, row,
-      now) !== undefined)) problems.push(`no run has ${key}`);
+    else if (rows.length && rows.every((row) => valueOf(key, row, now) === undefined)) {
+      problems.push(`no run has ${key}`);
+    }
   }
   return { rows: terms.length ? rows.filter((row) => matches(terms, row, now)) : rows, problems };
 }

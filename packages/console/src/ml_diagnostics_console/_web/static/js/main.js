@@ -34,8 +34,10 @@ let frame = null; // The frame of the run that is shown; null on other pages.
 let page = null; // What the page's module returned.
 let generation = 0;
 
-async function navigate(state) {
+/** Show the page of a state, scrolled to `top`. */
+async function navigate(state, top = 0) {
   const own = ++generation;
+  const isFirst = own === 1;
   delete document.documentElement.dataset.ready;
   closePage();
   for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
@@ -64,14 +66,16 @@ async function navigate(state) {
   } catch (error) {
     if (own === generation) showProblem(place, error);
   }
-  if (own === generation) events?.start(api.cursor);
+  if (own !== generation) return;
+  if (top > 0) window.scrollTo(0, top);
+  // What had the focus went with the page before: the keyboard goes on in this one.
+  if (!isFirst && document.activeElement === document.body) main.focus({ preventScroll: true });
+  events?.start(api.cursor);
 }
 
 /** The server was started again, or too much was missed: show the same page from its answers, at the same place. */
-async function showAgain() {
-  const { scrollY } = window;
-  await navigate(router.state());
-  window.scrollTo(0, scrollY);
+function showAgain() {
+  return navigate(router.state(), window.scrollY);
 }
 
 function closePage() {
@@ -96,7 +100,7 @@ function showProblem(place, error) {
   document.documentElement.dataset.ready = "problem";
 }
 
-const live = createLive(document.getElementById("live"), api);
+const live = createLive(document.getElementById("live"));
 api.onChange((change) => {
   live.update(change);
   frame?.update(change);

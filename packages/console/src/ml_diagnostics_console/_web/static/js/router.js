@@ -2,6 +2,9 @@
 // elsewhere.
 // In a case file the same paths stand behind the "#", since a file has no others.
 
+/** In place of a run in `against`: the last one of the group that completed. No id has a space. */
+export const LAST_COMPLETED = "last completed";
+
 const RUN_TABS = ["overview", "metrics", "stacks", "profiles", "logs", "configs"];
 
 /**
@@ -49,18 +52,20 @@ export function runPath(run, tab = "overview", session = null) {
 /**
  * Make the router.
  *
- * @param {(state: object) => void} onNavigate Called when another page, or the same with other parameters, is to be
- * shown.
+ * @param {(state: object, top: number) => void} onNavigate Called when another page, or the same with other parameters,
+ *   is to be shown; `top` is how far it was scrolled when it was left, for a page that the back button returns to.
  * @param {{isFile?: boolean, start?: string}} options `isFile`: the state stands behind "#"; `start` is its first path.
  */
 export function createRouter(onNavigate, { isFile = false, start = "/" } = {}) {
   const inFile = () => (location.hash.startsWith("#/") ? location.hash.slice(1) : start);
   const current = () => (isFile ? inFile() : location.pathname + location.search);
   const shown = (url) => (isFile ? `#${url}` : url);
+  let newest = null; // The state of the page that is shown.
 
+  /** Return what the URL says; the state that was returned before no longer changes the URL. */
   function state() {
     const found = parse(current());
-    return {
+    const own = {
       ...found,
       /** Return a parameter, or the fallback if it is not in the URL. */
       get: (name, fallback = "") => found.params[name] ?? fallback,
@@ -71,22 +76,29 @@ export function createRouter(onNavigate, { isFile = false, start = "/" } = {}) {
       },
       /** Rewrite parameters in the URL; the page shows the change itself. `push` makes a step for the back button. */
       set: (changes, { push = false } = {}) => {
+        if (newest !== own) return; // A page that was left still answers a timer or a request.
         Object.assign(found.params, changes);
         for (const [key, value] of Object.entries(found.params)) {
           if (value === null || value === undefined || value === "") delete found.params[key];
         }
         const url = urlOf(parse(current()).path, found.params);
-        if (url !== current()) history[push ? "pushState" : "replaceState"](null, "", shown(url));
+        if (url === current()) return;
+        if (push) history.pushState(null, "", shown(url));
+        else history.replaceState(history.state, "", shown(url));
       },
       /** Go to another page. */
       go,
     };
+    newest = own;
+    return own;
   }
 
-  function go(url, { replace = false } = {}) {
+  function go(url) {
     if (url === current()) return;
-    history[replace ? "replaceState" : "pushState"](null, "", shown(url));
-    onNavigate(state());
+    history.replaceState({ top: window.scrollY }, "");
+    history.pushState(null, "", shown(url));
+    window.scrollTo(0, 0);
+    onNavigate(state(), 0);
   }
 
   document.addEventListener("click", (event) => {
@@ -97,9 +109,8 @@ export function createRouter(onNavigate, { isFile = false, start = "/" } = {}) {
     if (!href.startsWith("/") || /^\/(api|static|xprof)\//.test(href)) return;
     event.preventDefault();
     go(href);
-    window.scrollTo(0, 0);
   });
-  window.addEventListener("popstate", () => onNavigate(state()));
+  window.addEventListener("popstate", (event) => onNavigate(state(), event.state?.top ?? 0));
 
-  return { state, go, current };
+  return { state };
 }

@@ -13,14 +13,7 @@ export function chosenTheme() {
   }
 }
 
-/** Return the theme that is shown: light or dark. */
-function shownTheme() {
-  const chosen = chosenTheme();
-  if (chosen !== "system") return chosen;
-  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-}
-
-/** Take the next choice; drawings hear of it by the event "themechange" of the window. */
+/** Take the next choice; drawings receive the event "themechange" of the window. */
 export function nextTheme() {
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   const other = system === "dark" ? "light" : "dark";
@@ -32,15 +25,20 @@ export function nextTheme() {
   } catch {
     // The choice then holds until the page is closed.
   }
-  if (next === "system") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = next;
-  window.dispatchEvent(new CustomEvent("themechange", { detail: shownTheme() }));
+  show(next);
   return NAMES[next];
 }
 
-/** Send "themechange" when the system changes its theme, too. */
+function show(name) {
+  if (name === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  window.dispatchEvent(new CustomEvent("themechange"));
+}
+
+/** Send "themechange" when the system changes its theme, too; print in the light theme, as paper is white. */
 export function startTheme() {
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    window.dispatchEvent(new CustomEvent("themechange", { detail: shownTheme() }));
-  });
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  system.addEventListener("change", () => window.dispatchEvent(new CustomEvent("themechange")));
+  window.addEventListener("beforeprint", () => show("light"));
+  window.addEventListener("afterprint", () => show(chosenTheme()));
 }

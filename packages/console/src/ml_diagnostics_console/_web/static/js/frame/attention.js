@@ -1,9 +1,9 @@
 // The first card of the runs page: what is stuck, what failed within the hour, what runs; a sentence each.
 
 import { fill, h } from "../../common/dom.js";
-import { durationOf } from "../filter.js";
-import { formatAge, formatDuration, formatPercent, formatWhole } from "../../common/format.js";
+import { formatAge, formatDuration } from "../../common/format.js";
 import { runPath } from "../router.js";
+import { durationOf } from "../run_time.js";
 import { status } from "../shapes.js";
 
 const MOST = 5;
@@ -50,12 +50,8 @@ function when(row, now) {
   return `${formatAge(now - (row.ended ?? row.beat))} ago`;
 }
 
-/** Return what is to be said of a run; how far one is that runs changes more often than its verdict. */
-function sentence({ state, step, steps, goodput, verdict, reason }) {
-  if (state !== "running") return verdict || reason || "The reason is not known.";
-  const isKnown = (value) => value !== null && value !== undefined;
-  return [isKnown(step) && `step ${formatWhole(step)}${steps ? ` of ${formatWhole(steps)}` : ""}`,
-    isKnown(goodput) && `${formatPercent(goodput)} goodput`].filter(Boolean).join(", ");
+function sentence({ state, verdict, reason }) {
+  return verdict || reason || (state === "running" ? "" : "The reason is not known.");
 }
 
 function line(row, now) {

@@ -3,7 +3,7 @@
 import { add, button, copyText, fill, h, setAttribute, setText } from "../../common/dom.js";
 import { formatAge, formatClock, formatCount, formatDay } from "../../common/format.js";
 import { bindKeys } from "../keys.js";
-import { runPath } from "../router.js";
+import { LAST_COMPLETED, runPath, urlOf } from "../router.js";
 import { attemptEnds, badge } from "../shapes.js";
 import { createDiagnosis, showParts } from "./diagnosis.js";
 import { showNotes } from "./notes.js";
@@ -39,6 +39,8 @@ export function createRunFrame(main, api, state, onRun) {
   const place = h("div.run-page");
   const copyLink = () => copyText(location.href, said);
   const actions = h("div.run-actions", null, said, button("Copy link", copyLink, { title: "Copy link (y)" }),
+    !api.isFile && h("a.button", { href: urlOf(runPath(run, "configs"), { against: LAST_COMPLETED }),
+      title: "Compare with the last run of its group that completed" }, "What differs"),
     !api.isFile && h("a.button", { href: `${base}/case.html`, download: `${run}.html` }, "Export case file"));
   const diagnosis = createDiagnosis(api, base, sentence);
   const head = h("div.run-head", null, h("div.run-title", null, title, mark, actions), sentence, facts,
@@ -137,6 +139,7 @@ export function createRunFrame(main, api, state, onRun) {
   function showTabs() {
     const counts = { metrics: row?.metrics_list?.length, profiles: row?.sessions?.length };
     if (!isOld("tabs", shown.page, counts, row?.state === "stuck")) return;
+    const isFocused = tabs.contains(document.activeElement);
     fill(tabs, TABS.map(([tab, name], at) => h("a.tab", {
       href: runPath(run, tab),
       "aria-current": tab === shown.page ? "page" : null,
@@ -144,6 +147,7 @@ export function createRunFrame(main, api, state, onRun) {
       title: `${name} (${at + 1})`,
     }, name, counts[tab] > 0 && h("span.count", null, counts[tab]))));
     const current = tabs.querySelector("[aria-current]");
+    if (isFocused) current?.focus({ preventScroll: true });
     if (current && tabs.scrollWidth > tabs.clientWidth) tabs.scrollLeft = current.offsetLeft - 24;
   }
 

@@ -1,8 +1,8 @@
 // The configs of a run, or what differs from another one.
 
-import { add, card, empty, fill, h, setText } from "../../common/dom.js";
+import { add, button, card, empty, fill, h, setText } from "../../common/dom.js";
 import { formatCount } from "../../common/format.js";
-import { urlOf } from "../router.js";
+import { LAST_COMPLETED, urlOf } from "../router.js";
 import { showDiff, showSections } from "./diff_table.js";
 
 const TYPING_MS = 250;
@@ -26,13 +26,15 @@ export async function show(page, api, state) {
     autocomplete: "off", placeholder: "Compare with a run…", on: { change: onOther, focus: listRuns } });
   other.value = state.get("against");
   const near = h("span.controls");
+  const nothing = h("p.second", { role: "status", hidden: true });
   let answer = null;
   let typing = 0;
   let runs = null;
   let isClosed = false;
 
   add(page, h("div.controls", null, h("div.field", null, input, h("kbd", null, "/")),
-    h("div.field.other-run", null, other, known), near, title), place);
+    h("div.field.other-run", null, other, known), near, title), nothing, place);
+  if (state.get("against") === LAST_COMPLETED) await chooseCompleted();
   await load();
   suggest();
 
@@ -47,8 +49,8 @@ export async function show(page, api, state) {
     state.set({ all: box.checked ? "" : "1" });
     const part = input.value.trim();
     if (isOne && !answer.rows?.length) {
-      fill(place, card(null, {}, empty(answer.help ? null : "This run has recorded no configs:",
-        answer.help ?? HELP)));
+      const sentence = answer.help ? null : "This run has recorded no configs:";
+      fill(place, card(null, {}, empty(sentence, answer.help ?? HELP)));
       setText(title, "");
     } else if (isOne) {
       const { shown, hidden } = showSections(place, answer.rows, part);
@@ -96,27 +98,36 @@ export async function show(page, api, state) {
     fill(known, runs.filter((row) => row.id !== state.run).map((row) => h("option", { value: row.id }, row.state)));
   }
 
-  /** Offer the last run of the group that completed before, or after: "what was different from the run that worked?" */
+  /** Return the last run of the group that completed before this one, or after it; null if there is none. */
+  async function findCompleted() {
+    runs ??= (await api.json("/api/runs")).rows;
+    const own = runs.find((row) => row.id === state.run);
+    const completed = runs.filter((row) => row.group === own?.group && row.state === "completed" && row.id !== own.id);
+    const row = completed.find(({ started }) => started < own.started) ?? completed.at(-1);
+    return row ? { id: row.id, text: `${row.started < own.started ? "Last" : "Next"} completed: ${row.name || row.id}` }
+      : null;
+  }
+
+  /** Compare with the last run of the group that completed: "what was different from the run that worked?" */
+  async function chooseCompleted() {
+    const good = await findCompleted().catch(() => null); // Without one, the configs of this run are shown.
+    state.set({ against: good?.id ?? "" });
+    other.value = state.get("against");
+    nothing.hidden = good !== null;
+    if (!good) setText(nothing, "No other run of its group has completed: these are the configs of this run.");
+  }
+
   async function suggest() {
     if (api.isFile) {
       other.parentElement.hidden = true;
       return;
     }
-    try {
-      runs ??= (await api.json("/api/runs")).rows;
-    } catch {
-      return; // A suggestion only.
-    }
+    const good = await findCompleted().catch(() => null); // A suggestion only.
     if (isClosed) return;
-    const own = runs.find((row) => row.id === state.run);
     const against = state.get("against");
-    const completed = runs.filter((row) => row.group === own?.group && row.state === "completed" && row.id !== own.id);
-    const good = completed.find((row) => row.started < own.started) ?? completed.at(-1);
-    fill(near, good && good.id !== against && h("button.button", { type: "button",
-      on: { click: () => choose(good.id) } },
-      `${good.started < own.started ? "Last" : "Next"} completed: ${good.name || good.id}`),
-    against && h("button.button", { type: "button", on: { click: () => choose("") } }, "This run alone"),
-    against && h("a.button", { href: urlOf("/compare", { runs: `${state.run},${against}` }) }, "Compare curves"));
+    fill(near, good && good.id !== against && button(good.text, () => choose(good.id)),
+      against && button("This run alone", () => choose("")),
+      against && h("a.button", { href: urlOf("/compare", { runs: `${state.run},${against}` }) }, "Compare curves"));
   }
 
   return {

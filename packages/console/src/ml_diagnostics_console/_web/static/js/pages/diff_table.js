@@ -122,5 +122,5 @@ function breakable(key) {
 }
 
 function dash() {
-  return h("span.faint", { title: "not recorded" }, "–");
+  return h("span.faint", { title: "not recorded" }, "-");
 }

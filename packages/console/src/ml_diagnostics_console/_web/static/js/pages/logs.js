@@ -24,8 +24,7 @@ export async function show(page, api, state) {
   const sources = answer.sources ?? [];
   if (sources.length === 0) {
     const sentence = answer.help ? null : "No log yet: nothing that this run printed was kept.";
-    add(page, card("Logs", { id: "logs" }, empty(sentence,
-      answer.help)));
+    add(page, card("Logs", { id: "logs" }, empty(sentence, answer.help)));
     document.documentElement.dataset.ready = "logs";
     return null;
   }

@@ -4,6 +4,9 @@ import { button, fill, h, setText } from "../../common/dom.js";
 import { bindKeys } from "../keys.js";
 import { urlOf } from "../router.js";
 
+/** The line of a training loop that records a metric. */
+export const RECORD = "metrics.record(\"loss\", loss, step=step)";
+
 const AXES = ["step", "time", "elapsed"];
 const MOST_RUNS = 12;
 const SERIES = 8;

@@ -7,8 +7,7 @@ import { createChartCard } from "../draw/chart_card.js";
 import { panned, zoomed } from "../draw/span.js";
 import { formatCount, formatInUnit } from "../../common/format.js";
 import { bindKeys } from "../keys.js";
-import { RECORD } from "./help.js";
-import { askedAxis, metricControls } from "./metric_controls.js";
+import { askedAxis, metricControls, RECORD } from "./metric_controls.js";
 import { chooseTracks, sortedMetrics } from "./track_choice.js";
 
 const MOST_CHARTS = 24; // beyond it, only what is chosen in the list is drawn
@@ -41,6 +40,7 @@ export async function show(page, api, state) {
   let runs = [run.id, ...others()];
   const known = new Map(); // of the other runs: the names of their metrics
   let timer = 0;
+  let isClosed = false;
   const pending = new Set();
 
   const controls = metricControls({ api, state, run, onSettings: () => showAll(), onRuns: rebuild });
@@ -48,17 +48,19 @@ export async function show(page, api, state) {
   add(page, controls.element, h("div.metrics-body", null, list.element, charts));
   const zoomBy = (factor) => () => changeSpan((span) => zoomed(span, (span[0] + span[1]) / 2, factor, EVERYWHERE));
   const move = (share) => () => state.get("from") !== "" && changeSpan((span) => panned(span, share, EVERYWHERE));
+  await learnMetrics();
+  build();
   const unbind = bindKeys({
     "+": zoomBy(0.5), "=": zoomBy(0.5), "-": zoomBy(2), ArrowLeft: move(-0.2), ArrowRight: move(0.2),
   });
-  await learnMetrics();
-  build();
-  await Promise.race([
+  Promise.race([
     Promise.all([...cards.values()].map((card) => card.looked)),
     new Promise((resolve) => setTimeout(resolve, LONGEST_MS)),
-  ]);
-  document.documentElement.dataset.ready = "metrics";
-  cards.get(state.get("show"))?.element.scrollIntoView({ block: "nearest" }); // one that a verdict leads to
+  ]).then(() => { // Not awaited: until the page is returned, it cannot be closed.
+    if (isClosed) return;
+    document.documentElement.dataset.ready = "metrics";
+    cards.get(state.get("show"))?.element.scrollIntoView({ block: "nearest" }); // One that a verdict leads to.
+  });
 
   function settings() {
     const [from, to] = [state.number("from"), state.number("to")];
@@ -199,6 +201,7 @@ export async function show(page, api, state) {
       timer ||= setTimeout(appendAll, appendDelay(((run.now - (run.started ?? run.now)) || 0) / PIXELS));
     },
     close() {
+      isClosed = true;
       clearTimeout(timer);
       controls.close();
       unbind();

@@ -2,8 +2,7 @@
 
 import { add, button, empty, fill, h } from "../../common/dom.js";
 import { formatCount } from "../../common/format.js";
-import { RECORD } from "./help.js";
-import { askedAxis } from "./metric_controls.js";
+import { askedAxis, RECORD } from "./metric_controls.js";
 
 const FIRST = 24; // Charts that are there at once; each is drawn when it is scrolled into view.
 
@@ -38,8 +37,7 @@ export function showOverlays(place, api, state, runs, names, about) {
 
   async function start() {
     if (names.length === 0) {
-      fill(place, h("section.card", null, empty("These runs have no metric in common that could be drawn.",
-        RECORD)));
+      fill(place, h("section.card", null, empty("These runs have no metric in common that could be drawn.", RECORD)));
       return;
     }
     const { createChartCard } = await import("../draw/chart_card.js");

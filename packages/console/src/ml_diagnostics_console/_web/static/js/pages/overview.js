@@ -1,6 +1,6 @@
 // The overview of a run: figures, the run on one clock, where the time went, who waits for whom, disruptions, profiles.
 
-import { button, card, fill, h, setText } from "../../common/dom.js";
+import { button, card, empty, fill, h, setText } from "../../common/dom.js";
 import { ledgerBars } from "../draw/bars.js";
 import { createHostMap } from "../draw/host_map.js";
 import { appendDelay } from "../draw/live_points.js";
@@ -10,8 +10,8 @@ import { createTracks } from "../draw/tracks.js";
 import { clockText } from "../draw/time_axis.js";
 import { formatBytes, formatCount, formatDay, formatDuration, formatWhole } from "../../common/format.js";
 import { runPath } from "../router.js";
+import { endOf } from "../run_time.js";
 import { endedGroups, groupList, newestStacks } from "./groups.js";
-import { emptyWithHelp } from "./help.js";
 import { provers } from "./proof.js";
 import { tiles } from "./tiles.js";
 import { chooseTracks } from "./track_choice.js";
@@ -48,10 +48,12 @@ export async function show(page, api, state) {
   let isClosed = false;
   clock.start();
   render();
-  await clock.settled();
-  showTiles();
-  document.documentElement.dataset.ready = "overview";
-  loadStacks();
+  clock.settled().then(() => { // Not awaited: until the page is returned, it cannot be closed.
+    if (isClosed) return;
+    showTiles();
+    document.documentElement.dataset.ready = "overview";
+    loadStacks();
+  });
 
   function render() {
     showTiles();
@@ -154,7 +156,7 @@ function createClock(api, base, state, getRun) {
   function start() {
     const run = getRun();
     const began = run.totals?.began ?? run.started ?? run.now;
-    const whole = [began, Math.max(run.ended ?? run.now, began + 0.1)];
+    const whole = [began, Math.max(clockEnd(run), began + 0.1)];
     const [from, to] = [state.number("from"), state.number("to")];
     const origin = run.started ?? 0;
     const span = from !== null && to !== null && to > from ? [origin + from, origin + to] : null;
@@ -230,13 +232,13 @@ function createClock(api, base, state, getRun) {
     update() {
       const run = getRun();
       tracks.setAttempts(run.attempt_list ?? []);
-      tracks.extend(run.ended ?? run.now);
+      tracks.extend(clockEnd(run));
       laterLedger();
       tracks.requestDraw();
     },
     extend(now) {
       if (!tracks || getRun().ended !== null || !LIVE.has(getRun().state)) return;
-      tracks.extend(now);
+      tracks.extend(endOf(getRun(), now) ?? now);
       showSpan();
     },
     append(names) {
@@ -251,10 +253,14 @@ function createClock(api, base, state, getRun) {
   };
 }
 
+/** Return where the tracks end; a silent run has nothing to show after its last sign. */
+function clockEnd(run) {
+  return endOf(run, run.now) ?? run.now;
+}
+
 function timeCard(run, prove) {
   if (!run.ledger?.some(({ seconds }) => seconds > 0)) {
-    const words = "Goodput was not measured in this run.";
-    return card("Where the time went", {}, emptyWithHelp(run.ledger_help, words));
+    return card("Where the time went", {}, empty(null, run.ledger_help ?? "Goodput was not measured in this run."));
   }
   const proved = (content, { bucket, title }) => prove(content, `bucket:${bucket}`, `${title}: its longest pieces`);
   const notes = (run.ledger_notes ?? []).map((note) => h("p.second", null, note));

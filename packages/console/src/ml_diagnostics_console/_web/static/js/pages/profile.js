@@ -3,7 +3,6 @@
 import { add, card, copyable, empty, fill, h } from "../../common/dom.js";
 import { formatBytes, formatCount, formatDay } from "../../common/format.js";
 import { runPath } from "../router.js";
-import { emptyWithHelp } from "./help.js";
 
 const RETRY_MS = [300, 500, 800, 1200, 2000];
 const NO_PROFILE = "No profile was captured in this run yet. Capture one of all hosts while it runs, or wrap code in "
@@ -15,7 +14,7 @@ export async function show(page, api, state) {
   const run = await api.json(base);
   const sessions = [...(run.sessions ?? [])].sort((one, other) => (other.time ?? 0) - (one.time ?? 0));
   if (!sessions.length && !state.session) {
-    add(page, card("Profiles", {}, emptyWithHelp(null, NO_PROFILE, `mldiagnostics profile ${run.id}`)));
+    add(page, card("Profiles", {}, empty(NO_PROFILE, `mldiagnostics profile ${run.id}`)));
     document.documentElement.dataset.ready = "profiles";
     return null;
   }
@@ -60,7 +59,6 @@ export async function show(page, api, state) {
   }
 
   return {
-    update() {},
     close() {
       isClosed = true;
       clearTimeout(timer);

@@ -29,6 +29,7 @@ const ELSEWHERE = "mldiagnostics ui --read-from PROJECT";
 /** Show the page. */
 export async function show(page, api, state) {
   const answer = await api.json("/api/runs");
+  if (!page.isConnected) return null; // It was left meanwhile: the bar at the foot is another page's.
   const table = createTable(page, api, state, answer);
   table.start();
   document.documentElement.dataset.ready = "runs";

@@ -3,10 +3,11 @@
 import { bucketColour, bucketSlug, bucketTitle, BUCKET_ORDER } from "../buckets.js";
 import { h, s, setText } from "../../common/dom.js";
 import { decodeSpark } from "../draw/spark.js";
-import { durationOf, isLossLost } from "../filter.js";
+import { isLossLost } from "../filter.js";
 import { formatAge, formatClock, formatCount, formatDay, formatDuration, formatPercent, formatShort, formatWhole }
   from "../../common/format.js";
 import { runPath } from "../router.js";
+import { durationOf } from "../run_time.js";
 import { attemptEnds, status } from "../shapes.js";
 
 const SPARK = { width: 96, height: 24, left: 2 };
@@ -14,7 +15,7 @@ const SPARK = { width: 96, height: 24, left: 2 };
 /** The columns: key of the order ("" cannot be sorted), title, class. */
 export const COLUMNS = [
   ["", "", "col-box"], ["name", "Run", "col-run"], ["status", "Status", "col-status"],
-    ["goodput", "Goodput", "col-goodput"],
+  ["goodput", "Goodput", "col-goodput"],
   ["attempts", "Attempts", "col-attempts"], ["step", "Last step", "col-step"], ["loss", "Loss", "col-loss"],
   ["duration", "Duration", "col-duration"], ["start", "Started", "col-start"], ["sign", "Last sign", "col-sign"],
 ];
@@ -38,7 +39,7 @@ export function runRow(row, { index, now, isSelected, isCurrent, onSelect }) {
   h("div.col-run", { role: "gridcell" }, h("a.run-name.cut", { href: runPath(row.id), title: name },
     h("bdi", null, name)),
     h("div.run-about.cut", null, about(row))),
-  h("div.col-status", { role: "gridcell" }, status(row.state)),
+  h("div.col-status", { role: "gridcell", title: row.verdict }, status(row.state)),
   h("div.col-goodput", { role: "gridcell" }, goodput(row)),
   h("div.col-attempts", { role: "gridcell" }, row.attempts ? attemptEnds(row.attempts, 5) : null),
   h("div.col-step", { role: "gridcell" }, stepText(row)),
@@ -60,7 +61,7 @@ export function showNumbers(element, row, now) {
 }
 
 function stepText({ step }) {
-  return step === null || step === undefined ? "–" : formatWhole(step);
+  return step === null || step === undefined ? "-" : formatWhole(step);
 }
 
 function lossText(row) {
@@ -74,7 +75,7 @@ function durationText(row, now) {
 }
 
 function signText(row, now) {
-  return row.beat === null || row.beat === undefined ? "–" : formatAge(now - row.beat);
+  return row.beat === null || row.beat === undefined ? "-" : formatAge(now - row.beat);
 }
 
 function about(row) {
@@ -96,9 +97,10 @@ export function goodputBar(buckets) {
   known.sort(([a], [b]) => BUCKET_ORDER.indexOf(bucketSlug(a)) - BUCKET_ORDER.indexOf(bucketSlug(b)));
   const text = known.map(([name, percent]) => `${bucketTitle(name)} ${formatPercent(percent)}`).join(", ");
   return h("span.goodbar", { role: "img", "aria-label": text || "no time measured", title: text },
-    known.map(([name, percent]) =>
-    h("i", { classes: [bucketSlug(name), percent < 3 && "thin"], css: { "--share": percent,
-      "--colour": bucketColour(name) } })));
+    known.map(([name, percent]) => h("i", {
+      classes: [bucketSlug(name), percent < 3 && "thin"],
+      css: { "--share": percent, "--colour": bucketColour(name) },
+    })));
 }
 
 /** Return the course of the loss from 28 letters of 6 bits; a space is a gap. */

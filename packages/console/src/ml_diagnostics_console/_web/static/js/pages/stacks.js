@@ -1,6 +1,6 @@
 // Stacks of a run at a moment: who waits for whom, as a sentence, a map of hosts, a tree of frames and groups.
 
-import { button, card, copyText, fill, h, setText } from "../../common/dom.js";
+import { button, card, copyText, empty, fill, h, setText } from "../../common/dom.js";
 import { createHostMap } from "../draw/host_map.js";
 import { createIcicle } from "../draw/icicle.js";
 import { clockText } from "../draw/time_axis.js";
@@ -9,7 +9,6 @@ import { showParts } from "../frame/diagnosis.js";
 import { bindKeys } from "../keys.js";
 import { urlOf } from "../router.js";
 import { framesOf, groupList, newestStacks } from "./groups.js";
-import { emptyWithHelp } from "./help.js";
 import { provers } from "./proof.js";
 
 const RELOAD_MS = 10_000;
@@ -45,7 +44,7 @@ export async function show(page, api, state) {
 
   function render() {
     if (!answer.groups.length && !answer.ended?.length) {
-      fill(page, card("Stacks", {}, emptyWithHelp(answer.help, "No stacks were recorded in this run.")));
+      fill(page, card("Stacks", {}, empty(null, answer.help ?? "No stacks were recorded in this run.")));
       return;
     }
     if (!sentence.isConnected) build();

@@ -5,6 +5,7 @@ import {
 } from "../../common/format.js";
 import { tile } from "../../common/tile.js";
 import { bucketSlug } from "../buckets.js";
+import { endOf } from "../run_time.js";
 
 const LOSS = /(^|[_/])loss$/i;
 const STEP_TIME = /^step_time$/i;
@@ -66,7 +67,7 @@ function disruptions(run) {
 
 function wallTime(run) {
   const isSilent = run.ended === null && run.state === "silent" && Boolean(run.beat);
-  const end = run.ended ?? (isSilent ? run.beat : run.now);
+  const end = endOf(run, run.now) ?? run.now;
   const began = run.totals?.began ?? run.started;
   const before = run.started - began; // a recorder may start before the run's own record does
   const words = before > 0.01 * (end - began) ? `with ${formatDuration(before)} before the run`
