@@ -91,6 +91,18 @@ def test_entries_without_a_job_are_counted_and_texts_that_are_none_are_kept() ->
     assert not tables.take()
 
 
+def test_entries_of_other_libraries_are_kept_by_their_insert_id() -> None:
+    context = EntryContext("log", "", {}, {"host": "h", "process_index": "3"})
+    own = EntryContext("log", "", {}, {"host": "h"}, writer="w")
+    payload = {"job_name": "a", "job_start_time": BASE}
+    tables = EventTables("log")
+    tables.add([LogEntry(5, 0, payload, context, foreign_id=name) for name in ("x", "y", "x")])
+    tables.add([LogEntry(5, 7, payload, own)])
+    rows = tables.take()[JobKey("log", "a")].to_pylist()
+    found = [(row["writer"], row["seq"], row["process_index"]) for row in rows]
+    assert found == [("insertId:x", 0, 3), ("insertId:y", 0, 3), ("w", 7, 0)]
+
+
 def test_events_are_sorted_and_each_is_kept_once() -> None:
     table = next(iter(SyntheticFleet(jobs=1, events=900, all_hosts=True))).table()
     mixed = pa.concat_tables([table.slice(500), table.slice(0, 600), table.slice(100, 300)])

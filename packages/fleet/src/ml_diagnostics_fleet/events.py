@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.storage import storage_for
-from ml_goodput_measurement.reading import EventRowReader, payload_of, writer_of
+from ml_goodput_measurement.reading import EventRow, EventRowReader, payload_of, writer_of
 
 from ml_diagnostics_fleet._batches import FOREIGN
 from ml_diagnostics_fleet._object_file import ObjectFile
@@ -49,52 +50,116 @@ class RowGroup(NamedTuple):
     first_t_ns: int
 
 
+class _Columns:
+    """The entries of one job, as columns: an entry is a row of its writer, and the event."""
+
+    __slots__ = ("events", "foreign", "sequences", "times", "writers")
+
+    def __init__(self) -> None:
+        self.writers: list[int] = []
+        """Indices of the writers."""
+        self.sequences: list[int] = []
+        self.times: list[int] = []
+        self.events: list[EventRow] = []
+        self.foreign: dict[int, str] = {}
+        """The ids of entries that other libraries wrote, by index."""
+
+
 class EventTables:
     """Collects the entries of one log as tables of events, one for each job."""
 
     def __init__(self, log: str) -> None:
         self._log = log
         self._reader = EventRowReader()
-        self._rows: dict[str, list[tuple[Any, ...]]] = {}
-        self._contexts: dict[int, tuple[Any, tuple[int, str, str, str]]] = {}
+        self._jobs: dict[str, _Columns] = {}
+        self._contexts: dict[int, tuple[Any, int]] = {}
+        """By the id of each context: the context, which so lives, and the index of its writer."""
+        self._writers: list[tuple[int, str, str, str]] = []
+        """Process index, name, host and other labels."""
         self.without_job = 0
         """Entries that name no job, which are left out."""
 
     def __len__(self) -> int:
         """The number of events."""
-        return sum(map(len, self._rows.values()))
+        return sum(len(columns.times) for columns in self._jobs.values())
 
     def add(self, entries: Iterable[LogEntry]) -> None:
         """Add entries of the log, in any order."""
-        row, log = self._reader.row, self._log
+        row, jobs, contexts = self._reader.row, self._jobs, self._contexts
         for entry in entries:
-            payload = payload_of(entry)
+            payload = entry.payload
             job = payload.get("job_name") if isinstance(payload, dict) else None
-            if not isinstance(job, str) or not _is_text(job):
+            if not isinstance(job, str):
                 self.without_job += 1
                 continue
-            context = self._contexts.get(id(entry.context))
-            if context is None:
-                context = self._contexts[id(entry.context)] = (entry.context, _writer_columns(entry))
-            process_index, writer, host, labels = context[1]
-            rows = self._rows.setdefault(job, [])
+            columns = jobs.get(job)
+            if columns is None:
+                if not _is_text(job):
+                    self.without_job += 1
+                    continue
+                columns = jobs[job] = _Columns()
+            if "event_type" in payload:
+                payload = payload_of(entry)
+            known = contexts.get(id(entry.context))
+            index = self._writer_index(entry) if known is None else known[1]
             event = row(payload, job)
             if event.label is not None and not _is_text(event.label):
-                event = event._replace(kind="other", at_ns=0, label=None, payload=json.dumps(payload))
-            identity = writer or f"{FOREIGN}{entry.foreign_id}"
-            sequence = entry.sequence if writer else 0
-            rows.append((log, job, process_index, identity, sequence, host, labels, entry.timestamp_ns, *event))
+                event = EventRow("other", 0, payload=json.dumps(payload))
+            if not self._writers[index][1]:
+                columns.foreign[len(columns.times)] = entry.foreign_id
+            columns.writers.append(index)
+            columns.sequences.append(entry.sequence)
+            columns.times.append(entry.timestamp_ns)
+            columns.events.append(event)
 
     def take(self) -> dict[JobKey, pa.Table]:
         """Return the events of each job, in order, each once, and start again without any."""
-        taken, self._rows = self._rows, {}
+        taken, self._jobs = self._jobs, {}
         tables = {}
-        for job, rows in sorted(taken.items()):
-            columns = [
-                pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), EVENTS, strict=True)
-            ]
-            tables[JobKey(self._log, job)] = deduplicated(pa.table(columns, schema=EVENTS))
+        for job, columns in sorted(taken.items()):
+            if columns.times:
+                tables[JobKey(self._log, job)] = deduplicated(self._table(job, columns))
         return tables
+
+    def _writer_index(self, entry: LogEntry) -> int:
+        index = len(self._writers)
+        self._writers.append(_writer_columns(entry))
+        self._contexts[id(entry.context)] = (entry.context, index)
+        return index
+
+    def _table(self, job: str, columns: _Columns) -> pa.Table:
+        writers = pa.array(columns.writers, pa.int32())
+        process_indices, names, hosts, labels = zip(*self._writers, strict=True)
+        sequences: list[int] = columns.sequences
+        if columns.foreign:
+            identities = [names[index] for index in columns.writers]
+            for index, foreign_id in columns.foreign.items():
+                identities[index], sequences[index] = f"{FOREIGN}{_text(foreign_id)}", 0
+            writer = pa.array(identities, EVENTS.field("writer").type)
+        else:
+            writer = _by_writer(writers, names)
+        zeros = pa.array(np.zeros(len(writers), np.int32))
+        values = [
+            pa.DictionaryArray.from_arrays(zeros, pa.array([self._log], pa.string())),
+            pa.DictionaryArray.from_arrays(zeros, pa.array([job], pa.string())),
+            pa.array(process_indices, pa.int32()).take(writers),
+            writer,
+            pa.array(sequences, pa.int64()),
+            _by_writer(writers, hosts),
+            _by_writer(writers, labels),
+            pa.array(columns.times, pa.int64()),
+        ]
+        fields = list(EVENTS)[len(values) :]
+        events = zip(*columns.events, strict=True)
+        values += [pa.array(column, field.type) for column, field in zip(events, fields, strict=True)]
+        return pa.table(values, schema=EVENTS)
+
+
+def _by_writer(writers: pa.Array, texts: Sequence[str]) -> pa.DictionaryArray:
+    """Return a text for each row, by the index of its writer: each text once in the dictionary."""
+    distinct = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    codes = pa.array([distinct[text] for text in texts], pa.int32()).take(writers)
+    return pa.DictionaryArray.from_arrays(codes, pa.array(list(distinct), pa.string()))
 
 
 def deduplicated(table: pa.Table) -> pa.Table:
