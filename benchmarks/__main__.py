@@ -30,6 +30,7 @@ TABLES = [
     "cloud_reading",
     "cloud_writing",
     "mirror",
+    "mirror_watched",
     "hangs",
     "fast_fail",
     "console",
