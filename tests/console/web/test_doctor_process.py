@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -106,10 +107,38 @@ def test_a_process_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None
     assert process.pid is None
 
 
+def test_a_process_that_stops_in_the_middle_of_its_answer_is_ended(tmp_path: Path) -> None:
+    program = "import os, signal; input(); print('{' + 100_000 * ' ', end='', flush=True); os.kill(os.getpid(), 19)"
+    process = DoctorProcess(tmp_path, argv=[sys.executable, "-c", program], deadline_seconds=1.0)
+    with pytest.raises(DoctorLostError, match="it took longer than 1 s"):
+        process.judge("run")
+    assert process.pid is None
+
+
 def test_a_process_that_cannot_be_started_is_lost(tmp_path: Path) -> None:
     process = DoctorProcess(tmp_path, argv=[str(tmp_path / "no-such-program")])
     with pytest.raises(DoctorLostError, match="cannot be started: No such file or directory"):
         process.judge("run")
+
+
+def test_an_export_that_waits_for_a_stopped_doctor_does_not_keep_the_server(failed: Page, failed_folder: Path) -> None:
+    with served(failed_folder) as server:
+        server.json("/api/runs")
+        path = f"/api/runs/{run_id(failed)}/case.html"
+
+        def export() -> None:
+            with suppress(OSError, HTTPException):  # The server ends before it answers.
+                server.get(path)
+
+        request = threading.Thread(target=export)
+        request.start()
+        wait_until(lambda: bool(server.children()), LONG_SECONDS)
+        (child,) = server.children()
+        os.kill(child, signal.SIGSTOP)
+        code, _, _ = server.end()
+        assert code == 0
+        wait_until(lambda: has_ended(child), LONG_SECONDS)
+        request.join(LONG_SECONDS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -25,6 +24,7 @@ from ml_diagnostics_console._web.assets import Asset, Assets
 from ml_diagnostics_console._web.bundle import Bundle
 from ml_diagnostics_console._web.guard import SECURITY_HEADERS, SPEEDSCOPE_POLICY, Guard, Token
 from ml_diagnostics_console._web.modules import ModuleError
+from ml_diagnostics_console._web.request_threads import RequestThreads
 from ml_diagnostics_console._web.routes import handle
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ _OPEN_TO_ALL: Final = ("/favicon.ico", "/api/token")
 """Paths that are answered without the cookie of the token: they hold no data."""
 _STATIC: Final = "/static/"
 _WITH_VERSION: Final = re.compile(r"v/(\w+)/(.+)")
+_EXPORT_WAIT_SECONDS: Final = 10.0
 _FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 
 
@@ -147,7 +148,7 @@ class _Page:
     ) -> None:
         self._store, self._refreshing, self._stream = store, refreshing, stream
         self._assets, self._bundle, self._token = assets, Bundle(assets), token
-        self._exporting = threading.Lock()
+        self._exporting, self._threads = threading.Lock(), RequestThreads()
 
     async def static(self, request: Request) -> Response:
         """Answer a file; at a path with its version, for ever."""
@@ -175,7 +176,8 @@ class _Page:
         path = _raw_path(request)
         last = _LAST_RUN.fullmatch(path)
         if last is not None:
-            return await run_in_threadpool(self._redirect_to_last, last[1] or "", request.url.query)
+            rest, query = last[1] or "", request.url.query
+            return await self._threads.call(lambda: self._redirect_to_last(rest, query))
         try:
             shell = self._bundle.shell(has_charts=_PAGE_OF_CHARTS.fullmatch(path) is not None)
         except ModuleError as error:
@@ -212,7 +214,7 @@ class _Page:
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
     async def api(self, request: Request) -> Response:
-        return await run_in_threadpool(self._answer, request)
+        return await self._threads.call(lambda: self._answer(request))
 
     def _answer(self, request: Request) -> Response:
         self._refreshing.freshen()
@@ -224,8 +226,13 @@ class _Page:
     def _case(self, run_id: str) -> Answer:
         from ml_diagnostics_console._web.case_file import case_answer
 
-        with self._exporting:  # It takes the processor for seconds: one at a time.
+        # It takes the processor for seconds: one at a time. Those that wait keep a thread each, so not for long.
+        if not self._exporting.acquire(timeout=_EXPORT_WAIT_SECONDS):
+            return json_answer({"error": "another case file is being made; try again in a moment"}, 503)
+        try:
             return case_answer(self._store, run_id, self._assets)
+        finally:
+            self._exporting.release()
 
     def _redirect_to_last(self, rest: str, query: str) -> Response:
         self._refreshing.freshen()

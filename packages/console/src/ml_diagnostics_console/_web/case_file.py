@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -69,7 +68,7 @@ def case_answer(store: Store, run_id: str, assets: Assets) -> Answer:
         if in_cloud is not None:
             return json_answer({"error": in_cloud.no_case_file}, 409)
         store.source.find(run_id)  # The doctor's process would report that it was deleted as another failure.
-        case = make_case(store, run_id, assets, _judged_elsewhere(run.journal.root, run_id))
+        case = make_case(store, run_id, assets, _judged_elsewhere(store.doctor_for_files, run_id))
     except (NotThereError, RunNotFoundError) as error:
         return json_answer({"error": str(error)}, 404)
     except (ModuleError, DiagnosticsError, DoctorLostError) as error:
@@ -78,13 +77,12 @@ def case_answer(store: Store, run_id: str, assets: Assets) -> Answer:
     return Answer(case.text.encode(), "text/html; charset=utf-8", headers=headers)
 
 
-def _judged_elsewhere(root: Path, run_id: str) -> Judged:
+def _judged_elsewhere(process: DoctorProcess, run_id: str) -> Judged:
     """Return the verdict on a run, with the doctor's part of a file, from a process that is not the server.
 
     Raises:
         DoctorLostError: There is none.
     """
-    process = DoctorProcess(root)
     try:
         found = process.judge(run_id, is_for_file=True)
     finally:

@@ -15,9 +15,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import IO, TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
 from ml_diagnostics_common.exceptions import DiagnosticsError
@@ -40,6 +42,7 @@ _MOST_BYTES: Final = 2**30
 _DEADLINE_SECONDS: Final = 600.0
 """The first verdict on a journal of millions of entries takes tens of seconds; a network folder may hang for ever."""
 _END_SECONDS: Final = 2.0
+_PART_BYTES: Final = 65_536
 _READERS: Final = 4
 """The readers that are kept, so that a run that is asked about again costs only what is new."""
 
@@ -140,14 +143,32 @@ class DoctorProcess:
         try:
             process.stdin.write(msgspec.json.encode(question) + b"\n")
             process.stdin.flush()
-            if not wait_readable([process.stdout.fileno()], self._deadline_seconds):
-                self.end()
-                raise DoctorLostError(f"it took longer than {self._deadline_seconds:,.0f} s")
-            return msgspec.json.decode(process.stdout.readline(), type=_Answer)
+            return msgspec.json.decode(_line(process.stdout, self._deadline_seconds), type=_Answer)
+        except TimeoutError:
+            self.end()
+            raise DoctorLostError(f"it took longer than {self._deadline_seconds:,.0f} s") from None
         except (OSError, ValueError, msgspec.DecodeError) as error:  # Its pipes are closed, or it was cut off.
             reason = _exit_reason(process)
             self.end()
             raise DoctorLostError(f"its process {reason}") from error
+
+
+def _line(pipe: IO[bytes], timeout_seconds: float) -> bytes:
+    """Return the next line of a process, which may be stopped, or hang, in the middle of it.
+
+    Raises:
+        TimeoutError: It did not end in time.
+    """
+    assert isinstance(pipe, BufferedReader), "it was started with buffered pipes"
+    deadline, line = time.monotonic() + timeout_seconds, bytearray()
+    while not line.endswith(b"\n"):
+        if not wait_readable([pipe.fileno()], deadline - time.monotonic()):
+            raise TimeoutError
+        part = pipe.read1(_PART_BYTES)
+        if not part:
+            break
+        line += part
+    return bytes(line)
 
 
 def _exit_reason(process: subprocess.Popen[bytes]) -> str:

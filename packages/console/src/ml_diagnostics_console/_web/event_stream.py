@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 
 from ml_diagnostics_console._web.answers import json_answer
+from ml_diagnostics_console._web.request_threads import in_daemon_thread
 
 __all__ = ["MOST_TABS", "EventStream", "event_text"]
 
@@ -84,7 +86,7 @@ class EventStream:
         self._wakers.add(waker)
         self._watch(1)
         try:
-            cursor, first = await asyncio.to_thread(self._hello, cursor[:_MOST_CURSOR_CHARACTERS])
+            cursor, first = await in_daemon_thread(partial(self._hello, cursor[:_MOST_CURSOR_CHARACTERS]))
             yield first
             while not self._is_closed:
                 try:
@@ -93,7 +95,7 @@ class EventStream:
                     yield b": quiet\n\n"
                     continue
                 waker.clear()
-                cursor, text = await asyncio.to_thread(self._changes, cursor)
+                cursor, text = await in_daemon_thread(partial(self._changes, cursor))
                 if text:
                     yield text
         finally:

@@ -1,8 +1,8 @@
 """All runs of a source, kept up to date: one reader of their entries, one of their companions'.
 
 `refresh` is called by one thread, about once a second. Requests read under `lock`, which `refresh` holds for one batch
-of entries at a time: so the page can show the first runs while a large journal is still read. No request ever reads the
-journal or a cloud by itself.
+of entries at a time: so the page can show the first runs while a large journal is still read. What the pages of one
+run alone need (goodput, stacks, logs, proofs) is read from the journal when it is asked for. No request asks a cloud.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Store:
         notes: Sentences on what could not be read.
         now_s: The time of the last refresh, in seconds since 1970.
         doctor: The verdicts on its runs.
+        doctor_for_files: The process that writes the doctor's part of a case file: the other one may be busy.
         summaries: The summaries of their profiles.
         viewers: The viewers of profiles that run on this machine.
     """
@@ -86,7 +87,7 @@ class Store:
         self._saved = SavedState(cache / "state", self._root) if cache is not None and not self._is_cloud else None
         self._refreshing = threading.Lock()
         self._first_rows = FirstRows()
-        self.doctor = Doctor(DoctorProcess(self._root))
+        self.doctor, self.doctor_for_files = Doctor(DoctorProcess(self._root)), DoctorProcess(self._root)
         self.summaries, self.viewers = Summaries(), Viewers()
         self._journal = JournalWriters(self._root)
         self._companions = Companions()
@@ -107,7 +108,8 @@ class Store:
         self._failure = ""
 
     def close(self) -> None:
-        """End the process that works out verdicts."""
+        """End the processes that work out verdicts."""
+        self.doctor_for_files.end()
         self.doctor.close()
 
     @property
