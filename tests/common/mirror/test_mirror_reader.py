@@ -283,7 +283,7 @@ def test_a_mirror_that_cannot_be_read_is_an_error_and_the_next_call_goes_on(
     job_of_two_hosts(tmp_path / "root", 50)
     mirror_by_hand(tmp_path / "root", "gs://bucket/m", (10,))
     reader = MirrorReader(LOG, mirror="gs://bucket/m")
-    cloud_storage_server.faults.script([None] * 4 + [Status(403)] * 3, on="read")
+    cloud_storage_server.faults.script([None] * 4 + [Status(403)] * 60, on="read")
     read: list[LogEntry] = []
     with pytest.raises(StorageError, match="may not"):
         collections.deque(map(read.extend, reader.read_new()), maxlen=0)

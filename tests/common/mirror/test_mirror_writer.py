@@ -188,7 +188,7 @@ def test_lines_that_are_not_entries_are_left_out_and_counted(tmp_path: Path, rou
         file.write(b'\n{"t":1763710310000000000,"s":100000000001,"p":{"n":%s}}' % (b"9" * 400))
         file.write(b'\n{"t":1763710310000000001,"s":100000000002,"p":{"n":3}}\0\0\0')
     assert write(round_)
-    assert [entry.sequence - 10**11 for entry in read_mirror(mirror)] == [0, 1, 2]
+    assert sorted(entry.sequence - 10**11 for entry in read_mirror(mirror)) == [0, 1, 2]
     assert counters["damaged_line"] == 3
 
 

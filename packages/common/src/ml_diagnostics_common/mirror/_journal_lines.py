@@ -7,8 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.files import read_at
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import JournalPosition, Segment
@@ -30,6 +31,9 @@ _PIECE_BYTES = 2**18
 _LONGEST_LINE_BYTES = 16 * 2**20
 _SETTLING_SECONDS = 1.0
 _GREATEST_SEQUENCE = 10**12 - 1  # Names of objects have twelve digits.
+
+
+_Stamp: TypeAlias = Stamp | LogEntry
 
 
 class Lines(NamedTuple):
@@ -189,7 +193,7 @@ class _Reading:
 
     def _add_each(self, data: bytes, *, at_end: bool, complete: bool) -> bool:
         """Add the whole lines; those behind the last one of the object's day belong to another object."""
-        found: list[tuple[bytes, Stamp, int]] = []
+        found: list[tuple[bytes, _Stamp, int]] = []
         damaged: list[int] = []
         end = 0
         lines = data.split(b"\n")
@@ -213,7 +217,7 @@ class _Reading:
         self._keep(b"".join(line for line, _, _ in kept), [stamp for _, stamp, _ in kept], consumed)
         return is_all
 
-    def _keep(self, text: bytes, stamps: Sequence[Stamp], consumed: int) -> None:
+    def _keep(self, text: bytes, stamps: Sequence[_Stamp], consumed: int) -> None:
         self.offset += consumed
         self._bytes += consumed
         if not stamps:
@@ -244,12 +248,10 @@ def _whole_lines(descriptor: int, offset: int, size: int) -> tuple[bytes, bool]:
         size *= 4
 
 
-def _stamp(line: bytes) -> Stamp | None:
+def _stamp(line: bytes) -> _Stamp | None:
     """Return the stamp of a line; None if it is not an entry, or has a number that no object's name can have."""
-    stamps = read_stamps(line)
-    if not stamps:
-        # What msgspec does not read and a reader does.
-        stamps = [Stamp(entry.timestamp_ns, entry.sequence) for entry in decode_entries(line, Counter())]
+    # Some lines are entries for a reader, and not for msgspec.
+    stamps: Sequence[_Stamp] = read_stamps(line) or decode_entries(line, Counter())
     return stamps[0] if len(stamps) == 1 and 0 <= stamps[0].sequence <= _GREATEST_SEQUENCE else None
 
 

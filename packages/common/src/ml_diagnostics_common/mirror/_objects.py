@@ -45,6 +45,10 @@ class UnreadObjects:
                 return name
         return None
 
+    def push_back(self, name: SegmentName) -> None:
+        """Return an object that `pop` removed, and that could not be read."""
+        self._names.append(name)
+
     def ahead(self, most: int) -> list[SegmentName]:
         """Return the objects that will be opened next, without those that others of them cover."""
         found: list[SegmentName] = []

@@ -72,6 +72,7 @@ class Upload:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.writer = writer
+        self.object_bytes = OBJECT_BYTES
         self.log_folder = root / "journal" / folder_name
         self.paths = LogPaths(bucket.path, folder_name)
         self._bucket, self._root, self._folder_name = bucket, root, folder_name
@@ -163,7 +164,7 @@ class Upload:
             OSError: The journal cannot be read.
         """
         while self._pending is None:
-            lines = self._lines.next(segments, self.note.position, most_bytes=OBJECT_BYTES, ended=ended)
+            lines = self._lines.next(segments, self.note.position, most_bytes=self.object_bytes, ended=ended)
             if lines is None:
                 return None
             if lines.entries:

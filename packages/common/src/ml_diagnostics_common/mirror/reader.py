@@ -29,6 +29,8 @@ __all__ = ["MirrorReader", "MirroredWriter"]
 _FULL_LISTING_SECONDS = 600.0
 _FRESH_NS = 300 * 10**9
 _LIVE_NS = 3_600 * 10**9
+# Entries of one writer that are put in order together: those of many small objects, as a journal's are in one chunk.
+_BATCH, _LEAST_BATCH, _ALL_BATCHES = 2_000, 100, 130_000
 
 
 class MirroredWriter(NamedTuple):
@@ -126,7 +128,7 @@ class MirrorReader:
         streams.sort(key=lambda stream: stream.writer + ".")  # As insertIds sort, which start with it.
         self._cache.share_among(len(streams))
         for stream in streams:
-            stream.take = take
+            stream.take, stream.batch_entries = take, max(_LEAST_BATCH, min(_BATCH, _ALL_BATCHES // len(streams)))
         if len(streams) > 1:
             self._cache.fetch(path for stream in streams if (path := stream.next_path()))
         yield from merge(streams)
@@ -134,12 +136,14 @@ class MirrorReader:
     def position(self) -> dict[str, Any]:
         """See `EntryReader`."""
         ranges = self._seen.to_json()
+        read = set(self._read)
         for stream in self._streams.values():
-            if stream.head:  # Read, and not yielded: the object that they are from is still open, so not in `_read`.
+            if stream.head:  # Read, and not yielded.
                 numbers = [entry.sequence for entry in stream.head]
                 ranges[stream.writer] = without(ranges.get(stream.writer, []), numbers)
+                read -= stream.read_for_head
         writers = {stream.writer: stream.to_json() for stream in self._streams.values() if stream.last_ns is not None}
-        return {"mirror": {"seen": ranges, "read": sorted(self._read), "writers": writers}}
+        return {"mirror": {"seen": ranges, "read": sorted(read), "writers": writers}}
 
     @property
     def skipped(self) -> Mapping[str, int]:
@@ -329,6 +333,9 @@ class _WriterStream:
         self.last_ns: int | None = None
         self.has_ended = False
         self.unread = UnreadObjects(reader.is_read)
+        self.batch_entries = _BATCH
+        self.read_for_head: set[str] = set()
+        """Objects that were read to their ends for the head: what is in the head was not yielded yet."""
         self._reader = reader
         self._name: SegmentName | None = None
         self._entries: Iterator[list[LogEntry]] = iter(())
@@ -353,21 +360,38 @@ class _WriterStream:
         return next((self._reader.new_path(name) for name in self.unread.ahead(1)), "")
 
     def fill(self) -> bool:
-        while self._name is not None or self._open_next():
-            for entries in self._entries:
-                new = self._reader.new_entries(self.writer, entries)
-                if new:
-                    ordered = in_order(new)
-                    self.last_ns = max(self.last_ns or 0, ordered[-1].timestamp_ns)
-                    self.head = ordered if self.take is None else self.take(ordered)
-                if self.head:
-                    return True
-            self._close()
+        self.read_for_head = set()
+        while found := self._next_batch():
+            ordered = in_order(found)
+            self.last_ns = max(self.last_ns or 0, ordered[-1].timestamp_ns)
+            self.head = ordered if self.take is None else self.take(ordered)
+            if self.head:
+                return True
         return False
+
+    def _next_batch(self) -> list[LogEntry]:
+        """Return new entries of one or several objects; none if there are no more."""
+        found: list[LogEntry] = []
+        try:
+            while len(found) < self.batch_entries and (self._name is not None or self._open_next()):
+                entries = next(self._entries, None)
+                if entries is None:
+                    self._close()
+                else:
+                    found += self._reader.new_entries(self.writer, entries)
+        except Exception:
+            if not found:
+                raise
+            # They are read, so they must be yielded first; the next call meets the same error.
+        return found
 
     def _open_next(self) -> bool:
         while name := self.unread.pop():
-            content = self._reader.open(name, self.unread.ahead(self._reader.window - 1))
+            try:
+                content = self._reader.open(name, self.unread.ahead(self._reader.window - 1))
+            except BaseException:
+                self.unread.push_back(name)
+                raise
             if content is None:
                 continue
             self.labels = content.header.labels
@@ -381,6 +405,7 @@ class _WriterStream:
         name, self._name = self._name, None
         assert name is not None
         self._reader.finished(name)
+        self.read_for_head.add(str(name))
 
 
 def _gaps(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -43,11 +43,16 @@ class NewerFormatError(StorageError):
     """An object was written by a newer version of these libraries."""
 
 
+class _AnyObject(msgspec.Struct, gc=False):
+    """A JSON object, whatever is in it: it is checked, and not kept."""
+
+
 class Stamp(msgspec.Struct, gc=False):
     """The time and the sequence number of a line: all that a mirror needs to know of an entry."""
 
     timestamp_ns: int = msgspec.field(name="t")
     sequence: int = msgspec.field(name="s")
+    payload: _AnyObject = msgspec.field(name="p")
 
 
 _stamps = msgspec.json.Decoder(Stamp)
