@@ -85,7 +85,9 @@ class _Row(NamedTuple):
     def state(self) -> str:
         if self.status.is_running:
             return "running"
-        return "ended" if self.status.has_ended else "not pushed"
+        if self.status.has_ended:
+            return "ended"
+        return "not pushed" if self.status.behind_bytes else "no end"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -141,7 +143,7 @@ def _status(root: Path, mirror: str, options: argparse.Namespace, console: Conso
         headers = ("job", "writer", "state", "behind", "since", "missing")
         table = format_table(headers, cells, "<<<>>>", width=console.width, cut=["job"])
         summary = "complete" if not lacking else f"{format_count(len(lacking), 'process', 'processes')} not complete"
-        console.data("\n".join([*table, "", f"mirror {mirror}: {summary}"]), styles={r"not (pushed|complete)": RED})
+        console.data("\n".join([*table, "", f"mirror {mirror}: {summary}"]), styles={r"not (pushed|complete)|no end": RED})
     else:
         console.notify(f"nothing was recorded in {root}")
     return FAILED if options.strict and lacking else DONE
