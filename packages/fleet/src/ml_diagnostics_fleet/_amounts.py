@@ -13,6 +13,7 @@ from ml_diagnostics_fleet.overview import FleetOverview, Unit
 
 __all__ = [
     "amount",
+    "amount_range",
     "amounts",
     "goodput",
     "hours",
@@ -37,6 +38,13 @@ def amount(cost: int | Fraction, currency: str) -> str:
     exact = money_of(cost)
     unit = unit_of(exact)
     return format_amount(rounded(exact, unit), unit, currency)
+
+
+def amount_range(costs: tuple[Fraction, Fraction], currency: str) -> str:
+    """Format a range of costs in one unit: $40 to $125."""
+    unit = unit_of(money_of(costs[1]))
+    low, high = (format_amount(rounded(money_of(cost), unit), unit, currency) for cost in costs)
+    return low if low == high else f"{low} to {high}"
 
 
 def amounts(costs: Sequence[int], currency: str) -> list[str]:

@@ -20,6 +20,7 @@ from ml_goodput_measurement.reading import BUCKET_KEYS, BUCKET_NAMES
 
 from ml_diagnostics_fleet._amounts import (
     amount,
+    amount_range,
     goodput,
     hours,
     lost_or_time,
@@ -357,8 +358,7 @@ def _savers(view: FleetOverview) -> str:
         lost = [100 * float(share) for share in one.lost_share]
         money = []
         if view.currency is not None:
-            text = f"{amount(one.lost_cost[0], view.currency)} to {amount(one.lost_cost[1], view.currency)}"
-            money = [_Cell(text, micro(one.lost_cost[0]))]
+            money = [_Cell(amount_range(one.lost_cost, view.currency), micro(one.lost_cost[0]))]
         rows.append(
             [
                 _Cell(one.job.key.job),

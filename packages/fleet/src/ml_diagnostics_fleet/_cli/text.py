@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from ml_diagnostics_common.command.formats import format_table
@@ -10,6 +10,7 @@ from ml_diagnostics_common.texts import format_clock, format_count
 
 from ml_diagnostics_fleet._amounts import (
     amount,
+    amount_range,
     amounts,
     goodput,
     hours,
@@ -166,17 +167,18 @@ def _certain(view: FleetOverview, one: RareSaver) -> Fraction:
 
 def _lost_range(view: FleetOverview, members: Sequence[RareSaver]) -> str:
     if view.currency is not None:
-        low, high = (amount(sum((one.lost_cost[end] for one in members), Fraction(0)), view.currency) for end in (0, 1))
-    elif view.unit.has_chips:
-        low, high = (hours([int(sum((one.lost_chip_ns[end] for one in members), Fraction(0)))])[0] for end in (0, 1))
-        high = f"{high} {view.unit.name}"
-    else:
-        low, high = (
-            f"{float(100 * sum((one.lost_share[end] for one in members), Fraction(0)) / len(members)):.1f}"
-            for end in (0, 1)
+        return amount_range(
+            (_total(one.lost_cost[0] for one in members), _total(one.lost_cost[1] for one in members)), view.currency
         )
-        high = f"{high} points"
-    return f"{low} to {high}"
+    if view.unit.has_chips:
+        low, high = (hours([int(_total(one.lost_chip_ns[end] for one in members))])[0] for end in (0, 1))
+        return f"{low} to {high} {view.unit.name}"
+    low, high = (f"{float(100 * _total(one.lost_share[end] for one in members) / len(members)):.1f}" for end in (0, 1))
+    return f"{low} to {high} points"
+
+
+def _total(parts: Iterable[Fraction]) -> Fraction:
+    return sum(parts, Fraction(0))
 
 
 def _median(values: Sequence[float]) -> float:
