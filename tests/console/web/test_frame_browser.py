@@ -156,6 +156,18 @@ def test_a_run_is_opened_and_its_pages_are_walked_by_keyboard(pages: Pages) -> N
     assert pages.value("location.pathname") == f"/runs/{run}/configs"
 
 
+def test_a_failed_run_is_compared_with_the_last_that_completed_by_one_click(pages: Pages) -> None:
+    run = next(run for run, state in pages.states.items() if state == "failed")
+    pages.open(f"/runs/{run}", "overview")
+    pages.value(
+        "[...document.querySelectorAll('.run-actions a')].find((a) => a.textContent === 'What differs').click()"
+    )
+    pages.browser.wait_ready("configs")
+    against = pages.parameters()["against"]
+    assert pages.states[against] == "completed"
+    assert pages.value("document.querySelector('.diff thead').innerText").split() == [run, against]
+
+
 def test_the_back_button_returns_to_the_row_that_was_opened(pages: Pages) -> None:
     pages.open("/", "runs")
     pages.value("window.scrollTo(0, 6000)")

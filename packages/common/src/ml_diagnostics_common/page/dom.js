@@ -102,8 +102,8 @@ export function empty(sentence, help = null) {
     isSentence ? h("p", null, withCode(help)) : help && copyable(help));
 }
 
-/** The parts of a sentence; what stands between backticks can be copied. */
-function withCode(sentence) {
+/** Return the parts of a sentence, in which what stands between backticks can be copied. */
+export function withCode(sentence) {
   return sentence.split("`").map((part, at) => (at % 2 ? copyable(part) : part));
 }
 

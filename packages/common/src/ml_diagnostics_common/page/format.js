@@ -1,11 +1,11 @@
 // Numbers, durations, sizes and times as people read them. The first part is the twin of ml_diagnostics_common.texts
-// and of
-// format_number of `mldiagnostics metrics`: the page and the command line write the same text. A test runs both.
+// and of format_number of `mldiagnostics metrics`: the page and the command line write the same text. A test runs both.
 
 const SHORT_UNITS = [["us", 1e6, 999.5e-6], ["ms", 1e3, 0.9995], ["s", 1, 59.95]];
 const LONG_UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 const SIZES = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
-const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+/** The months as dates name them. */
+export const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /** Round to an integer, ties to the even one, as Python does. */
 function roundEven(number) {
@@ -178,6 +178,7 @@ function whole(number) {
   return Math.abs(number) < 1e21 ? number.toFixed(0) : BigInt(number).toString();
 }
 
-function two(number) {
+/** Write a number with two digits at least: 07. */
+export function two(number) {
   return String(number).padStart(2, "0");
 }

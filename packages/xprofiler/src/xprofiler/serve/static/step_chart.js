@@ -16,8 +16,8 @@ const KEYS = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
 /**
  * Build the chart. The pointer and the arrow keys choose a step.
  * @param {Object[]} steps In their order, at least one.
- * @param {{parts: string[], onStep: (step: Object|null) => void}} options `parts` from the floor up; `onStep` hears
- *   which step is chosen.
+ * @param {{parts: string[], onStep: (step: Object|null) => void}} options `parts` from the floor up; `onStep` receives
+ *   the step that is chosen.
  * @returns {{element: HTMLElement, close: () => void}}
  */
 export function createStepChart(steps, { parts, onStep }) {

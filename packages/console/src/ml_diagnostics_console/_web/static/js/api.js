@@ -1,5 +1,5 @@
 // Answers of the server, or of a case file. Pages see one interface:
-//   json(path) -> value                  shared by all who ask for the same path at the same time
+//   json(path) -> value                  one request for the same path at the same time
 //   columns(path) -> {header, columns}   binary columns as typed arrays over the answer's bytes, not copied
 //   text(path) -> {text, size, from, next}
 //   onChange(f) -> stop                  f({kind: "changed" | "metrics" | "log" | "gone" | "reset" | "hello", data})
@@ -89,7 +89,7 @@ export function netSource() {
   };
 }
 
-/** Return the request that early.js sent, if it was for this path; only the first who asks gets it, while it is new. */
+/** Return the request that early.js sent, if it was for this path; the first request of the page takes it. */
 function sentEarly(path) {
   const { firstAnswer } = globalThis;
   delete globalThis.firstAnswer;

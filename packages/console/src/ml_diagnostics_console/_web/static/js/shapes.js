@@ -56,7 +56,7 @@ const END_SHAPES = {
 };
 
 /** Return the word of an attempt's end: completed, failed, preempted, hung, running, unknown. */
-function endWord(letter) {
+export function endWord(letter) {
   return END_WORDS[letter] ?? END_WORDS.u;
 }
 

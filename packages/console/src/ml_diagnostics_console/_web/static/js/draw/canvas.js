@@ -23,6 +23,11 @@ export function fitted(canvas, width, height) {
   return context;
 }
 
+/** Mark when a drawing was first complete: the browser keeps all marks, and a page is open for days. */
+export function markOnce(name) {
+  if (!performance.getEntriesByName(name, "mark").length) performance.mark(name);
+}
+
 /** Make a canvas with the role and the label that a screen reader needs. */
 export function pictureCanvas(className, label = "") {
   const canvas = document.createElement("canvas");

@@ -2,8 +2,9 @@
 
 import { withAlpha, writeOver } from "./canvas.js";
 import { asBand, extremes, fillBand, shownRange, strokeLine, stripe } from "./curve.js";
+import { wheelTurn } from "./gestures.js";
 import { centredMean, gapWidth, smoothingWindow } from "./ranges.js";
-import { panned, zoomed } from "./span.js";
+import { EVERYWHERE, panned, zoomed } from "./span.js";
 import { clockTicks, elapsedTicks, logNumbers } from "./time_axis.js";
 import { tokens } from "./tokens.js";
 
@@ -11,8 +12,6 @@ const SCRIPT = "/static/vendor/uplot/uPlot.iife.min.js";
 const TICK_PIXELS = 95;
 const EDGE_PIXELS = 7;
 const TICKS_UP = 5;
-const WHEEL_ZOOM = 0.0022;
-const EVERYWHERE = [Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY];
 const WHOLE_STEPS = Array.from({ length: 39 }, (_, index) => [1, 2, 5][index % 3] * 10 ** Math.floor(index / 3));
 const LOG_PADDING = 0.06;
 const LEAST_RATIO = 1.02;
@@ -160,13 +159,14 @@ export async function createChart(place, options) {
 
   function onWheel(event) {
     const { min, max } = plot.scales.x;
-    if (event.ctrlKey || event.metaKey) {
+    const turn = wheelTurn(event);
+    if (turn?.zoom) {
       event.preventDefault(); // else the browser zooms the page
       const at = plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x");
-      current.onSpan(zoomed([min, max], at, Math.exp(event.deltaY * WHEEL_ZOOM), EVERYWHERE));
-    } else if (current.span && Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      current.onSpan(zoomed([min, max], at, turn.zoom, EVERYWHERE));
+    } else if (turn && current.span) {
       event.preventDefault(); // else the browser goes a page back
-      current.onSpan(panned([min, max], event.deltaX / plot.over.clientWidth, EVERYWHERE));
+      current.onSpan(panned([min, max], turn.pan / plot.over.clientWidth, EVERYWHERE));
     }
   }
 

@@ -2,16 +2,16 @@
 
 import { card, fill, h, setText } from "../../common/dom.js";
 import { formatCount, formatDuration, formatInUnit, formatLarge, formatWhole } from "../../common/format.js";
+import { markOnce } from "./canvas.js";
 import { createChart, commonRange } from "./chart.js";
 import { asBand, metricTitle, withOddInRange } from "./curve.js";
 import { appendPoints } from "./live_points.js";
 import { tableTwin } from "../../common/table_twin.js";
 import { clockText } from "./time_axis.js";
-import { onTheme, tokens } from "./tokens.js";
+import { onTheme, SERIES, tokens } from "./tokens.js";
 
 const HEIGHT = 196;
 const MARGIN = 120; // around the window, in which charts are drawn before they are seen
-const SERIES = 8;
 const SHORT_UNITS = new Set(["s", "seconds", "%", "percent", "bytes", "bytes/s"]);
 
 /**
@@ -120,7 +120,7 @@ export function createChartCard(api, metric, runs, settings, onSpan) {
     place.dataset.points = String(loaded.reduce((sum, { points }) => sum + (points.header.total ?? 0), 0));
     describe();
     onCursor(null, []);
-    performance.mark(`drawn:${metric.name}`);
+    markOnce(`drawn:${metric.name}`);
     element.dispatchEvent(new CustomEvent("drawn", { bubbles: true }));
   }
 

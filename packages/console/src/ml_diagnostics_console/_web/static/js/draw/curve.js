@@ -94,7 +94,7 @@ export function asBand({ columns }) {
 }
 
 /**
- * Widen the robust range of an answer so that the odd host's curve lies in it: it is what one looks for.
+ * Widen the robust range of an answer so that the odd host's curve lies in it: it is what matters.
  * @param {{header: Object, columns: Object}} points Its header is changed.
  */
 export function withOddInRange(points) {

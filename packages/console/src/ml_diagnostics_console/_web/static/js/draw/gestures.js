@@ -5,6 +5,18 @@ const WHEEL_ZOOM = 0.0022; // of the exponent, for each pixel of the wheel
 const LINE = 16; // pixels of a line, for wheels that count lines
 
 /**
+ * Return what a turn of the wheel asks for: a zoom by a factor (with Ctrl or the command key), or a move by pixels to
+ * the side; null for a plain turn, which scrolls the page.
+ * @param {WheelEvent} event
+ * @returns {{zoom: number} | {pan: number} | null}
+ */
+export function wheelTurn(event) {
+  const unit = event.deltaMode === 1 ? LINE : 1;
+  if (event.ctrlKey || event.metaKey) return { zoom: Math.exp(event.deltaY * unit * WHEEL_ZOOM) };
+  return Math.abs(event.deltaX) > Math.abs(event.deltaY) ? { pan: event.deltaX * unit } : null;
+}
+
+/**
  * Listen to gestures.
  * @param {HTMLElement} area Where they are made.
  * @param {Object} on `share(event) -> number|null` gives the place from 0 (left) to 1, null outside;
@@ -54,12 +66,11 @@ export function listenToGestures(area, on) {
   listen("keydown", (event) => event.key === "Escape" && drag && cancel());
   listen("wheel", (event) => {
     const share = on.share(event);
-    if (share === null) return;
-    const unit = event.deltaMode === 1 ? LINE : 1;
-    if (event.ctrlKey || event.metaKey) {
+    const turn = share === null ? null : wheelTurn(event);
+    if (turn?.zoom) {
       event.preventDefault(); // else the browser zooms the page
-      on.zoom(share, Math.exp(event.deltaY * unit * WHEEL_ZOOM));
-    } else if (Math.abs(event.deltaX) > Math.abs(event.deltaY) && on.pan((event.deltaX * unit) / on.width())) {
+      on.zoom(share, turn.zoom);
+    } else if (turn && on.pan(turn.pan / on.width())) {
       event.preventDefault(); // else the browser goes a page back
     }
   }, { passive: false });

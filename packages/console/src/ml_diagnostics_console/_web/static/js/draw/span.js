@@ -2,6 +2,9 @@
 
 const LEAST_SECONDS = 0.01;
 
+/** The whole of an axis without limits. */
+export const EVERYWHERE = [Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY];
+
 /** Return a span of the same length inside of `whole`, or `whole` if it is longer. */
 export function clamped([from, to], whole) {
   const length = Math.min(Math.max(to - from, LEAST_SECONDS), whole[1] - whole[0]);

@@ -1,5 +1,7 @@
 /** Ticks of a time axis and of an axis of numbers. Pure functions. */
 
+import { MONTHS, two } from "../../common/format.js";
+
 const MINUTE = 60;
 const HOUR = 3600;
 const DAY = 86400;
@@ -8,10 +10,7 @@ const STEPS = [
   MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR,
   DAY, 2 * DAY, 5 * DAY, 10 * DAY, 30 * DAY, 90 * DAY, 365 * DAY,
 ];
-const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 const MOST_TICKS = 200;
-
-const twoDigits = (number) => String(number).padStart(2, "0");
 
 /**
  * Return the step between ticks, in seconds: the smallest that leaves at most `most` ticks.
@@ -73,9 +72,9 @@ function dayLabel(date, withYear = false) {
 }
 
 function clockLabel(date, step) {
-  const clock = `${twoDigits(date.getHours())}:${twoDigits(date.getMinutes())}`;
+  const clock = `${two(date.getHours())}:${two(date.getMinutes())}`;
   if (step >= MINUTE) return clock;
-  const seconds = `${clock}:${twoDigits(date.getSeconds())}`;
+  const seconds = `${clock}:${two(date.getSeconds())}`;
   if (step >= 1) return seconds;
   const digits = step >= 0.1 ? 1 : step >= 0.01 ? 2 : 3;
   return `${seconds}.${String(date.getMilliseconds()).padStart(3, "0").slice(0, digits)}`;

@@ -7,7 +7,8 @@ const NAMES = [
   "good", "bad", "hung", "warn", "info", "heat-below", "heat-middle", "heat-above",
   "host-most", "host-other", "host-odd",
 ];
-const SERIES = 8;
+/** How many colours there are for runs that are drawn over each other. */
+export const SERIES = 8;
 const HATCH = 6; // pixels between two lines of hatching
 
 let read = null;

@@ -1,6 +1,7 @@
 /** The kinds of tracks of a run: ledger, curve, rows of hosts, events. Each fetches what its span needs. */
 
 import { bucketTitle } from "../buckets.js";
+import { endWord } from "../shapes.js";
 import { h } from "../../common/dom.js";
 import { formatCount, formatDuration, formatInUnit, formatPercent, formatWhole } from "../../common/format.js";
 import { asBand, drawCurve, metricTitle, shownRange, withOddInRange } from "./curve.js";
@@ -48,7 +49,7 @@ export function ledgerTrack({ api, base, attempts, titles, isAll }) {
       drawAttempts(context, attempts(), view, { labelY: 10, lineY: 23 }, colours, formatWhole);
     },
     describe() {
-      const ends = attempts().map(({ number, end }) => `attempt ${number} ${END_WORDS[end] ?? "not known"}`);
+      const ends = attempts().map(({ number, end }) => `attempt ${number} ${endWord(end)}`);
       return `Where time went: ${ends.slice(0, 40).join(", ")}`;
     },
     valueAt(time) {
@@ -59,7 +60,7 @@ export function ledgerTrack({ api, base, attempts, titles, isAll }) {
       const rows = attempts().map(({ number, started, ended, end, reason, first_step, last_step }) => [
         number, clockText(started, true), ended === null ? "-" : clockText(ended, true),
         first_step === null ? "-" : `${formatWhole(first_step)} to ${formatWhole(last_step)}`,
-        END_WORDS[end] ?? "not known", reason ?? "",
+        endWord(end), reason ?? "",
       ]);
       return { head: ["Attempt", "Started", "Ended", "Steps", "End", "Reason"], rows };
     },
@@ -72,8 +73,6 @@ function writeNothing(context, text, view, colours) {
   context.textBaseline = "middle";
   context.fillText(text, view.width / 2, BAND.top + BAND.height / 2);
 }
-
-const END_WORDS = { c: "completed", x: "failed", p: "preempted", h: "hung", r: "running", u: "not known" };
 
 function bucketAt(ledger, time) {
   if (!ledger) return null;

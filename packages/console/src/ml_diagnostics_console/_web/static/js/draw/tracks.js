@@ -3,7 +3,7 @@
 import { bindKeys } from "../keys.js";
 import { formatDuration } from "../../common/format.js";
 import { fill, h, setText } from "../../common/dom.js";
-import { fitted, pictureCanvas } from "./canvas.js";
+import { fitted, markOnce, pictureCanvas } from "./canvas.js";
 import { listenToGestures } from "./gestures.js";
 import { attemptSpan, clamped, isSame, panned, zoomed } from "./span.js";
 import { clockText, clockTicks } from "./time_axis.js";
@@ -53,11 +53,6 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
     rows.set(track.key, { track, canvas, plot, value, name, element, isReading: false, isStale: true, error: "" });
     requestDraw();
     return track;
-  }
-
-  function remove(key) {
-    rows.get(key)?.element.remove();
-    rows.delete(key);
   }
 
   function draw() {
@@ -141,7 +136,7 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
     draw();
     board.dataset.settled = state.shown.map((time) => time.toFixed(3)).join(" ");
     board.dispatchEvent(new CustomEvent("settled"));
-    performance.mark("tracks-settled");
+    markOnce("tracks-settled");
   }
 
   function setSpan(wanted, isQuiet = false) {
@@ -262,10 +257,9 @@ export function createTracks(place, { whole, span = null, attempts = [], onSpan 
   }
 
   return {
-    board, add, remove, setSpan, extend, requestDraw, stepAttempt,
+    board, add, setSpan, extend, requestDraw, stepAttempt,
     span: () => [...state.shown],
     isAll: () => state.isAll,
-    zoomBy,
     view,
     tracks: () => [...rows.values()].map((row) => row.track).filter((track) => track !== axis),
     setAttempts(found) {

@@ -29,6 +29,7 @@ export function createDiagnosis(api, base, sentence) {
   let state = null;
   let askedMs = 0;
   let found = null;
+  let shownKey = "";
   let timer = 0;
   let isClosed = false;
   let isOpen = false;
@@ -57,6 +58,9 @@ export function createDiagnosis(api, base, sentence) {
   function render() {
     const parts = found.parts?.length ? found.parts : found.sentence ? [{ text: found.sentence, kind: "text" }] : [];
     if (parts.length) showParts(sentence, parts);
+    const key = JSON.stringify({ ...found, parts: null, sentence: null });
+    if (key === shownKey) return; // A run that goes on is judged again and again: what has the focus stays.
+    shownKey = key;
     const [first, ...others] = found.next ?? [];
     const proofs = found.proofs ?? [];
     const rest = details(proofs, others);

@@ -82,6 +82,6 @@ export async function show(page, api, state) {
   const overlays = showOverlays(charts, api, state, answer.runs.map(({ id }) => id), answer.metrics ?? [],
     answer.metrics_about ?? {});
   await overlays.drawn;
-  document.documentElement.dataset.ready = "compare";
+  if (page.isConnected) document.documentElement.dataset.ready = "compare";
   return overlays;
 }

@@ -2,6 +2,7 @@
 
 import { add, card, empty, fill, h } from "../../common/dom.js";
 import { formatDuration, formatNumber, formatPercent, formatWhole } from "../../common/format.js";
+import { SERIES } from "../draw/tokens.js";
 import { runPath } from "../router.js";
 import { status } from "../shapes.js";
 import { goodputBar } from "./runs_row.js";
@@ -20,7 +21,7 @@ const FORMS = {
 
 /** The swatch of a run in overlays: the colours follow the order of the URL. */
 export function seriesSwatch(index) {
-  return h("span.swatch", { "aria-hidden": "true", css: { "--colour": `var(--series-${index % 8})` } });
+  return h("span.swatch", { "aria-hidden": "true", css: { "--colour": `var(--series-${index % SERIES})` } });
 }
 
 /**
@@ -98,7 +99,7 @@ function configRows(row, runs, isOne) {
   // Long values stand below each other, so that the words that differ can be compared.
   return [h("tr.diff-long", null, h("th", { scope: "row" }, breakable(row.key)), h("td", { colspan: runs.length },
     row.values.map((value, index) => h("div.diff-words", null, seriesSwatch(index), value === null ? dash()
-      : h("span.diff-text", null, words(row.words?.[index], value)))))) ];
+      : h("span.diff-text", null, words(row.words?.[index], value))))))];
 }
 
 function words(parts, value) {

@@ -1,6 +1,7 @@
 // The controls above charts: axis, scale, range, smoothing, and the runs that lie over this one.
 
 import { button, fill, h, setText } from "../../common/dom.js";
+import { SERIES } from "../draw/tokens.js";
 import { bindKeys } from "../keys.js";
 import { urlOf } from "../router.js";
 
@@ -9,7 +10,6 @@ export const RECORD = "metrics.record(\"loss\", loss, step=step)";
 
 const AXES = ["step", "time", "elapsed"];
 const MOST_RUNS = 12;
-const SERIES = 8;
 const LONGEST_SHOWN = 40;
 const MOST_OFFERED = 500;
 const SMOOTH_MS = 60;

@@ -4,7 +4,7 @@ import { add, empty, fill, h, setText } from "../../common/dom.js";
 import { loadUplot } from "../draw/chart.js";
 import { appendDelay } from "../draw/live_points.js";
 import { createChartCard } from "../draw/chart_card.js";
-import { panned, zoomed } from "../draw/span.js";
+import { EVERYWHERE, panned, zoomed } from "../draw/span.js";
 import { formatCount, formatInUnit } from "../../common/format.js";
 import { bindKeys } from "../keys.js";
 import { askedAxis, metricControls, RECORD } from "./metric_controls.js";
@@ -14,7 +14,6 @@ const MOST_CHARTS = 24; // beyond it, only what is chosen in the list is drawn
 const MOST_LISTED = 300;
 const PIXELS = 450; // of a chart, about
 const MOST_RUNS = 12;
-const EVERYWHERE = [Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY];
 const LONGEST_MS = 4_000;
 
 /** Show the page. */

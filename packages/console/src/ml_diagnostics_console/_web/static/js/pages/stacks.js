@@ -53,10 +53,18 @@ export async function show(page, api, state) {
     map.show(answer.hosts);
     icicle.show(answer.icicle);
     tree.parentElement.hidden = answer.icicle.length === 0;
-    fill(groups, groupList(answer.groups), aside(answer));
+    showGroups();
     const words = answer.at && `taken ${clockText(answer.at, true)}`;
     fill(taken, words && prove(words, `stacks:${answer.at}`, "Stacks of this moment"));
     showMoments();
+  }
+
+  /** Show the groups; what was opened stays open when a newer answer replaces them. */
+  function showGroups() {
+    const wasOpen = [...groups.querySelectorAll("details")].map((each) => each.open);
+    fill(groups, groupList(answer.groups), aside(answer));
+    const details = [...groups.querySelectorAll("details")];
+    if (details.length === wasOpen.length) details.forEach((each, at) => each.toggleAttribute("open", wasOpen[at]));
   }
 
   function build() {

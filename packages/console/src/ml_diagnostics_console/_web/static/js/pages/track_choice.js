@@ -42,7 +42,7 @@ export function chooseTracks(metrics, { isLive = true } = {}) {
 }
 
 /**
- * Sort metrics as people look for them: what a run shows first, then those of steps, then the machine's.
+ * Sort metrics for a list: what a run shows first, then those of steps, then the machine's.
  * @param {{name: string, has_steps: boolean, hosts: number}[]} metrics
  */
 export function sortedMetrics(metrics) {
