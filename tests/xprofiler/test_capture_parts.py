@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_diagnostics_common.command.console import Console
@@ -293,14 +294,14 @@ class _Storage(LocalStorage):
         self._lock = threading.Lock()
         self._now = self.most = 0
 
-    def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
+    def write(self, path: str, data: bytes, **options: Any) -> int:
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
         time.sleep(0.05)
         with self._lock:
             self._now -= 1
-        return super().write(path, data, if_generation=if_generation)
+        return super().write(path, data, **options)
 
 
 @pytest.mark.parametrize("access", [None, _FromHere()])
