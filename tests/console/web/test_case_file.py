@@ -20,6 +20,7 @@ from google_cloud_mldiagnostics.reading import LocalSource
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.redaction import redact_text
+from ml_diagnostics_console._cli.export import write_file
 from ml_diagnostics_console._facts.reading import Question
 from ml_diagnostics_console._web.assets import Assets
 from ml_diagnostics_console._web.case_file import judge_for_file, make_case
@@ -92,6 +93,34 @@ def test_a_file_that_cannot_be_written_is_named(hanging: tuple[Path, Path], tmp_
     assert (done.returncode, done.stdout) == (1, "")
     assert f"{missing} could not be written: No such file or directory" in done.stderr.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_cannot_be_written_is_named_before_the_run_is_read(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, "is not a file"), (tmp_path / "missing" / "x", "No such file or directory")):
+        done = run_command(tmp_path, "export", "nope", str(path))
+        assert done.returncode == 1
+        assert reason in done.stderr.replace("\n", " ")
+        assert "--force" not in done.stderr
+
+
+def test_an_export_that_is_interrupted_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "case.html", "text", is_forced=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_was_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "case.html"
+    path.write_text("another's")
+    with pytest.raises(CommandError, match="--force replaces it"):
+        write_file(path, "text", is_forced=False)
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("case.html", "another's")]
+    write_file(path, "text", is_forced=True)
+    assert path.read_text() == "text"
 
 
 def test_only_a_file_is_replaced(hanging: tuple[Path, Path], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ml_diagnostics_common.command.console import Console
 
-__all__ = ["ExportCommand"]
+__all__ = ["ExportCommand", "write_file"]
 
 
 class ExportCommand:
@@ -43,10 +43,8 @@ class ExportCommand:
         from google_cloud_mldiagnostics.control_plane import resource_id
 
         path = Path(options.file)
-        if options.file != "-" and path.exists() and not options.force:
-            raise CommandError(f"{path} exists; --force replaces it")
-        if options.file != "-" and path.exists() and not path.is_file():
-            raise CommandError(f"{path} is not a file, and is not replaced; '-' writes to stdout")
+        if options.file != "-":
+            _check_target(path, is_forced=options.force)
         source = source_of(options.read_from, options.region, console)
         run_id = resource_id(source.find(options.run))
         from ml_diagnostics_console._facts.reading import Question
@@ -56,16 +54,18 @@ class ExportCommand:
         from ml_diagnostics_console._web.store import Store
 
         store = Store(source)
-        store.refresh()
         question = Question(run_id, None, options.read_from, options.region)
         try:
+            store.refresh()
             case = make_case(store, run_id, Assets(), judge_for_file(question, console.warn))
         except ModuleError as error:
             raise CommandError(f"the case file could not be made: {error}") from error
+        finally:
+            store.close()
         if options.file == "-":
             console.data(case.text, end="")
         else:
-            _write(path, case.text)
+            write_file(path, case.text, is_forced=options.force)
             console.data(f"{path}: {len(case.text.encode()):,} bytes, opens in any browser without a server")
         for title, sentences in (("inside", case.inside), ("left out", case.left_out)):
             for sentence in sentences:
@@ -73,20 +73,45 @@ class ExportCommand:
         return DONE
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file as a whole, or not at all.
+def _check_target(path: Path, *, is_forced: bool) -> None:
+    """Check, before a run is read for seconds, that a file may be written.
 
     Raises:
-        CommandError: It cannot be written.
+        CommandError: It may not.
     """
+    import errno
+    import os
+
+    if path.exists() and not path.is_file():
+        raise CommandError(f"{path} is not a file, and is not replaced; '-' writes to stdout")
+    if path.exists() and not is_forced:
+        raise CommandError(f"{path} exists; --force replaces it")
+    if not path.parent.exists():
+        raise CommandError(f"{path} could not be written: {os.strerror(errno.ENOENT)}")
+
+
+def write_file(path: Path, text: str, *, is_forced: bool) -> None:
+    """Write a file as a whole, or not at all, also if Ctrl-C ends it.
+
+    Args:
+        path: The file.
+        text: Its text.
+        is_forced: True to replace a file that exists.
+
+    Raises:
+        CommandError: It cannot be written, or was made meanwhile.
+    """
+    import contextlib
     import os
 
     draft = path.with_name(f".mldiagnostics.{os.getpid()}")
     try:
-        with draft.open("x", encoding="utf-8") as file:  # Never through a link that another user has made.
+        with contextlib.ExitStack() as undone:
+            file = undone.enter_context(draft.open("x", encoding="utf-8"))  # Through no link of another user.
+            undone.callback(draft.unlink, missing_ok=True)
             file.write(text)
-        draft.replace(path)
+            file.close()
+            _check_target(path, is_forced=is_forced)
+            draft.replace(path)
     except OSError as error:
-        if not isinstance(error, FileExistsError):
-            draft.unlink(missing_ok=True)
         raise CommandError(f"{path} could not be written: {error.strerror}") from error
