@@ -70,6 +70,8 @@ def test_an_unknown_entry_has_none(failed: Page) -> None:
         (404, "attempt:9"),
         (404, "metric:nope"),
         (400, "process:nope"),
+        (400, "process:vm-0/" + "9" * 5_000),
+        (400, "process:vm-0/\N{ARABIC-INDIC DIGIT ONE}"),
         (400, "stacks:nan"),
     ],
 )

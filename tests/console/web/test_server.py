@@ -163,7 +163,18 @@ def test_unknown_paths_are_a_sentence(server: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["width=0", "width=4001", "width=x", "from=2&to=1", "from=nan", "x=nothing", "series=-1", "series=999"]
+    "query",
+    [
+        "width=0",
+        "width=4001",
+        "width=x",
+        "from=2&to=1",
+        "from=nan",
+        "from=-1e308&to=1e308",
+        "x=nothing",
+        "series=-1",
+        "series=999",
+    ],
 )
 def test_bad_parameters_are_a_sentence(server: Served, query: str) -> None:
     reply = server.get(f"/api/runs/digits-1/points?metric=loss&{query}")

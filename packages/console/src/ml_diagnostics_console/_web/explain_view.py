@@ -53,6 +53,7 @@ _TOGETHER_NS: Final = 30 * _SECOND_NS
 _NEWEST_WRITERS: Final = 2
 _END_BYTES: Final = 2**18
 _PAYLOAD_BYTES: Final = 20_000
+_LONGEST_PID: Final = 10
 _PROOF: Final = "proof"
 _FORMS: Final = "proof:1, bucket:NAME, disruption:1, attempt:1, process:HOST/PID, metric:NAME, stacks:TIME or entry:ID"
 
@@ -207,7 +208,7 @@ def _attempt(run: RunData, what: str) -> Iterator[LogEntry]:
 
 def _process(run: RunData, what: str) -> Iterator[LogEntry]:
     host, _, pid = what.rpartition("/")
-    if not host or not pid.isdecimal():
+    if not host or not (pid.isascii() and pid.isdecimal()) or len(pid) > _LONGEST_PID:
         raise BadQueryError(f"process must be HOST/PID, got {quoted(what)}")
     ends = (
         entry
@@ -227,7 +228,7 @@ def _process(run: RunData, what: str) -> Iterator[LogEntry]:
 
 def _metric(run: RunData, what: str) -> Iterator[LogEntry]:
     name, at, digits = what.rpartition("@")
-    step = int(digits) if at and digits.isdecimal() and len(digits) < 19 else None
+    step = int(digits) if at and digits.isascii() and digits.isdecimal() and len(digits) < 19 else None
     if step is None:
         name = what
     if name not in run.columns:
@@ -242,11 +243,22 @@ def _metric(run: RunData, what: str) -> Iterator[LogEntry]:
 
 
 def _last_values(run: RunData, name: str) -> Iterator[LogEntry]:
-    """Yield the last values of a metric of its first process; they are read when the first one is wanted."""
+    """Return the last values of a metric of its first process; they are read when the first one is wanted."""
     column = run.columns.first(name)
     host = column.host if column is not None else ""
+    writers = run.journal.metrics.refresh().values()
+    own = [writer for writer in writers if writer.run == run.id and writer.host == host]
+    newest = {writer.name for writer in heapq.nlargest(_NEWEST_WRITERS, own, key=lambda writer: writer.started_ns)}
+    return _last_of(run, name, host, newest)
+
+
+def _last_of(run: RunData, name: str, host: str, newest: set[str]) -> Iterator[LogEntry]:
+    """Yield the last values of a metric of a host. Without the store's lock, as all that reads the journal here."""
     last: deque[LogEntry] = deque(maxlen=_BEFORE)
-    readers: tuple[Callable[[], Iterator[LogEntry]], ...] = (lambda: _ends_of_run(run, host), lambda: _of_run(run))
+    readers: tuple[Callable[[], Iterator[LogEntry]], ...] = (
+        lambda: _ends_of_writers(run, newest),
+        lambda: _of_run(run),
+    )
     for read in readers:
         last.clear()
         for entry in read():
@@ -257,12 +269,9 @@ def _last_values(run: RunData, name: str) -> Iterator[LogEntry]:
     yield from last
 
 
-def _ends_of_run(run: RunData, host: str) -> Iterator[LogEntry]:
-    """Yield the last entries of the newest writers of a host: the log of a long run takes seconds to read."""
+def _ends_of_writers(run: RunData, newest: set[str]) -> Iterator[LogEntry]:
+    """Return the last entries of some writers: the log of a long run takes seconds to read."""
     root = run.journal.root
-    writers = run.journal.metrics.refresh().values()
-    known = [writer for writer in writers if writer.run == run.id and writer.host == host]
-    newest = {writer.name for writer in heapq.nlargest(_NEWEST_WRITERS, known, key=lambda writer: writer.started_ns)}
     offsets: dict[str, dict[str, int]] = {}
     for segment in list_segments(log_directory(root, LOG_ID), newest):
         offsets.setdefault(segment.writer, {})[str(segment.number)] = max(0, segment.size - _END_BYTES)

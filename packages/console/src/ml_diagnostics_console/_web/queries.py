@@ -15,6 +15,8 @@ __all__ = ["GREATEST_WIDTH", "Query", "quoted"]
 GREATEST_WIDTH: Final = 4000
 _WIDTH: Final = 1200
 _LONGEST_SHOWN: Final = 80
+_FARTHEST: Final = 1e19
+"""Beyond all steps of 64 bits; differences of positions are still finite."""
 
 
 class Query(Mapping[str, str]):
@@ -85,6 +87,9 @@ class Query(Mapping[str, str]):
         start, end = self.number("from"), self.number("to")
         if start is None and end is None:
             return None
+        for name, position in (("from", start), ("to", end)):
+            if position is not None and abs(position) > _FARTHEST:
+                raise BadQueryError(f"{name} must be a time or a step up to {_FARTHEST:g}, got {position:g}")
         span = (-math.inf if start is None else start, math.inf if end is None else end)
         if span[0] >= span[1]:
             raise BadQueryError(f"from must be less than to, got {span[0]:g} and {span[1]:g}")
@@ -92,5 +97,5 @@ class Query(Mapping[str, str]):
 
 
 def quoted(text: str) -> str:
-    """Return a text of somebody else in quotes, for a sentence: on one line, and short."""
+    """Return a foreign text in quotes, for a sentence: on one line, and short."""
     return repr(one_line(text, _LONGEST_SHOWN))
