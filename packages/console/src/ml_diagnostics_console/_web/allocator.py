@@ -1,11 +1,13 @@
-"""How the C library keeps the memory of this process."""
+"""The memory that glibc keeps for this process: one heap for all threads, given back when much of it is free."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from contextlib import suppress
 from typing import Final
 
-__all__ = ["use_one_arena"]
+__all__ = ["give_back", "use_one_arena"]
 
 _M_ARENA_MAX: Final = -8
 
@@ -18,8 +20,12 @@ def use_one_arena() -> None:
     """
     if not sys.platform.startswith("linux"):
         return
-    import ctypes
-
     choose = getattr(ctypes.CDLL(None), "mallopt", None)  # Other C libraries have none.
     if choose is not None:
         choose(_M_ARENA_MAX, 1)
+
+
+def give_back() -> None:
+    """Give free memory back to the system; without effect where the C library is not glibc, which keeps it."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
+from ml_diagnostics_common.texts import one_line
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
@@ -54,6 +55,7 @@ _OPEN_TO_ALL: Final = ("/favicon.ico", "/api/token")
 _STATIC: Final = "/static/"
 _WITH_VERSION: Final = re.compile(r"v/(\w+)/(.+)")
 _EXPORT_WAIT_SECONDS: Final = 10.0
+_LONGEST_FAILURE: Final = 500
 _FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 
 
@@ -300,7 +302,7 @@ def _respond(answer: Answer, request: Request | None = None) -> Response:
 
 
 def _file(asset: Asset, request: Request, status: int = 200, *, headers: dict[str, str] | None = None) -> Response:
-    """Return a static file; without another word, browsers ask each time whether it changed."""
+    """Return a static file; unless `headers` differ, browsers ask each time if it has changed."""
     all_headers = {"cache-control": "no-cache", "etag": asset.etag, "vary": "accept-encoding", **(headers or {})}
     known = request.headers.get("if-none-match", "")
     if status == 200 and asset.etag in (tag.strip().removeprefix("W/") for tag in known.split(",")):
@@ -329,5 +331,6 @@ async def _zipped(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Answer with a sentence where a part of the server itself fails; routes answer their own errors."""
-    print(f"mldiagnostics: {request.url.path}: {type(error).__name__}: {error}", file=sys.stderr)
+    text = one_line(f"{_raw_path(request)}: {type(error).__name__}: {error}", _LONGEST_FAILURE)
+    print(f"mldiagnostics: {text}", file=sys.stderr)
     return _respond(json_answer({"error": f"this could not be answered: {type(error).__name__}"}, 500))

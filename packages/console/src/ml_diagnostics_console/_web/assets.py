@@ -68,7 +68,7 @@ class Asset:
 
 
 def page_folders() -> dict[str, Path]:
-    """Return the folders of the page's files, by what their names begin with.
+    """Return the folders of the page's files, by the start of their names.
 
     Elements, texts and colours are a part of common, the drawing of a profile is one of xprofiler; its own page has
     both, too. Nothing of xprofiler is imported here.
@@ -89,7 +89,7 @@ class Assets:
     A file that changes on disk is read again, so that an upgrade or a developer's edit shows at the next reload.
 
     Args:
-        folders: Each folder by what the names of its files begin with: "" or a name that ends with a slash. One that
+        folders: Each folder by the start of the names of its files: "" or a name that ends with a slash. One that
             does not exist has no files. Links in a folder are not followed out of it. None for those of the page.
     """
 
@@ -110,7 +110,7 @@ class Assets:
         """Return a listed file; None for anything else.
 
         Args:
-            name: The path below its folder, with slashes, after what names of that folder begin with.
+            name: The path below its folder, with slashes, after the start of all names of that folder.
         """
         with self._lock:
             if name not in self._paths and time.monotonic() - self._listed_at > _RELIST_SECONDS:

@@ -24,7 +24,6 @@ SCRIPT: Final = "page.js"
 STYLE: Final = "page.css"
 
 _STYLE: Final = re.compile(r'<link rel="stylesheet" href="/static/([^"]+)">\n?')
-_SCRIPT: Final = re.compile(r'<script src="/static/([^"]+)"></script>\n?')
 _MODULE: Final = re.compile(r'<script type="module" src="/static/([^"]+)"></script>\n?')
 _REFERENCE: Final = re.compile(r'(?<=")/static/([^"]+\.(?:js|css|svg))(?=")')
 _URL: Final = re.compile(r'url\("?([^)"]+)"?\)')
@@ -36,7 +35,7 @@ _FIRST_FONT: Final = "vendor/inter/inter-latin-wght-normal.woff2"
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """The document that every page begins as, taken apart.
+    """The document that every page starts as, taken apart.
 
     Attributes:
         text: The document, without its style sheets and its module.
@@ -66,7 +65,7 @@ def read_shell(assets: Assets) -> Shell:
 
 
 def page_script(assets: Assets, module: str) -> str:
-    """Return one script of a module and all that it imports, without comments; each module begins a line with its name.
+    """Return one script of a module and all that it imports, without comments; each module starts a line with its name.
 
     Args:
         assets: The files of the page.
@@ -133,7 +132,7 @@ class Bundle:
         """Return the document of a page.
 
         Args:
-            has_charts: True for a page that draws charts: their library is then on its way before the page asks.
+            has_charts: True for a page that draws charts: their library is then requested before the page asks.
 
         Raises:
             ModuleError: A file is missing, or has a form that cannot be used.
@@ -151,9 +150,7 @@ class Bundle:
         script = _REFERENCE.sub(lambda found: self._address(found[1]), script)
         made = {SCRIPT: Asset(script.encode(), ".js"), STYLE: Asset(style.encode(), ".css")}
         names = {SHELL, CHART_SCRIPT, *shell.styles, *module_files(shell.module, self._assets.text)}
-        names |= {
-            name for text in (shell.text, script, style) for name in re.findall(r"/static/(?:v/\w+/)?([\w./-]+)", text)
-        }
+        names |= {name for text in (shell.text, script, style) for name in _NAMED.findall(text)}
         for key, scripts in (("plain", ()), ("charts", (self._address(CHART_SCRIPT),))):
             text = self._document(shell, made, scripts)
             made[key] = Asset(text.encode(), ".html")

@@ -116,7 +116,7 @@ def read_case(path: Path) -> CaseReports:
 
 
 def _safe_lines(text: str) -> str:
-    """Return a text of the file for a terminal: anybody may have written it."""
+    """Return a text of the file for a terminal: it may be hostile."""
     return "\n".join(map(safe, text.split("\n")))
 
 

@@ -181,7 +181,7 @@ class Column:
         return Curve(self._kept_steps(), self.value, self._step_order())
 
     def replaced(self) -> list[tuple[int, int]]:
-        """Return the points whose steps were done again, as first row and row after the last of each piece, by time."""
+        """Return the points of steps that were done again, as first row and row after the last of each piece."""
         return self._step_order().replaced() if self.has_steps else []
 
     def _kept_steps(self) -> npt.NDArray[np.int32] | Floats:

@@ -33,22 +33,22 @@ class Curve:
         return len(self._values) if self._order is None else len(self._order)
 
     def rows(self, low: float, high: float) -> tuple[int, int]:
-        """Return the first place in the order at `low` or behind it, and the first one behind `high`."""
+        """Return the first index in the order at `low` or behind it, and the first one behind `high`."""
         if self._order is None and self._positions.dtype == np.float64:
             first = np.searchsorted(self._positions, low)
             return int(first), int(np.searchsorted(self._positions, high, side="right"))
-        places, at = range(len(self)), self._position
-        return bisect.bisect_left(places, low, key=at), bisect.bisect_right(places, high, key=at)
+        indices, at = range(len(self)), self._position
+        return bisect.bisect_left(indices, low, key=at), bisect.bisect_right(indices, high, key=at)
 
-    def _position(self, place: int) -> float:
-        return float(self._taken(self._positions, place, place + 1)[0])
+    def _position(self, index: int) -> float:
+        return float(self._taken(self._positions, index, index + 1)[0])
 
     def positions(self, first: int = 0, last: int | None = None) -> Floats:
-        """Return the positions between two places in the order, as floats."""
+        """Return the positions between two indices in the order, as floats."""
         return self._taken(self._positions, first, len(self) if last is None else last).astype(np.float64, copy=False)
 
     def values(self, first: int = 0, last: int | None = None) -> Floats:
-        """Return the values between two places in the order."""
+        """Return the values between two indices in the order."""
         return self._taken(self._values, first, len(self) if last is None else last)
 
     def _taken(self, column: npt.NDArray[Any], first: int, last: int) -> npt.NDArray[Any]:

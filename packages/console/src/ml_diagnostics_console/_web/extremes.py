@@ -1,4 +1,4 @@
-"""Where the least and the greatest value of each piece of a column is.
+"""The positions of the least and the greatest value of each piece of a column.
 
 A drawing of a million values in a thousand pixels needs both extremes of each pixel. numpy finds them in half a
 millisecond, by one pass over the values: an index over them, however small, would not be faster.

@@ -47,7 +47,7 @@ def heat(run: RunData, query: Query) -> Answer:
         if odd is not None:  # What is odd is in the range of colours, though it is rare.
             own = means[odd.row][np.isfinite(means[odd.row])]
             low, high = min(low, quantile(own, 0.01)), max(high, quantile(own, 0.99))
-        elif high - low < _LEAST_RANGE * abs(high + low) / 2:  # Hosts that are alike look alike.
+        elif high - low < _LEAST_RANGE * abs(high + low) / 2:  # Hosts that are alike have like colours.
             middle, half = (low + high) / 2, _LEAST_RANGE * abs(high + low) / 4
             low, high = middle - half, middle + half
         with np.errstate(invalid="ignore", over="ignore"):

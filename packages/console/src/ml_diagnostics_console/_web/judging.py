@@ -127,7 +127,7 @@ class Doctor:
             return news
 
     def wait(self, run: RunData, seconds: float) -> dict[str, Any]:
-        """Return the answer on the run as it is, waiting for it so long at most; for exports and tests."""
+        """Return the answer on the run as it is, waiting for it so long at most."""
         deadline, wanted = time.monotonic() + seconds, run.version
         with self._lock:
             while True:
@@ -173,6 +173,8 @@ class Doctor:
         return not run.is_live or known.state != run.state or _age(known) > _pause(known)
 
     def _why_it_rests(self) -> dict[str, Any]:
+        if self._is_closed:
+            return not_judged("the server is ending").answer
         seconds = max(1, round(self._rests_until - time.monotonic()))
         return not_judged(f"its process has ended {self._losses} times; it is started again in {seconds} s").answer
 

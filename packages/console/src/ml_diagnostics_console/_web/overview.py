@@ -22,7 +22,7 @@ from ml_diagnostics_console._web.run_rows import pictures_of, row_of
 from ml_diagnostics_console._web.sentences import marked, safe_line
 
 if TYPE_CHECKING:
-    from google_cloud_mldiagnostics._reading.session_view import SessionView
+    from google_cloud_mldiagnostics.reading import SessionView
 
     from ml_diagnostics_console._web.store import Store
 

@@ -1,4 +1,4 @@
-"""The summary of a profile: read by `xprofiler summary` in a process of its own, and kept by its files."""
+"""A profile: its summary, once that is read, the viewer that shows it, and the command that starts one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ml_diagnostics_console._web.sentences import safe_line
 from ml_diagnostics_console._web.summaries import Key
 
 if TYPE_CHECKING:
-    from google_cloud_mldiagnostics._reading.session_view import SessionView
+    from google_cloud_mldiagnostics.reading import SessionView
 
     from ml_diagnostics_console._web.run_data import RunData
     from ml_diagnostics_console._web.store import Store

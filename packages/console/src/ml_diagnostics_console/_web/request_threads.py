@@ -37,7 +37,7 @@ async def in_daemon_thread(function: Callable[[], _T]) -> _T:
     the doctor, would keep the process alive after SIGTERM.
 
     Args:
-        function: What to call.
+        function: The function; it takes no arguments.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()

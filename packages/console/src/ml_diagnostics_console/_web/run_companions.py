@@ -23,7 +23,6 @@ __all__ = ["CompanionEvent", "LastLines", "RunCompanions", "companions_of"]
 _SECOND_NS: Final = 1_000_000_000
 _MARGIN_NS: Final = 600 * _SECOND_NS
 _MOST_EVENTS: Final = 2_000
-_MOST_IDS: Final = 20_000
 _EVENTS: Final[Mapping[str, str]] = {
     kinds.HANG_SUSPECTED: "hung",
     kinds.JOB_ENDED: "ended",

@@ -156,14 +156,6 @@ class RunData:
         """Take a history that was saved, see `RunHistory.to_json`, in place of its own."""
         self.history = RunHistory.from_json(history, self._companions.endings)
 
-    def attempt_at(self, time_s: float) -> AttemptSpan | None:
-        """Return the attempt that ran at a time, or the last one before it."""
-        found = None
-        for attempt in self.attempts:
-            if attempt.started_s <= time_s:
-                found = attempt
-        return found
-
     def cached(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return a value that was made for this version of the run, or make it.
 
@@ -213,8 +205,10 @@ class RunData:
         self.beat_s = beat_ns / _SECOND if beat_ns else None
         if self.hangs and self.state in ("running", "silent"):
             self._judge_hang(now_ns, beat_ns)
-        heard_ns = max(beat_ns, view.started_ns or 0)
-        if self.state == "running" and now_ns - heard_ns > SILENT_SECONDS * _SECOND:  # Else its processes are silent.
+        last_sign_ns = max(beat_ns, view.started_ns or 0)
+        if (
+            self.state == "running" and now_ns - last_sign_ns > SILENT_SECONDS * _SECOND
+        ):  # Else its processes are silent.
             self.state, self.reason = "unknown", "no event of any process is known: it may have ended"
         if self.state == "silent":
             self.reason = self.reason or "No event of any process for some time"
@@ -259,10 +253,10 @@ class RunData:
             one = fewest[0]
             self.reason = f"{rest} of {count} hosts wait{at}, while {one.host} is in {one.frame}"
         else:
-            who = first.host if count == 1 else f"{count} of {max(count, self.hosts)} hosts"
+            stuck = first.host if count == 1 else f"{count} of {max(count, self.hosts)} hosts"
             verb, where = ("makes", "its main thread is") if count == 1 else ("make", f"the first, {first.host}, is")
             in_frame = f"; {where} in {first.frame}" if first.frame else ""
-            self.reason = f"{who} {verb} no progress{at}{in_frame}"
+            self.reason = f"{stuck} {verb} no progress{at}{in_frame}"
 
     def _hangs_of(self, attempt: AttemptView, now_ns: int) -> list[Hang]:
         found = []

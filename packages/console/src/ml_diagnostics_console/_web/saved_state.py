@@ -200,7 +200,7 @@ def _read(file: BinaryIO) -> tuple[dict[str, Any], Any]:
 
 
 def _fits(root: Path, position: Mapping[str, Any]) -> bool:
-    """Return True if the journal has what the position says was read of it, but for files that were dropped."""
+    """Return True if the journal has what was read of it up to the position, but for files that were dropped."""
     sizes = {
         (segment.writer, str(segment.number)): segment.size for segment in list_segments(log_directory(root, LOG_ID))
     }

@@ -27,7 +27,7 @@ class StepOrder:
         self._pieces: list[tuple[int, int]] = []
         """First row and row after the last, of pieces in the order of steps."""
         self._starts: list[int] = [0]
-        """The place in the order of each piece's first row, and the number of rows in the order."""
+        """The index in the order of each piece's first row, and the number of rows in the order."""
         self._rows: npt.NDArray[np.uint32] | None = None
         """All rows in the order, if they are not in pieces."""
         self._seen = 0
@@ -71,9 +71,9 @@ class StepOrder:
         """Return part of a column in this order: a view of it, if it is in one piece.
 
         Args:
-            column: As long as the steps.
-            first: The first place in the order.
-            last: The place after the last.
+            column: The column; it is as long as the steps.
+            first: The first index in the order.
+            last: The index after the last.
         """
         if self._rows is not None:
             found: npt.NDArray[Any] = column[self._rows[first:last]]

@@ -17,6 +17,7 @@ from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunSour
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
 
+from ml_diagnostics_console._web.allocator import give_back
 from ml_diagnostics_console._web.answers import NotThereError
 from ml_diagnostics_console._web.changes import Changes
 from ml_diagnostics_console._web.companions import Companions
@@ -24,7 +25,6 @@ from ml_diagnostics_console._web.dispatch import Dispatch
 from ml_diagnostics_console._web.doctor_process import DoctorProcess
 from ml_diagnostics_console._web.entry_sources import EntrySources
 from ml_diagnostics_console._web.first_rows import FirstRows
-from ml_diagnostics_console._web.free_memory import give_back
 from ml_diagnostics_console._web.judging import Doctor
 from ml_diagnostics_console._web.kept_run import KeptRun
 from ml_diagnostics_console._web.queries import quoted

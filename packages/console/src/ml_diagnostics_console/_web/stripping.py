@@ -58,7 +58,7 @@ def stripped_style(text: str) -> str:
 
 
 def _end_of_template(text: str, at: int) -> int:
-    """Return where a template literal ends whose backtick is before a position."""
+    """Return the end of the template literal with its backtick before a position."""
     while (found := _PIECE_OF_TEMPLATE.search(text, at)) is not None:
         at = found.end()
         if found[0] == "`":
@@ -69,7 +69,7 @@ def _end_of_template(text: str, at: int) -> int:
 
 
 def _end_of_hole(text: str, at: int) -> int:
-    """Return where an expression in a template literal ends whose brace is before a position."""
+    """Return the end of the expression in a template literal with its brace before a position."""
     depth = 1
     while depth and (found := _PIECE_OF_HOLE.search(text, at)) is not None:
         at = found.end()
