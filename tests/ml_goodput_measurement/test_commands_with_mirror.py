@@ -59,8 +59,10 @@ def test_a_job_is_found_in_any_log_of_the_mirror(laptop: Laptop, capsys: pytest.
     laptop.mirrored("run-7", steps(time.time() - 2_000, 94), log="training")
     laptop.mirrored("run-8", steps(time.time() - 3_000, 44), log="training")
     assert data_of(capsys, "report", "run-7", "--mirror", laptop.mirror)["last_step"] == 93
-    _, err = run(capsys, "report", "run-9", "--mirror", laptop.mirror, code=3)
-    assert f"the mirror {laptop.mirror}" in err
+    _, err = run(capsys, "report", "rum-7", "--mirror", laptop.mirror, code=3)
+    assert "Did you mean run-7, run-8?" in err
+    assert f"The mirror {laptop.mirror} has these jobs: run-7, run-8." in err
+    assert f"Searched: the journal in {laptop.folder / 'laptop'}, the mirror {laptop.mirror}; not Cloud" in err
 
 
 def test_a_gap_is_noted_and_strict_fails(laptop: Laptop, capsys: pytest.CaptureFixture[str]) -> None:

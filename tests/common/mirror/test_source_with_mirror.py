@@ -135,6 +135,17 @@ def test_a_writer_without_an_end_is_noted_unless_its_journal_is_here(mirror: str
     assert (notes_of([fresh]), fresh.is_complete(), fresh.mirror_lag_seconds()) == ([], True, 0.0)
 
 
+def test_a_mirror_that_is_far_behind_the_journal_is_noted(mirror: str, tmp_path: Path) -> None:
+    write(tmp_path, 0, 10)
+    mirror_by_hand(tmp_path, mirror, [4])
+    without(mirror, lambda name: name.first % 10 == 8)
+    clock = Clock(Clock().now_ns + 400 * 10**9)
+    subject = LogSource(LOG, root=tmp_path, mirror=mirror, clock_ns=clock)
+    assert read(subject) == list(range(10))
+    assert notes_of([subject]) == ["the mirror is 6 min 40 s behind"]
+    assert subject.mirror_lag_seconds() == 400.0
+
+
 def test_a_damaged_object_is_named_and_filled_from_the_journal(tmp_path: Path) -> None:
     mirror = str(tmp_path / "mirror")
     writer = write(tmp_path / "a", 0, 10)

@@ -344,8 +344,8 @@ class LogSource:
         """Return sentences on what is missing in the mirror; those on entries that no source has after `INCOMPLETE`."""
         if self.mirror is None:
             return []
-        missing = self.mirror.incomplete(self._union.covers, self._journal.writers())
-        return [*(f"{INCOMPLETE}{note}" for note in missing), *self.mirror.repaired(self._union.covers)]
+        read = self._union.covers, self._journal.writers()
+        return [*(f"{INCOMPLETE}{note}" for note in self.mirror.incomplete(*read)), *self.mirror.lacks(*read)]
 
     def searched(self) -> str:
         """Return where entries are read from, for a user that found none."""

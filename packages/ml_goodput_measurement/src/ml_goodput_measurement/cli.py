@@ -134,8 +134,9 @@ class ReportCommand:
 
         if options.plot is not None or options.exclude:
             raise UsageError("--since cannot be combined with --plot or --exclude")
-        follower = follow_job(options.job, options.logger, with_sources(options))
-        with hints_if_missing(follower.job_name, follower.log_id):
+        sources = with_sources(options)
+        follower = follow_job(options.job, options.logger, sources)
+        with hints_if_missing(follower.job_name, follower.log_id, sources):
             state = follower.read(lambda summary: _span_since(options.since, summary))
         if not state.windows:
             raise NotFoundError(f"job {state.job_name[:200]!r} ended before that, at {_clock(state.end_ns)}")

@@ -1,4 +1,4 @@
-"""What a mirror holds, by the names of its objects: its logs, their jobs and writers. Entries are not read."""
+"""The contents of a mirror, by the names of its objects: logs, their jobs and writers. Entries are not read."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError
 from ml_diagnostics_common.mirror.names import SegmentName, parse_name
 from ml_diagnostics_common.mirror.reader import MirroredWriter, MirrorReader
 from ml_diagnostics_common.mirror.segments import NewerFormatError
+from ml_diagnostics_common.texts import format_duration
 
 __all__ = ["MirrorPart"]
 
@@ -120,13 +121,17 @@ class MirrorPart:
                 notes.append(f"no end from writer {writer.writer}: its last entries may be missing")
         return notes
 
-    def repaired(self, covers: Covers) -> list[str]:
-        """Return sentences on damaged objects whose entries another source has."""
-        return [
+    def lacks(self, covers: Covers, journal: Collection[str]) -> list[str]:
+        """Return sentences on what only the mirror lacks; the arguments are those of `is_complete`."""
+        notes = [
             f"{path} is damaged; its entries were read from the journal"
             for path, is_filled in self._damaged(covers)
             if is_filled
         ]
+        lag_seconds = self.lag_seconds(covers, journal) or 0.0
+        if lag_seconds * 1e9 >= _FRESH_NS:
+            notes.append(f"the mirror is {format_duration(lag_seconds)} behind")
+        return notes
 
     def lag_seconds(self, covers: Covers, journal: Collection[str]) -> float | None:
         """Return how old the last mirrored entry of the writers is that run and have newer ones, or may have.

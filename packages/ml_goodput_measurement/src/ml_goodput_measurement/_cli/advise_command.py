@@ -151,7 +151,7 @@ def _history(options: argparse.Namespace) -> tuple[JobState, JobHistory]:
 
     sources = with_sources(options)
     follower = follow_job(options.job, options.logger, sources)
-    with hints_if_missing(follower.job_name, follower.log_id):
+    with hints_if_missing(follower.job_name, follower.log_id, sources):
         state = follower.read()
     history = history_of(*follower.ledger())
     if history is None:

@@ -115,7 +115,7 @@ def _state(job: str, sources: Sources) -> JobState:
     from ml_goodput_measurement._cli.search import follow_job, hints_if_missing
 
     follower = follow_job(job, None, sources)
-    with hints_if_missing(follower.job_name, follower.log_id):
+    with hints_if_missing(follower.job_name, follower.log_id, sources):
         return follower.read()
 
 

@@ -75,7 +75,7 @@ class _Row(NamedTuple):
     gaps: Gaps | None
     """None if the mirror cannot be listed."""
     behind_seconds: float
-    """Since the last object was written, if there are entries since; else 0."""
+    """The time since the last object was written, if there are entries since then; else 0."""
 
     @property
     def is_complete(self) -> bool:
@@ -143,7 +143,9 @@ def _status(root: Path, mirror: str, options: argparse.Namespace, console: Conso
         headers = ("job", "writer", "state", "behind", "since", "missing")
         table = format_table(headers, cells, "<<<>>>", width=console.width, cut=["job"])
         summary = "complete" if not lacking else f"{format_count(len(lacking), 'process', 'processes')} not complete"
-        console.data("\n".join([*table, "", f"mirror {mirror}: {summary}"]), styles={r"not (pushed|complete)|no end": RED})
+        console.data(
+            "\n".join([*table, "", f"mirror {mirror}: {summary}"]), styles={r"not (pushed|complete)|no end": RED}
+        )
     else:
         console.notify(f"nothing was recorded in {root}")
     return FAILED if options.strict and lacking else DONE

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.command.errors import NotFoundError
-from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._query.job_state import JobFollower
@@ -45,7 +45,7 @@ def find_report(
     from ml_goodput_measurement._query.calculator import GoodputCalculator
 
     job, log = find_job(job, logger, sources)
-    with hints_if_missing(job, log):
+    with hints_if_missing(job, log, sources):
         calculator = GoodputCalculator(job, log, _logs_failures=False, _sources=sources)  # The report has a note.
         return calculator.report(include_timeline=with_timeline, exclusions=exclusions)
 
@@ -79,20 +79,26 @@ def find_job(job: str, logger: str | None, sources: Sources | None = None) -> tu
 
 
 @contextmanager
-def hints_if_missing(job: str, log: str) -> Iterator[None]:
+def hints_if_missing(job: str, log: str, sources: Sources | None = None) -> Iterator[None]:
     """Translate the error for a job without records to one with hints, such as similar names.
+
+    Args:
+        job: The job.
+        log: Its log.
+        sources: The sources beside the journal; None for the configured mirror and Cloud Logging.
 
     Raises:
         NotFoundError: Nothing was recorded for the job.
     """
-    from ml_goodput_measurement._query.sources import logs_of_jobs
+    from ml_goodput_measurement._query.sources import Sources
     from ml_goodput_measurement.exceptions import NoGoodputError
 
     try:
         yield
     except NoGoodputError as error:
         what, *details = str(error).splitlines()
-        raise NotFoundError("\n  ".join([what, *_hints(job, log, logs_of_jobs()), *details])) from None
+        hints = _hints(job, log, (sources or Sources()).mirror)
+        raise NotFoundError("\n  ".join([what, *hints, *details])) from None
 
 
 def follow_job(job: str, logger: str | None, sources: Sources | None = None) -> JobFollower:
@@ -138,15 +144,22 @@ def _logs_in_mirror(job: str, usual: str, mirror: str) -> list[str]:
     return sorted(log for log, jobs in mirrored_jobs(mirror).items() if job in jobs)
 
 
-def _hints(job: str, log: str, logs: Mapping[str, set[str]]) -> list[str]:
+def _hints(job: str, log: str, mirror: str) -> list[str]:
     """Return hints for a user who gave an unknown job."""
     from ml_diagnostics_common.environment import diagnostics_directory
 
+    from ml_goodput_measurement._query.sources import logs_of_jobs, mirrored_jobs
+
+    logs, place = logs_of_jobs(), f"journal {diagnostics_directory() / 'journal'}"
+    if not logs and mirror:
+        with suppress(DiagnosticsError):  # The error for the job has why the mirror cannot be read.
+            logs, place = mirrored_jobs(mirror), f"mirror {mirror}"
     if job in logs.get(log, ()):
         return []  # It exists: the error contains what is missing.
     other_logs = sorted(other for other, jobs in logs.items() if job in jobs)
     if other_logs:
-        return [f"The journal has this job in other logs: {_listed(other_logs)}. Give one of these as --logger."]
+        where = place.partition(" ")[0]
+        return [f"The {where} has this job in other logs: {_listed(other_logs)}. Give one of these as --logger."]
     names = sorted(set().union(*logs.values()))
     if not names:
         return [_empty_journal()]
@@ -156,7 +169,7 @@ def _hints(job: str, log: str, logs: Mapping[str, set[str]]) -> list[str]:
     similar = [lower[name] for name in get_close_matches(job.lower(), lower, n=3)]
     return [
         *([f"Did you mean {_listed(similar)}?"] if similar else []),
-        f"The journal {diagnostics_directory() / 'journal'} has these jobs: {_listed(names)}.",
+        f"The {place} has these jobs: {_listed(names)}.",
     ]
 
 

@@ -93,7 +93,7 @@ class WatchCommand:
         screen = _Screen(console, is_table=options.format == "table")
         number, asked_ns = 0, 0
         while True:
-            with hints_if_missing(follower.job_name, follower.log_id):
+            with hints_if_missing(follower.job_name, follower.log_id, sources):
                 state = follower.read(_hour_before)
             if state.running and self._clock_ns() - asked_ns >= _ASK_NS:
                 follower.ask_to_hurry()
