@@ -88,7 +88,8 @@ def _goodput(request: pytest.FixtureRequest, folder: Path) -> Iterator[Command]:
     no_login = (("report", "job-1"), {"ML_DIAGNOSTICS_BACKEND": "cloud", **_NO_LOGIN})
     column = ("bucket", "PRODUCTIVE")
     yield Command((command_of("goodput"),), ("report", "job-1"), column, ("report", "job-2"), no_login,
-        wide=((("report", "job-6"), 0),),
+        wide=((("report", "job-6"), 0), (("mirror", "status", "--mirror", str(folder / "mirror")), 0)),
+        copied=("writer",),
     )  # fmt: skip
 
 
