@@ -17,7 +17,7 @@ RIGHT_BLAME = 0.8
 
 
 class Score(NamedTuple):
-    """What was found of the hosts that fail more often, and how many of those listed do not."""
+    """The share of bad hosts that were found, and the share of good ones among those listed."""
 
     recall: float
     false: float

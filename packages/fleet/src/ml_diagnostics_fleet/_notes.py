@@ -1,4 +1,4 @@
-"""What a report notes of hosts and of its data, in sentences."""
+"""Notes of a report on hosts and on its data, in sentences."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def money_of(cost: int | Fraction) -> Fraction:
     """Return the exact amount of a cost, in units of the currency.
 
     Args:
-        cost: As in `Sums`.
+        cost: The cost, as in `Sums`.
     """
     return Fraction(cost) / (HOUR_NS * 10**6)
 
@@ -79,12 +79,12 @@ class GroupSums(NamedTuple):
 
     @property
     def lost(self) -> Sums:
-        """What was not productive."""
+        """The time that was not productive."""
         return self.all.minus(self.productive)
 
 
 class CauseSums(NamedTuple):
-    """What a group lost to one cause."""
+    """The time that a group lost to one cause."""
 
     key: tuple[str, ...]
     bucket: Bucket
@@ -119,7 +119,7 @@ class JobSums(NamedTuple):
 
     @property
     def lost(self) -> Sums:
-        """What was not productive."""
+        """The time that was not productive."""
         return self.all.minus(self.productive)
 
 
@@ -144,7 +144,7 @@ class HostSums:
 
 @dataclass(frozen=True, slots=True)
 class SaveSums:
-    """What advice on saves needs of a job.
+    """The times and counts of a job that advice on saves needs.
 
     Attributes:
         key: The job.
@@ -157,14 +157,14 @@ class SaveSums:
         steps_made: The number of steps, also those that were lost.
         uptime_ns: The time from the first step of each attempt to its end.
         disruptions: The number of disruptions.
-        failures: Of these, the ones that the job did not end itself.
+        failures: The number of disruptions that the job did not start itself.
         restart_ns: The cost of all disruptions, without the repetition of lost steps.
         job_ns: The wall time, without excluded time.
         productive_ns: The productive time.
         save_ns: The time of saves.
         startup_ns: The additional time of first steps.
         chip_ns: The chip-time.
-        cost: What it cost, as in `Sums`.
+        cost: The cost, as in `Sums`.
     """
 
     key: JobKey
@@ -189,7 +189,7 @@ class SaveSums:
 
 @dataclass(frozen=True, slots=True)
 class JobProblems:
-    """What is missing of a job's data.
+    """The gaps in a job's data.
 
     Attributes:
         key: The job.

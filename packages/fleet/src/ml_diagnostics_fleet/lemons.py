@@ -75,7 +75,7 @@ class LemonHosts:
     Attributes:
         groups: The hosts by accelerator and zone.
         blamed: The number of disruptions with a host that is named as their cause.
-        absent: Of these, the ones with a host that was part of no attempt: they are left out.
+        absent: The number of disruptions with a host that was part of no attempt: they are left out.
     """
 
     groups: tuple[HostGroup, ...]

@@ -62,7 +62,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How the shares of a group changed: the last 7 days against the 7 days before.
+    """The change of a group's shares: the last 7 days against the 7 days before.
 
     Attributes:
         key: The group; empty for the whole fleet.
@@ -79,7 +79,7 @@ class Change:
 
 @dataclass(slots=True)
 class DataQuality:
-    """How complete the data of a fleet are: numbers of jobs, and some names of each kind.
+    """The problems of a fleet's data: numbers of jobs, and some names of each kind.
 
     Attributes:
         counts: The number of jobs by kind of problem.
@@ -111,17 +111,17 @@ class FleetOverview:
     Attributes:
         snapshot: The rows that they are of.
         currency: The currency of amounts; None without prices.
-        by: What jobs are grouped by.
+        by: The names of the groups.
         unit: The measure of time.
         groups: The groups.
-        causes: What each group lost to each cause.
+        causes: The time that each group lost to each cause.
         weeks: The whole fleet, by week.
-        changes: What changed, first of the whole fleet, then of each group.
+        changes: The changes, first of the whole fleet, then of each group.
         by_money: The jobs that lost most money, or most time without prices.
         by_share: The jobs that lost the largest share of their time, of those that ran for an hour.
         saving: The jobs that save too rarely.
         hosts: The hosts that fail too often.
-        quality: How complete the data are.
+        quality: The problems of the data.
     """
 
     snapshot: RowsSnapshot
@@ -199,7 +199,7 @@ def overview_of(reports: FleetReports, by: Sequence[str] = _BY_TEAM, *, most: in
 
     Args:
         reports: The reports.
-        by: What jobs are grouped by, of `queries.GROUPS`.
+        by: Names of `queries.GROUPS`.
         most: The number of worst jobs.
     """
     groups = reports.goodput(by)

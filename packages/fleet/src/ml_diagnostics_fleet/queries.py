@@ -28,7 +28,7 @@ QUESTIONS: Final = {
 
 DIALECTS: Final = ("duckdb", "bigquery")
 GROUPS: Final = ("team", "owner", "project", "zone", "cluster", "accelerator", "week")
-"""What jobs can be grouped by."""
+"""The groups that jobs can be in."""
 _GROUP_COLUMNS = "group_columns"
 
 
@@ -37,7 +37,7 @@ def question(name: str, by: Sequence[str] = ("team",), dialect: str = "duckdb") 
 
     Args:
         name: One of `QUESTIONS`.
-        by: Of `GROUPS`, at least one, for the questions on groups.
+        by: Names of `GROUPS`, at least one, for the questions on groups.
         dialect: One of `DIALECTS`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a fleet's rows answer: DuckDB sums them, exactly, and reads nothing else. See `queries` for the texts.
+"""Answers of a fleet's rows: DuckDB sums them, exactly, and reads nothing else. See `queries` for the texts.
 
     with FleetReports("gs://bucket/prefix") as reports:
         for group in reports.goodput(["team"]):
@@ -125,7 +125,7 @@ class FleetReports:
         """Return time, chip-time, money and steps of each group, in the order of the groups.
 
         Args:
-            by: What jobs are grouped by, of `queries.GROUPS`.
+            by: Names of `queries.GROUPS`.
         """
         return [
             GroupSums(
@@ -144,7 +144,7 @@ class FleetReports:
         """Return what each group lost to each cause.
 
         Args:
-            by: What jobs are grouped by, of `queries.GROUPS`.
+            by: Names of `queries.GROUPS`.
         """
         return [
             CauseSums(key, Bucket(row["bucket"]), row["label"], _sums(row))
@@ -155,7 +155,7 @@ class FleetReports:
         """Return time by group and bucket of the last 7 days (`now`) and of the 7 days before (`before`).
 
         Args:
-            by: What jobs are grouped by, of `queries.GROUPS`.
+            by: Names of `queries.GROUPS`.
         """
         return [
             PeriodSums(key, row["period"], Bucket(row["bucket"]), row["label"], _sums(row))

@@ -25,7 +25,7 @@ def add_mirror_options(parser: argparse.ArgumentParser, as_of: str) -> None:
 
     Args:
         parser: The parser.
-        as_of: What the moment is for.
+        as_of: The help text of the moment.
     """
     parser.add_argument("--mirror", metavar="URL", help=f"gs://bucket/prefix, or a folder (default: {_MIRROR})")
     parser.add_argument("--as-of", metavar="TIME", type=_moment, help=as_of)
