@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.mirror.names import LogPaths
-from ml_diagnostics_fleet.beam_engine import run_beam
+from ml_diagnostics_fleet.beam_engine import run_beam, run_beam_continuously
 from ml_diagnostics_fleet.compact import compact
 from ml_diagnostics_fleet.local_engine import run_local
 from ml_diagnostics_fleet.manifest import latest_rows
@@ -191,6 +192,12 @@ def test_a_list_has_only_what_no_earlier_list_had(tmp_path: Path) -> None:
         lists = root | stream.advance_watermark_to_infinity().with_output_types(tuple[str, Any])
         found = lists | beam.ParDo(NewObjects())
         util.assert_that(found, util.equal_to([second, first, third, end]))
+
+
+@pytest.mark.parametrize("options", [[], ["--runner", "DirectRunner"], ["--runner=FnApiRunner"]])
+def test_a_runner_that_would_wait_for_the_end_is_refused(tmp_path: Path, options: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="has no results of a pipeline without an end; name another one"):
+        run_beam_continuously(tmp_path, options=options)
 
 
 def test_only_a_notification_of_a_new_object_counts() -> None:

@@ -116,6 +116,9 @@ def test_the_error_without_beam_names_the_extra(tmp_path: Path, monkeypatch: pyt
         run_beam(tmp_path, AS_OF_NS, source="log")
     with pytest.raises(ConfigurationError, match="pace_seconds=0 is invalid"):
         run_beam_continuously(tmp_path, pace_seconds=0)
+    for mirror, subscription in ((f"{tmp_path}", "projects/p/subscriptions/s"), ("gs://b/m", "mirror-rows")):
+        with pytest.raises(ConfigurationError, match=r"is invalid for .*expected projects/P/subscriptions/S"):
+            run_beam_continuously(mirror, subscription=subscription)
 
 
 def test_a_key_of_two_texts_is_not_another_key_of_the_same_letters(tmp_path: Path) -> None:

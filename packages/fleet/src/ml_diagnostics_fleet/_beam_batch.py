@@ -3,7 +3,8 @@
     manifest -> files of a group -> the parts of each job -> Reshuffle -> rows of a job -> GroupByKey, by number of
     file -> files of rows -> one list -> manifest
 
-    segments -> writers -> Reshuffle -> (job, batch of events in Arrow's format) -> GroupByKey, by job -> rows of a job
+    segments -> writers of a log -> Reshuffle -> (job, batch of events in Arrow's format) -> GroupByKey, by job -> rows
+    of a job
 
 A bundle that is tried again writes files of other names, and only those of the bundle that counts reach the manifest.
 """
@@ -27,7 +28,7 @@ from ml_diagnostics_fleet.local_engine import JobParts, JobQuality, parts_of_job
 from ml_diagnostics_fleet.manifest import EventsManifest, LogState, latest_events
 from ml_diagnostics_fleet.rows_files import RowsWriter, WrittenRows, commit_rows, read_causes
 from ml_diagnostics_fleet.schemas import JobKey, group_of
-from ml_diagnostics_fleet.segment_events import LogWriter, SegmentEvents
+from ml_diagnostics_fleet.segment_events import LogPart, SegmentEvents
 
 __all__ = ["Run", "run_events", "run_segments"]
 
@@ -85,16 +86,16 @@ def run_events(options: Sequence[str], run: Run, manifest: EventsManifest) -> No
         _commit(rows, run)
 
 
-def run_segments(options: Sequence[str], run: Run, writers: Sequence[LogWriter]) -> None:
-    """Apply the map to all jobs of some writers that have segments, and wait for the end."""
-    run = run._replace(files=_files_for(len(writers)))
+def run_segments(options: Sequence[str], run: Run, logs: Sequence[LogPart]) -> None:
+    """Apply the map to all jobs of some logs that have segments, and wait for the end."""
+    run = run._replace(files=_files_for(len(logs)))
     with beam.Pipeline(options=PipelineOptions(list(options))) as root:
         read = (
             root
-            | "Writers" >> beam.Create(writers, reshuffle=False)
-            | "SpreadWriters" >> beam.Reshuffle()
-            | "EventsOfWriter"
-            >> beam.FlatMap(_events_of_writer, run)
+            | "Logs" >> beam.Create(logs, reshuffle=False)
+            | "SpreadLogs" >> beam.Reshuffle()
+            | "EventsOfLog"
+            >> beam.FlatMap(_events_of_log, run)
             .with_output_types(tuple[_Key, bytes])
             .with_outputs("states", main="events")
         )
@@ -134,15 +135,14 @@ def _known_of(mirror: str, version: int) -> tuple[dict[str, JobQuality], dict[Jo
 # --- Segments ---------------------------------------------------------------------------------------------------------
 
 
-def _events_of_writer(element: LogWriter, run: Run) -> Iterator[Any]:
-    """Yield the events of a writer in batches, then how far it was read, as another output."""
-    log, writer, has_ended = element
-    segments = SegmentEvents(run.mirror, log, writer=writer)
+def _events_of_log(element: LogPart, run: Run) -> Iterator[Any]:
+    """Yield the events of some writers in batches, then how far they were read, as another output."""
+    log, writers, ended = element
+    segments = SegmentEvents(run.mirror, log, writers=writers)
     for key, table in segments.tables():
         for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
             yield tuple(key), _encoded(batch)
-    state = segments.state.seen.to_json(), [writer] if has_ended else []
-    yield beam.pvalue.TaggedOutput("states", (log, state))
+    yield beam.pvalue.TaggedOutput("states", (log, (segments.state.seen.to_json(), ended)))
 
 
 def _quality_of_log(element: tuple[str, Iterable[tuple[Mapping[str, Any], Sequence[str]]]]) -> tuple[str, JobQuality]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError, MissingExtraError
+from ml_diagnostics_common.files import in_bucket
 
 from ml_diagnostics_fleet._paths import FleetPaths
 from ml_diagnostics_fleet.job_rows import ERROR
@@ -21,13 +23,15 @@ from ml_diagnostics_fleet.local_engine import FleetRun
 from ml_diagnostics_fleet.manifest import latest_events, latest_rows
 from ml_diagnostics_fleet.rows_files import check_rules, newest_rows, read_table
 from ml_diagnostics_fleet.schemas import JobKey
-from ml_diagnostics_fleet.segment_events import writers_of
+from ml_diagnostics_fleet.segment_events import parts_of_logs
 
 __all__ = ["PipelineError", "run_beam", "run_beam_continuously"]
 
 _IN_THIS_PROCESS: Final = "--runner=FnApiRunner"
-_IN_THIS_PROCESS_CONTINUOUSLY: Final = "--runner=DirectRunner"
+_WITHOUT_TIMERS: Final = {"", "BundleBasedDirectRunner", "DirectRunner", "FnApiRunner", "SwitchingDirectRunner"}
+"""Runners that wait for the end of their input before a timer: a pipeline without an end has no results there."""
 _SOURCES: Final = ("events", "segments")
+_SUBSCRIPTION: Final = re.compile("projects/[^/]+/subscriptions/[^/]+")
 
 
 class PipelineError(DiagnosticsError):
@@ -71,10 +75,10 @@ def run_beam(
     run = _beam_batch.Run(paths.mirror, as_of_ns, time.time_ns() if now_ns is None else now_ns)
     if source == "events":
         manifest = latest_events(mirror)
-        _run(lambda: _beam_batch.run_events(_with_runner(options, _IN_THIS_PROCESS), run, manifest))
+        _run(lambda: _beam_batch.run_events(_with_runner(options), run, manifest))
     else:
-        writers = writers_of(mirror)
-        _run(lambda: _beam_batch.run_segments(_with_runner(options, _IN_THIS_PROCESS), run, writers))
+        logs = parts_of_logs(mirror)
+        _run(lambda: _beam_batch.run_segments(_with_runner(options), run, logs))
     snapshot = next(one for one in latest_rows(mirror).snapshots if one.as_of_ns == as_of_ns)
     jobs = read_table(mirror, snapshot, "jobs").select(["log", "job", "rules"]).to_pylist()
     errors = [
@@ -100,25 +104,37 @@ def run_beam_continuously(
 
     Args:
         mirror: The mirror; each worker must reach it.
-        options: Options of Beam; without a runner, it runs in this process.
+        options: Options of Beam, with a runner that is not in this process: such as Dataflow, Flink or Prism.
         subscription: A Pub/Sub subscription to the bucket's notifications, `projects/P/subscriptions/S`; empty to list
             the mirror every 5 minutes.
         pace_seconds: A job's rows are made at most this often.
 
     Raises:
-        ConfigurationError: The pace is not positive, or there are rows of another version of the rules.
+        ConfigurationError: The pace is not positive, the options name no such runner, or the subscription is invalid.
+        ManifestError: There are rows of another version of the rules, or the manifest is damaged.
         MissingExtraError: The extra `beam` is not installed.
         PipelineError: The pipeline failed.
         StorageError: The mirror cannot be read.
     """
     if not 0 < pace_seconds < 86_400:
         raise ConfigurationError(f"pace_seconds={pace_seconds!r} is invalid; expected more than 0, less than a day")
+    if subscription and not (_SUBSCRIPTION.fullmatch(subscription) and in_bucket(os.fspath(mirror).strip())):
+        raise ConfigurationError(
+            f"subscription={subscription!r} is invalid for {os.fspath(mirror)}; expected projects/P/subscriptions/S, "
+            "and a mirror in a bucket"
+        )
     _check_extra()
     from ml_diagnostics_fleet import beam_continuous
 
+    runner = _runner_of(options)
+    if runner in _WITHOUT_TIMERS:
+        raise ConfigurationError(
+            f"runner={runner!r} has no results of a pipeline without an end; name another one, such as "
+            "--runner=DataflowRunner, --runner=FlinkRunner or --runner=PrismRunner"
+        )
     paths = FleetPaths(mirror)
     check_rules(newest_rows(mirror))
-    given = [*_with_runner(options, _IN_THIS_PROCESS_CONTINUOUSLY), "--streaming"]
+    given = [*options, "--streaming"]
     _run(lambda: beam_continuous.run(given, paths.mirror, subscription, pace_seconds))
 
 
@@ -127,9 +143,16 @@ def _check_extra() -> None:
         raise MissingExtraError("the engine for Apache Beam", "ml-diagnostics-fleet", "beam")
 
 
-def _with_runner(options: Sequence[str], default: str) -> list[str]:
-    named = any(option == "--runner" or option.startswith("--runner=") for option in options)
-    return list(options) if named else [*options, default]
+def _with_runner(options: Sequence[str]) -> list[str]:
+    return list(options) if _runner_of(options) else [*options, _IN_THIS_PROCESS]
+
+
+def _runner_of(options: Sequence[str]) -> str:
+    """Return the name of the runner in options of Beam, without its module; empty if they name none."""
+    from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+
+    runner = PipelineOptions(list(options)).view_as(StandardOptions).runner
+    return str(runner or "").rpartition(".")[2]
 
 
 def _run(pipeline: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -18,18 +18,24 @@ from ml_diagnostics_fleet.events import EventTables
 from ml_diagnostics_fleet.manifest import LogState
 from ml_diagnostics_fleet.schemas import JobKey
 
-__all__ = ["LogWriter", "SegmentEvents", "folder_of", "writers_of"]
+__all__ = ["LogPart", "SegmentEvents", "folder_of", "parts_of_logs"]
 
 _MOST_EVENTS: Final = 200_000
 """Events that are converted at a time: many more than the 10,000 that make a batch worth its overhead."""
 
 
-class LogWriter(NamedTuple):
-    """One writer of a log in a mirror."""
+class LogPart(NamedTuple):
+    """Some writers of a log in a mirror: all of them if they have few entries.
+
+    Attributes:
+        log: The logger's name.
+        writers: Their names.
+        ended: The names of those that have ended.
+    """
 
     log: str
-    writer: str
-    has_ended: bool
+    writers: tuple[str, ...]
+    ended: tuple[str, ...]
 
 
 class SegmentEvents:
@@ -38,7 +44,7 @@ class SegmentEvents:
     Args:
         mirror: The mirror.
         log: The logger's name.
-        writer: Only those of one writer; None for all.
+        writers: Only those of these writers; None for all.
         known: How far the log is in the table of events: what is there is not read.
 
     Attributes:
@@ -46,7 +52,12 @@ class SegmentEvents:
     """
 
     def __init__(
-        self, mirror: str | os.PathLike[str], log: str, *, writer: str | None = None, known: LogState | None = None
+        self,
+        mirror: str | os.PathLike[str],
+        log: str,
+        *,
+        writers: Collection[str] | None = None,
+        known: LogState | None = None,
     ) -> None:
         known = LogState(log) if known is None else known
         position = {"mirror": {"seen": known.seen.to_json(), "read": sorted(known.gapped), "writers": {}}}
@@ -54,7 +65,7 @@ class SegmentEvents:
             log,
             mirror=FleetPaths(mirror).mirror,
             position=position,
-            writers=None if writer is None else {writer},
+            writers=None if writers is None else set(writers),
         )
         self._log = log
         self.state = LogState(log, known.seen, set(known.ended))
@@ -77,24 +88,42 @@ class SegmentEvents:
         self.state.ended |= {writer.writer for writer in self._reader.writers() if writer.has_ended}
 
 
-def writers_of(mirror: str | os.PathLike[str]) -> list[LogWriter]:
+def parts_of_logs(mirror: str | os.PathLike[str]) -> list[LogPart]:
     """Return all writers of which a mirror has segments, from the names of its objects.
 
     Raises:
         StorageError: The mirror cannot be listed.
     """
     paths = FleetPaths(mirror)
-    first: dict[tuple[str, str], str] = {}
+    entries: dict[str, dict[str, int]] = {}
+    paths_of_logs: dict[str, str] = {}
     ended: set[tuple[str, str]] = set()
     for path in paths.storage.list_prefix(segments_path(paths.mirror)):
         name, folder = parse_name(path), folder_of(paths, path)
         if isinstance(name, SegmentName):
-            first.setdefault((folder, name.writer), path)
+            counts = entries.setdefault(folder, {})
+            counts[name.writer] = counts.get(name.writer, 0) + name.last - name.first + 1
+            paths_of_logs[folder] = path
         elif isinstance(name, EndName):
             ended.add((folder, name.writer))
-    logs = {folder: path for (folder, _), path in reversed(first.items())}
-    names = {folder: _log_of(paths, folder, path) for folder, path in logs.items()}
-    return [LogWriter(names[folder], writer, (folder, writer) in ended) for folder, writer in first]
+    parts = []
+    for folder, counts in entries.items():
+        log = _log_of(paths, folder, paths_of_logs[folder])
+        for writers in _together(counts):
+            parts.append(LogPart(log, writers, tuple(one for one in writers if (folder, one) in ended)))
+    return parts
+
+
+def _together(counts: dict[str, int]) -> Iterator[tuple[str, ...]]:
+    """Yield writers that are read together: a writer with few entries is not worth an element of its own."""
+    waiting: list[str] = []
+    for writer in sorted(counts):
+        waiting.append(writer)
+        if sum(counts[one] for one in waiting) >= _MOST_EVENTS:
+            yield tuple(waiting)
+            waiting = []
+    if waiting:
+        yield tuple(waiting)
 
 
 def folder_of(paths: FleetPaths, path: str) -> str:
