@@ -50,6 +50,16 @@ def reference(
         return _call(str(reference_python_of(pins)), function, settings, parameters)
 
 
+def in_session(name: str, function: Callable[..., Any], **parameters: Any) -> Any:
+    """Return the result of a function in a new process of the environment of a nox session, with our packages."""
+    python = REPOSITORY / ".nox" / name / "bin" / "python"
+    if not python.exists():
+        raise RuntimeError(f"{python} does not exist; `nox -s {name} --install-only` makes its environment")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"ML_DIAGNOSTICS_DIR": folder, "ML_DIAGNOSTICS_BACKEND": "local"}
+        return _call(str(python), function, settings, parameters)
+
+
 @cache
 def reference_python_of(pins: str) -> Path:
     """Return the Python of a reference's environment, by the name of its pins."""
