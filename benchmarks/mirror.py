@@ -1,4 +1,4 @@
-"""The mirror: what it costs a job, how large it is, how fast it is read, and what a look at a running job costs.
+"""The mirror: what it costs a job, how large it is, how fast it is read, and what a poll of a running job costs.
 
 Through Google's client, against a server on loopback in another process. The job has steps of a second, each with a
 start and two marks of its data loading, written as recorders write them.

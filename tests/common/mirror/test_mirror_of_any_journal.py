@@ -1,4 +1,4 @@
-"""Whatever is in a journal, its mirror has the entries that a reader of the journal finds, each once."""
+"""Mirrors of arbitrary journals: they have the entries that a reader of the journal finds, each once."""
 
 from __future__ import annotations
 
