@@ -258,3 +258,9 @@ def test_without_the_package_the_command_names_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert "pip install ml-diagnostics-fleet" in done.stderr
+
+
+def test_files_of_a_part_are_completed() -> None:
+    done = subprocess.run([str(GOODPUT), "--print-completion", "bash"], capture_output=True, text=True, check=True)
+    assert "_fleet_report___html_COMPGEN=_shtab_compgen_files" in done.stdout
+    assert "_fleet_worst_option_strings" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.command.errors import NotFoundError
-from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
 from ml_diagnostics_fleet.answers import Sums, money_of
 from ml_diagnostics_fleet.job_rows import JobRows
 from ml_diagnostics_fleet.overview import overview_of
 from ml_diagnostics_fleet.rows_files import RowsWriter, write_dimensions
 from ml_diagnostics_fleet.schemas import DIMENSIONS, TABLES
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_goodput_measurement.money import HOUR_NS, Price
 from ml_goodput_measurement.partition import Bucket
 
@@ -36,7 +38,7 @@ FAR_NS = 2**62
 Row = dict[str, Any]
 
 
-def write_rows(mirror: Path, rows: JobRows, as_of_ns: int = NOW_NS) -> None:
+def write_rows(mirror: Path | str, rows: JobRows, as_of_ns: int = NOW_NS) -> None:
     """Write the rows of a fleet, as an engine does."""
     writer = RowsWriter(mirror, as_of_ns, as_of_ns)
     writer.add(rows)
@@ -310,7 +312,7 @@ def assert_problems(reports: FleetReports, expected: Expected, rows: JobRows) ->
             assert {name: getattr(found[key], name) for name in flags} == flags
 
 
-def small_fleet(mirror: Path, **values: Any) -> None:
+def small_fleet(mirror: Path | str, **values: Any) -> None:
     """Write one job that was productive for an hour, and lost one."""
     log, job = "log", values.get("job", "job")
     labels = json.dumps({"team": values.get("team", "llm")})
@@ -431,3 +433,37 @@ def test_a_report_reads_rows_alone(tmp_path: Path) -> None:
     (tmp_path / "v1" / "events" / "damaged.parquet").write_bytes(b"nothing of this is read")
     with FleetReports(tmp_path) as reports:
         assert sum(group.jobs for group in reports.goodput()) == 1
+
+
+def test_a_bucket_has_the_same_answers_as_a_folder(
+    tmp_path: Path, cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cloud_storage_server.environment().items():
+        monkeypatch.setenv(name, value)
+    mirrors: list[Any] = [tmp_path, "gs://test-bucket/fleet"]
+    answers = []
+    for mirror in mirrors:
+        small_fleet(mirror)
+        write_dimensions(mirror, {"prices": table("prices", [price_row(1_000_000)])})
+        with FleetReports(mirror) as reports:
+            answers.append((reports.goodput(), reports.causes(), list(reports.jobs()), reports.hosts()))
+    assert answers[0] == answers[1]
+    assert answers[0][0]
+
+
+def test_without_duckdb_the_version_of_python_that_it_needs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_fleet(tmp_path)
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(DiagnosticsError, match=r"Python 3\.11 or later"):
+        FleetReports(tmp_path)
+
+
+def test_without_prices_none_is_missing(tmp_path: Path) -> None:
+    small_fleet(tmp_path)
+    with FleetReports(tmp_path) as reports:
+        assert not overview_of(reports).quality.counts
+    write_dimensions(tmp_path, {"prices": table("prices", [price_row(1)])})
+    with FleetReports(tmp_path) as reports:
+        assert overview_of(reports).quality.counts == {"no price": 1}

@@ -218,7 +218,7 @@ def overview_of(reports: FleetReports, by: Sequence[str] = _BY_TEAM, *, most: in
         by_share=by_share,
         saving=saving_advice(reports.saves()),
         hosts=find_lemons(reports.hosts()),
-        quality=quality_of(reports.problems()),
+        quality=quality_of(reports.problems(), has_prices=reports.currency is not None),
     )
 
 
@@ -254,11 +254,12 @@ def worst_jobs(jobs: Iterable[JobSums], unit: Unit, most: int) -> tuple[list[Job
     return by_money, [job for _, _, job in sorted(by_share, reverse=True)]
 
 
-def quality_of(problems: Iterable[JobProblems]) -> DataQuality:
+def quality_of(problems: Iterable[JobProblems], *, has_prices: bool = True) -> DataQuality:
     """Return how complete the data are.
 
     Args:
         problems: The jobs with a problem.
+        has_prices: False if there are no prices, so that none is missing.
     """
     quality = DataQuality()
     for job in problems:
@@ -272,7 +273,7 @@ def quality_of(problems: Iterable[JobProblems]) -> DataQuality:
             "no time": job.is_without_time and not job.rules.startswith(ERROR),
             "no chips": job.is_without_chips,
             "no team": job.is_without_team,
-            "no price": job.is_without_price,
+            "no price": job.is_without_price and has_prices,
         }
         for kind, found in kinds.items():
             if found:

@@ -180,11 +180,19 @@ class Program:
             raise CommandError("--print-completion needs shtab; install it with: pip install shtab") from None
 
         parser = self.make_parser()
-        subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-        for action in (action for one in (parser, *subparsers.choices.values()) for action in one._actions):
+        for action in (action for one in _with_parts(parser) for action in one._actions):
             if re.search("PATH|FILE", str(action.metavar)):
                 action.complete = shtab.FILE
         return str(shtab.complete(parser, shell))
+
+
+def _with_parts(parser: argparse.ArgumentParser) -> Iterator[Any]:
+    """Yield a parser, those of its subcommands, and those of their parts."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for part in action.choices.values():
+                yield from _with_parts(part)
 
 
 def nearest_flag(option: str, flags: Iterable[str]) -> str | None:
