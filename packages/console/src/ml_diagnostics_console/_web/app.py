@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import re
 import signal
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from ml_diagnostics_console._web.answers import Answer, NotThereError, json_answer
 from ml_diagnostics_console._web.assets import Asset, Assets
 from ml_diagnostics_console._web.bundle import Bundle
+from ml_diagnostics_console._web.connections import Connection, report_too_many_files_once
 from ml_diagnostics_console._web.guard import SECURITY_HEADERS, SPEEDSCOPE_POLICY, Guard, Token
 from ml_diagnostics_console._web.modules import ModuleError
 from ml_diagnostics_console._web.request_threads import RequestThreads
@@ -105,7 +107,7 @@ class PageServer(uvicorn.Server):
             lifespan="off",
             ws="none",
             loop="asyncio",
-            http="h11",
+            http=Connection,
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=2,
@@ -116,6 +118,7 @@ class PageServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then start what may keep the processor busy."""
+        report_too_many_files_once(asyncio.get_running_loop())
         await super().startup(sockets=sockets)
         self._on_start()
 
