@@ -77,9 +77,12 @@ def test_each_continuous_snapshot_replaces_the_one_before_and_no_other(tmp_path:
     assert known.snapshots == (second,)
     assert set(known.removed) == {path for files in first.files.values() for path in files}
     assert all((tmp_path / "v1" / path).exists() for path in known.removed)
-    late = [rows_of(2, AS_OF_NS + 2)]
-    replace_jobs(tmp_path, late, AS_OF_NS + 8 * DAY_NS)
-    assert not any((tmp_path / "v1" / path).exists() for path in known.removed)
+    # They are deleted after an hour, when the manifest names them no longer.
+    for minutes, exist in ((50, True), (70, False)):
+        replace_jobs(tmp_path, [rows_of(2, AS_OF_NS + minutes)], AS_OF_NS + minutes * 60 * 10**9)
+        assert all((tmp_path / "v1" / path).exists() == exist for path in known.removed)
+    replace_jobs(tmp_path, [rows_of(3, AS_OF_NS)], AS_OF_NS + 200 * 60 * 10**9)
+    assert not set(known.removed) & set(latest_rows(tmp_path).removed)
 
 
 def test_a_snapshot_that_another_process_created_meanwhile_is_the_base(

@@ -45,6 +45,7 @@ _MOST_ROWS: Final = 500_000
 _AS_OF: Final = TABLES["jobs"].get_field_index("as_of_ns")
 _TRIES: Final = 10
 _KEPT_NS: Final = 7 * 86_400 * 10**9
+_HOUR_NS: Final = 3_600 * 10**9
 
 
 class WrittenRows(NamedTuple):
@@ -201,11 +202,7 @@ def replace_jobs(mirror: str | os.PathLike[str], jobs: Iterable[JobRows], now_ns
         if not newer:
             return base
         snapshot = _write_replaced(paths, base, tables, newer, now_ns)
-        kept = tuple(one for one in known.snapshots if not one.continuous)
-        dropped = {
-            path: now_ns for one in known.snapshots if one.continuous for files in one.files.values() for path in files
-        }
-        following = replace(known, snapshots=kept, removed={**known.removed, **dropped})
+        following = _without_continuous(known, now_ns)
         try:
             manifest = commit(mirror, _with_snapshot(following, snapshot, now_ns), now_ns)
         except ManifestConflictError:
@@ -304,6 +301,18 @@ def read_causes(mirror: str | os.PathLike[str]) -> dict[JobKey, dict[int, Cause]
         cause = Cause(row["cause"], row["cause_host"], row["confidence"])
         causes.setdefault(JobKey(row["log"], row["job"]), {})[row["number"]] = cause
     return causes
+
+
+def _without_continuous(known: RowsManifest, now_ns: int) -> RowsManifest:
+    """Return a manifest without continuous snapshots. There is one a minute, so their files are kept for an hour."""
+    removed_ns = now_ns - _KEPT_NS + _HOUR_NS
+    replaced = [path for one in known.snapshots if one.continuous for files in one.files.values() for path in files]
+    removed = {path: at_ns for path, at_ns in known.removed.items() if now_ns - at_ns <= _KEPT_NS + _HOUR_NS}
+    return replace(
+        known,
+        snapshots=tuple(one for one in known.snapshots if not one.continuous),
+        removed={**removed, **dict.fromkeys(replaced, removed_ns)},
+    )
 
 
 def _with_snapshot(known: RowsManifest, snapshot: RowsSnapshot, now_ns: int) -> RowsManifest:
