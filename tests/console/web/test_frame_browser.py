@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,19 +200,32 @@ def test_nothing_is_left_behind_when_pages_are_left(pages: Pages) -> None:
     paths = [f"/runs/{pages.ids[0]}{tab}" for tab in ("", "/metrics", "/stacks", "/logs", "/configs")]
     pages.open("/", "runs")
     pages.browser.call("Performance.enable")
-    counts = []
-    for _ in range(3):
+
+    def walk() -> None:
         for path in (*paths, f"/compare?runs={pages.ids[0]},{pages.ids[1]}", "/"):
             pages.value(
                 "(() => { delete document.documentElement.dataset.ready;"
                 f" history.pushState(null, '', '{path}'); dispatchEvent(new PopStateEvent('popstate')); }})()"
             )
             pages.browser.wait_ready()
+
+    def kept() -> tuple[float, float]:
         pages.browser.call("HeapProfiler.collectGarbage")
         found = {each["name"]: each["value"] for each in pages.browser.call("Performance.getMetrics")["metrics"]}
-        counts.append((found["Nodes"], found["JSEventListeners"]))
-    assert counts[2][0] <= counts[1][0] * 1.05
-    assert counts[2][1] <= counts[1][1] * 1.05
+        return found["Nodes"], found["JSEventListeners"]
+
+    walk()
+    walk()
+    nodes, listeners = kept()
+    for _ in range(3):
+        walk()
+    for _ in range(100):  # What is no longer referenced is collected in several steps.
+        found = kept()
+        if found[0] <= nodes * 1.05 and found[1] <= listeners * 1.05:
+            break
+        time.sleep(0.1)
+    assert found[0] <= nodes * 1.05
+    assert found[1] <= listeners * 1.05
 
 
 def test_the_theme_is_kept_and_not_in_the_url(pages: Pages) -> None:
@@ -270,6 +284,15 @@ def test_logs_open_at_their_end_and_find_lines(pages: Pages) -> None:
     assert pages.parameters()["level"] == "error"
     pages.open(f"/runs/{run}/logs?q=nothing-says-this", "logs")
     assert "No line matches." in pages.value("document.querySelector('main').innerText")
+
+
+def test_a_deleted_run_is_left_out_of_a_comparison(pages: Pages) -> None:
+    pages.open(f"/compare?runs={pages.ids[0]},deleted,{pages.ids[1]}", "compare")
+    assert pages.value("document.querySelector('.page-compare .problem').innerText") == (
+        "Not found, and left out: deleted."
+    )
+    assert pages.value("document.querySelector('.diff thead').innerText").split() == pages.ids[:2]
+    pages.browser.forget()
 
 
 def test_a_page_that_is_not_there_says_so(pages: Pages) -> None:

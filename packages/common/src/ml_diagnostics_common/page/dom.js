@@ -115,7 +115,7 @@ export function copyable(text) {
     title: "Copy",
     "aria-label": `Copy ${visible(text)}`,
     on: { click: () => copyText(text, done) },
-  }, icon("copy"));
+  }, s("svg.icon", { viewBox: "0 0 16 16", "aria-hidden": "true", focusable: "false" }, s("path", { d: COPY })));
   return h("span.copyable", null, h("code", null, text), copy, done);
 }
 
@@ -142,19 +142,8 @@ function copyBySelection(text) {
   return isCopied;
 }
 
-const ICONS = {
-  copy: "M5.5 5.5v-2a1 1 0 0 1 1-1h6a1 1 0 0 1 1 1v6a1 1 0 0 1-1 1h-2M3.5 5.5h6a1 1 0 0 1 1 1v6a1 1 0 0 1-1 1h-6"
-    + "a1 1 0 0 1-1-1v-6a1 1 0 0 1 1-1z",
-  down: "M4 6l4 4 4-4",
-  right: "M6 4l4 4-4 4",
-  close: "M4 4l8 8M12 4l-8 8",
-};
-
-/** A small line icon: copy, down, right, close. */
-export function icon(name) {
-  return s("svg.icon", { viewBox: "0 0 16 16", "aria-hidden": "true", focusable: "false" },
-    s("path", { d: ICONS[name] }));
-}
+const COPY = "M5.5 5.5v-2a1 1 0 0 1 1-1h6a1 1 0 0 1 1 1v6a1 1 0 0 1-1 1h-2M3.5 5.5h6a1 1 0 0 1 1 1v6a1 1 0 0 1-1 1h-6"
+  + "a1 1 0 0 1-1-1v-6a1 1 0 0 1 1-1z";
 
 function apply(element, properties) {
   for (const [name, value] of Object.entries(properties ?? {})) {

@@ -2,18 +2,33 @@
 
 import { add, card, empty, fill, h, setText } from "../../common/dom.js";
 import { formatCount } from "../../common/format.js";
+import { SERIES } from "../draw/tokens.js";
 import { runPath, urlOf } from "../router.js";
-import { askedAxis, replacedBox } from "./metric_controls.js";
-import { seriesSwatch, showDiff } from "./diff_table.js";
+import { askedAxis, choice, legendEntry, replacedBox, smoothing } from "./metric_controls.js";
+import { showDiff } from "./diff_table.js";
 import { showOverlays } from "./overlays.js";
 
 const MOST = 12;
-const SMOOTH_MS = 60;
+
+/** Ask for a comparison; of runs of which some were deleted, those that are left are compared. */
+async function compared(api, ids) {
+  const ask = (runs) => api.json(urlOf("/api/compare", { runs: runs.join(",") }));
+  try {
+    return { answer: await ask(ids), missing: [] };
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    const isThere = await Promise.all(ids.map((id) =>
+      api.json(`/api/runs/${encodeURIComponent(id)}`).then(() => true, ({ status }) => status !== 404)));
+    const there = ids.filter((_, at) => isThere[at]);
+    if (there.length === 0 || there.length === ids.length) throw error;
+    return { answer: await ask(there), missing: ids.filter((_, at) => !isThere[at]) };
+  }
+}
 
 /** Show the page. */
 export async function show(page, api, state) {
   const ids = state.get("runs").split(",").filter(Boolean);
-  const heading = h("h1", null, ids.length === 1 ? "Compare 1 run" : `Compare ${ids.length} runs`);
+  const heading = h("h1", null, ids.length ? `Compare ${formatCount(ids.length, "run")}` : "Compare");
   add(page, h("div.page-head", null, heading));
   if (ids.length < 1) {
     add(page, card(null, {}, empty("No run is chosen. Select runs in the list, then press c, or write their ids here:",
@@ -21,18 +36,18 @@ export async function show(page, api, state) {
     document.documentElement.dataset.ready = "compare";
     return null;
   }
-  const answer = await api.json(urlOf("/api/compare", { runs: ids.slice(0, MOST).join(",") }));
+  const { answer, missing } = await compared(api, ids.slice(0, MOST));
   if (ids.length > MOST) setText(heading, `Compare ${MOST} of ${ids.length} runs`);
+  if (missing.length) add(page, h("p.problem", null, `Not found, and left out: ${missing.join(", ")}.`));
 
   const table = h("div");
   const box = h("input", { type: "checkbox", on: { change: draw } });
   box.checked = state.get("all") === "";
   const count = h("span.second");
-  const controls = h("div.controls.compare-controls");
+  const controls = h("div.controls.metric-controls");
   const charts = h("div.overlays");
   const problem = h("p.second", { role: "status" });
   const again = replacedBox(state, () => overlays.redraw());
-  let smoothing = 0;
   add(page, controls, card("What differs", { id: "what-differs", second: count, right: h("label.check", null, box,
     "only differences") }, table), charts);
 
@@ -42,19 +57,10 @@ export async function show(page, api, state) {
     setText(count, box.checked && hidden > 0 ? `${formatCount(hidden, "key")} equal, or of one run alone` : "");
   }
 
-  function choice(name, label, options) {
-    const group = h("div.segments", { role: "group", "aria-label": label });
-    const shown = () => (name !== "x" ? state.get(name) : askedAxis(state, "step").axis === "step" ? "" : "elapsed");
-    const render = () => fill(group, options.map(([value, title]) => h("button", {
-      type: "button", "aria-pressed": String(shown() === value), on: { click: () => {
-        state.set({ [name]: value, ...(name === "x" ? { from: "", to: "" } : {}) });
-        render();
-        showAxis();
-        overlays.redraw();
-      } },
-    }, title)));
-    render();
-    return group;
+  function change(changes) {
+    state.set(changes);
+    showAxis();
+    overlays.redraw();
   }
 
   function showAxis() {
@@ -64,19 +70,13 @@ export async function show(page, api, state) {
     again.hidden = asked.axis !== "step";
   }
 
-  const smooth = h("input", { type: "range", min: "0", max: "1", step: "0.05", "aria-label": "Smoothing",
-    value: state.get("smooth", "0"), on: { input: () => {
-      clearTimeout(smoothing);
-      smoothing = setTimeout(() => {
-        state.set({ smooth: smooth.value === "0" ? "" : smooth.value });
-        overlays.redraw();
-      }, SMOOTH_MS);
-    } } });
-  fill(controls, choice("x", "Axis", [["", "Step"], ["elapsed", "Elapsed"]]),
-    choice("log", "Scale", [["", "Linear"], ["1", "Log"]]),
-    h("label.check.smooth", null, "Smooth", smooth), again,
-    h("ul.legend", null, answer.runs.map((run, index) => h("li", null, seriesSwatch(index),
-      h("a.name", { href: runPath(run.id) }, run.id)))), problem);
+  fill(controls,
+    choice("Axis", [["", "Step"], ["elapsed", "Elapsed"]], askedAxis(state, "step").axis === "step" ? "" : "elapsed",
+      (x) => change({ x, from: "", to: "" })),
+    choice("Scale", [["", "Linear"], ["1", "Log"]], state.get("log"), (log) => change({ log })),
+    smoothing(state, () => overlays.redraw()), again,
+    h("ul.run-legend", null, answer.runs.map((run, index) => legendEntry(`var(--series-${index % SERIES})`,
+      h("a.name.cut", { href: runPath(run.id), title: run.id }, run.id)))), problem);
   showAxis();
   draw();
   const overlays = showOverlays(charts, api, state, answer.runs.map(({ id }) => id), answer.metrics ?? [],

@@ -20,7 +20,7 @@ const FORMS = {
 };
 
 /** The swatch of a run in overlays: the colours follow the order of the URL. */
-export function seriesSwatch(index) {
+function seriesSwatch(index) {
   return h("span.swatch", { "aria-hidden": "true", css: { "--colour": `var(--series-${index % SERIES})` } });
 }
 
@@ -32,27 +32,27 @@ export function seriesSwatch(index) {
  * @param {{onlyDifferences: boolean, part: string}} options `part`: only keys or values that contain it.
  */
 export function showDiff(place, answer, { onlyDifferences, part = "" }) {
-  const isOne = answer.runs.length === 1;
+  const isAll = !onlyDifferences || answer.runs.length === 1;
   const wanted = part.toLowerCase();
-  const rows = (answer.rows ?? []).filter((row) => (isOne || !onlyDifferences || row.differs) && contains(row, wanted));
+  const rows = (answer.rows ?? []).filter((row) => (isAll || row.differs) && contains(row, wanted));
   const hidden = (answer.rows ?? []).length - rows.length;
   const body = h("tbody");
-  if (!wanted && !isOne) for (const row of answer.top ?? []) body.append(topRow(row));
+  if (!wanted) for (const row of answer.top ?? []) body.append(topRow(row));
   const short = rows.filter((row) => !row.is_long);
   let section = null;
   for (const row of [...short, ...rows.filter((one) => one.is_long)]) {
-    if (row.section !== section && !(onlyDifferences && !isOne)) {
+    if (row.section !== section && isAll) {
       section = row.section;
       body.append(h("tr.diff-section", null, h("th", { colspan: answer.runs.length + 1, scope: "colgroup" },
         sectionTitle(section))));
     }
-    body.append(...configRows(row, answer.runs, isOne));
+    body.append(...configRows(row, answer.runs));
   }
-  const head = !isOne && h("thead", null, h("tr", null, h("td"), answer.runs.map((run, index) =>
+  const head = h("thead", null, h("tr", null, h("td"), answer.runs.map((run, index) =>
     h("th", { scope: "col" }, h("span.diff-run", null, seriesSwatch(index),
       h("a.name", { href: runPath(run.id) }, run.id))))));
   fill(place, h("div.scroll-x", { tabindex: 0, role: "group", "aria-label": "Table" },
-    h("table.diff", { classes: [isOne && "is-one"] }, head, body)));
+    h("table.diff", null, head, body)));
   if (rows.length === 0) {
     add(place, empty(hidden === 0 ? "No config was recorded." : wanted ? `No key or value contains “${part}”.`
       : "All configs that several of these runs have are equal."));
@@ -89,8 +89,8 @@ function topRow({ key, kind, values, buckets = [] }) {
       : (FORMS[kind] ?? String)(value, buckets[at]))));
 }
 
-function configRows(row, runs, isOne) {
-  if (!row.is_long || isOne) {
+function configRows(row, runs) {
+  if (!row.is_long) {
     return [h("tr", null, h("th", { scope: "row" }, breakable(row.key)), row.values.map((value) => {
       const isOdd = row.differs && value !== null && value !== firstOf(row.values);
       return h("td", { classes: [isOdd && "is-odd"] }, value === null ? dash() : long(value));

@@ -43,6 +43,45 @@ export function replacedBox(state, onChange) {
 }
 
 /**
+ * Build buttons of which one is pressed.
+ * @param {string} label
+ * @param {[string, string][]} options Value and title.
+ * @param {string} shown The value of the pressed one.
+ * @param {(value: string) => void} onChoose
+ */
+export function choice(label, options, shown, onChoose) {
+  const buttons = options.map(([value, title]) => h("button", {
+    type: "button", "aria-pressed": String(value === shown), on: { click: (event) => choose(value, event.target) },
+  }, title));
+
+  function choose(value, button) {
+    if (button.getAttribute("aria-pressed") === "true") return;
+    for (const each of buttons) each.setAttribute("aria-pressed", String(each === button));
+    onChoose(value);
+  }
+  return h("div.segments", { role: "group", "aria-label": label }, buttons);
+}
+
+/** Build the slider of smoothing; it writes into the URL. */
+export function smoothing(state, onChange) {
+  let timer = 0;
+  const slider = h("input", { type: "range", min: "0", max: "1", step: "0.05", "aria-label": "Smoothing",
+    value: state.get("smooth", "0"), on: { input() {
+      clearTimeout(timer);
+      timer = setTimeout(() => {
+        state.set({ smooth: slider.value === "0" ? "" : slider.value });
+        onChange();
+      }, SMOOTH_MS);
+    } } });
+  return h("label.check", null, "Smooth", slider);
+}
+
+/** Build the entry of a run in a legend: a line in the colour of its curve, and what names it. */
+export function legendEntry(colour, ...name) {
+  return h("li", null, h("span.chart-swatch", { css: { "--colour": colour } }), name);
+}
+
+/**
  * Build the controls; they write into the URL.
  * @param {{api: Object, state: Object, run: Object, onSettings: () => void, onRuns: () => void}} options
  * @returns {{element: HTMLElement, update: () => void, close: () => void}}
@@ -52,65 +91,48 @@ export function metricControls({ api, state, run, onSettings, onRuns }) {
   const hasSteps = (run.metrics_list ?? []).some(({ has_steps: has }) => has);
   const segments = h("div.controls-part");
   const legend = h("ul.run-legend", { "aria-label": "Runs that are shown" });
-  const whole = button("All", () => setSpan(null), { class: "button small", title: "Show all (0)", hidden: true });
-  let timer = 0;
-  const smooth = h("input", {
-    type: "range", min: "0", max: "1", step: "0.05", "aria-label": "Smoothing", value: state.get("smooth", "0"),
-    on: {
-      input() {
-        clearTimeout(timer);
-        timer = setTimeout(() => {
-          state.set({ smooth: smooth.value === "0" ? "" : smooth.value });
-          onSettings();
-        }, SMOOTH_MS);
-      },
-    },
-  });
+  const whole = button("All", () => showWhole(), { class: "button small", title: "Show all (0)", hidden: true });
   const again = replacedBox(state, onSettings);
   const problem = h("p.second.axis-problem", { role: "status" });
   const overlay = h("div.overlay-choice", null, button("Overlay other runs…", openChoice, { class: "link" }));
   const element = h("div.controls.metric-controls", null, segments,
-    h("label.check", null, "Smooth", smooth), again, whole, legend, !api.isFile && overlay, problem);
+    smoothing(state, onSettings), again, whole, legend, !api.isFile && overlay, problem);
 
-  function choice(name, key, options, byDefault) {
-    const shown = () => (key === "x" ? askedAxis(state, byDefault).axis : state.get(key) || byDefault);
-    return h("div.segments", { role: "group", "aria-label": name }, options.map(([value, title]) => h("button", {
-      type: "button",
-      "aria-pressed": String(shown() === value),
-      on: {
-        click() {
-          if (shown() === value) return;
-          state.set({ [key]: value === byDefault ? "" : value, ...(key === "x" ? { from: "", to: "" } : {}) });
-          update();
-          onSettings();
-        },
-      },
-    }, title)));
-  }
+  const isAlone = () => runs().length === 0;
+  const axis = () => askedAxis(state, hasSteps ? "step" : isAlone() ? "time" : "elapsed");
+  const change = (changes) => {
+    state.set(changes);
+    update();
+    onSettings();
+  };
 
-  function update() {
-    const isAlone = runs().length === 0;
-    const axes = [hasSteps && ["step", "Step"], isAlone && ["time", "Time"], ["elapsed", "Elapsed"]].filter(Boolean);
-    const byDefault = hasSteps ? "step" : isAlone ? "time" : "elapsed";
-    const asked = askedAxis(state, byDefault);
-    setText(problem, asked.problem);
-    problem.hidden = !asked.problem;
-    again.hidden = asked.axis !== "step" || !(run.attempt_list?.length > 1 || runs().length);
-    fill(segments, choice("Axis", "x", axes, byDefault),
-      choice("Scale", "log", [["", "Linear"], ["1", "Log"]], ""),
-      choice("Range", "y", [["", "Robust"], ["full", "Full"]], ""));
-    whole.hidden = !state.get("from");
-    fill(legend, [run.id, ...runs()].map((id, index) => h("li", null,
-      h("span.chart-swatch", { css: { "--colour": isAlone ? "var(--curve)" : `var(--series-${index % SERIES})` } }),
-      h("bdi.name.cut", { title: id }, id),
+  /** Show what follows from the runs that are drawn. */
+  function showRuns() {
+    const axes = [hasSteps && ["step", "Step"], isAlone() && ["time", "Time"], ["elapsed", "Elapsed"]].filter(Boolean);
+    fill(segments,
+      choice("Axis", axes, axis().axis, (x) => change({ x: x === axes[0][0] ? "" : x, from: "", to: "" })),
+      choice("Scale", [["", "Linear"], ["1", "Log"]], state.get("log"), (log) => change({ log })),
+      choice("Range", [["", "Robust"], ["full", "Full"]], state.get("y"), (y) => change({ y })));
+    fill(legend, [run.id, ...runs()].map((id, index) => legendEntry(
+      isAlone() ? "var(--curve)" : `var(--series-${index % SERIES})`, h("bdi.name.cut", { title: id }, id),
       index > 0 && h("button.remove", {
         type: "button", "aria-label": `Remove ${id}`, on: { click: () => remove(id) },
       }, "×"))));
+    update();
+  }
+
+  /** Show what follows from the URL. */
+  function update() {
+    const asked = axis();
+    setText(problem, asked.problem);
+    problem.hidden = !asked.problem;
+    again.hidden = asked.axis !== "step" || !(run.attempt_list?.length > 1 || !isAlone());
+    whole.hidden = !state.get("from");
   }
 
   function setRuns(ids) {
     state.set({ with: ids.join(",") });
-    update();
+    showRuns();
     onRuns();
   }
 
@@ -132,35 +154,24 @@ export function metricControls({ api, state, run, onSettings, onRuns }) {
     const options = h("datalist", { id: "overlay-runs" }, offered);
     const input = h("input", {
       type: "text", list: "overlay-runs", placeholder: "Name of a run", "aria-label": "Run to lay over this one",
-      on: { change: take, keydown: (event) => event.key === "Escape" && close() },
+      on: { change: take, keydown: (event) => event.key === "Escape" && closeChoice() },
     });
     function take() {
       if (near.some(({ id }) => id === input.value) && runs().length < MOST_RUNS - 1) setRuns([...runs(), input.value]);
-      close();
+      closeChoice();
     }
     fill(overlay, h("div.field", null, input), options,
       h("a", { href: urlOf("/compare", { runs: [run.id, ...runs()].join(",") }) }, "Compare"));
     input.focus();
   }
 
-  function close() {
+  function closeChoice() {
     fill(overlay, button("Overlay other runs…", openChoice, { class: "link" }));
   }
 
-  function setSpan(span) {
-    state.set({ from: span?.[0], to: span?.[1] });
-    update();
-    onSettings();
-  }
+  const showWhole = () => change({ from: "", to: "" });
 
-  const stop = bindKeys({ 0: () => (state.get("from") ? setSpan(null) : false) });
-  update();
-  return {
-    element,
-    update,
-    close() {
-      clearTimeout(timer);
-      stop();
-    },
-  };
+  const close = bindKeys({ 0: () => (state.get("from") ? showWhole() : false) });
+  showRuns();
+  return { element, update, close };
 }

@@ -22,7 +22,8 @@ export async function show(page, api, state) {
   const place = h("div.stack", null, working());
   const list = h("nav.profile-list", { "aria-label": "Profiles" },
     sessions.map((session) => sessionLink(run, session, chosen)));
-  add(page, h("div.profile-body", null, card("Profiles", { second: String(sessions.length) }, list), place));
+  add(page, sessions.length === 0 ? place
+    : h("div.profile-body", null, card("Profiles", { second: String(sessions.length) }, list), place));
   const drawing = import("../../xprofiler/profile_summary.js"); // On its way while the profile is read.
   drawing.catch(() => {}); // It is missing where xprofiler is: then there is no summary either.
   let summary = null;
