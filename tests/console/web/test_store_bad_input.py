@@ -1,4 +1,4 @@
-"""The store with what nobody hoped for: thousands of metrics, long names, hostile texts, long columns."""
+"""The store with input that no job should write: thousands of metrics, long names, hostile texts, long columns."""
 
 from __future__ import annotations
 

@@ -1,20 +1,15 @@
-"""The server of the page: routes over the store, its static files and its events, behind the guard."""
+"""The application of the page: routes over the store, its static files and its events, behind the guard."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import re
-import signal
-import socket
 import sys
 import threading
 import zlib
-from collections.abc import AsyncGenerator, Callable, Sequence
-from types import FrameType
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Final
 
-import uvicorn
 from ml_diagnostics_common.texts import one_line
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -24,7 +19,6 @@ from starlette.routing import Route
 from ml_diagnostics_console._web.answers import Answer, NotThereError, json_answer
 from ml_diagnostics_console._web.assets import Asset, Assets
 from ml_diagnostics_console._web.bundle import Bundle
-from ml_diagnostics_console._web.connections import Connection, report_too_many_files_once
 from ml_diagnostics_console._web.guard import SECURITY_HEADERS, SPEEDSCOPE_POLICY, Guard, Token
 from ml_diagnostics_console._web.modules import ModuleError
 from ml_diagnostics_console._web.request_threads import RequestThreads
@@ -37,7 +31,7 @@ if TYPE_CHECKING:
     from ml_diagnostics_console._web.refreshing import Refreshing
     from ml_diagnostics_console._web.store import Store
 
-__all__ = ["GREATEST_ANSWER_BYTES", "PageServer", "make_app"]
+__all__ = ["GREATEST_ANSWER_BYTES", "make_app"]
 
 GREATEST_ANSWER_BYTES: Final = 8 * 1024 * 1024
 
@@ -87,62 +81,6 @@ def make_app(
         exception_handlers={Exception: _failed},
     )
     return _Guarded(app, guard, token, page)
-
-
-class PageServer(uvicorn.Server):
-    """Uvicorn, ended by SIGTERM, SIGINT and SIGHUP alike: the normal end of this command.
-
-    Args:
-        app: The application.
-        on_start: Called once, when requests are answered.
-        on_end: Called once, when the end is requested.
-    """
-
-    def __init__(self, app: ASGIApp, on_start: Callable[[], None], on_end: Callable[[], None]) -> None:
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            loop="asyncio",
-            http=Connection,
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=2,
-            timeout_keep_alive=30,
-        )
-        super().__init__(config)
-        self._on_start, self._on_end = on_start, on_end
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then start what may keep the processor busy."""
-        report_too_many_files_once(asyncio.get_running_loop())
-        await super().startup(sockets=sockets)
-        self._on_start()
-
-    def run_on(self, sockets: list[socket.socket]) -> None:
-        """Serve until a signal."""
-        self.run(sockets=sockets)
-
-    def end(self) -> None:
-        """End soon; callable from any thread."""
-        if not self.should_exit:
-            self.should_exit = True
-            self._on_end()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End at a signal; a second Ctrl-C does not wait for open connections."""
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
-        self.end()
-
-    def install_signals(self) -> None:
-        """Handle SIGHUP, too: the terminal was closed. Signals that are ignored, as under nohup, stay so."""
-        hangup = getattr(signal, "SIGHUP", None)
-        if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
-            signal.signal(hangup, self.handle_exit)
 
 
 class _Page:

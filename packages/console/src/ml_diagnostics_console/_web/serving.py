@@ -102,9 +102,10 @@ def serve(
         report: Prints a note for the user.
         on_ready: Called when requests are answered.
     """
-    from ml_diagnostics_console._web.app import PageServer, make_app
+    from ml_diagnostics_console._web.app import make_app
     from ml_diagnostics_console._web.assets import Assets
     from ml_diagnostics_console._web.event_stream import EventStream
+    from ml_diagnostics_console._web.page_server import PageServer
     from ml_diagnostics_console._web.refreshing import Refreshing
     from ml_diagnostics_console._web.store import Store
 

@@ -42,7 +42,7 @@ def json_block(name: str, text: str) -> Markup:
 
     Args:
         name: Its id.
-        text: JSON. Without "<", which JSON can write in another way, nothing in it ends the element.
+        text: JSON. Its "<" are written as escapes, so that nothing in it ends the element.
     """
     return element("script", Markup(text.replace("<", "\\u003c")), type="application/json", id=name)
 

@@ -12,7 +12,7 @@ from ml_diagnostics_common import page
 __all__ = ["FOLDERS", "StaticFile", "read_static_files"]
 
 FOLDERS: Final = MappingProxyType({"common/": page.FOLDER, "xprofiler/": Path(__file__).parent / "static"})
-"""The folders by what the names of their files begin with. The page of `mldiagnostics ui` has the same names."""
+"""The folders by the start of the names of their files. The page of `mldiagnostics ui` has the same names."""
 
 _MEDIA_TYPES: Final = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 
