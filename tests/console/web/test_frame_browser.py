@@ -196,6 +196,16 @@ def test_the_focus_stays_on_the_tab_that_was_opened(pages: Pages) -> None:
     assert pages.value("document.activeElement.id") == "main"
 
 
+def test_a_button_above_the_charts_keeps_the_focus(pages: Pages) -> None:
+    pages.open(f"/runs/{pages.ids[0]}/metrics", "metrics")
+    pages.value("[...document.querySelectorAll('.segments button')].find((each) => each.innerText === 'Log').focus()")
+    pages.press("Enter")
+    pages.browser.wait_for("location.search === '?log=1'")
+    assert pages.value("document.activeElement.innerText") == "Log"
+    assert pages.value("document.activeElement.getAttribute('aria-pressed')") == "true"
+    assert pages.value("document.querySelectorAll('[aria-label=Scale] [aria-pressed=true]').length") == 1
+
+
 def test_nothing_is_left_behind_when_pages_are_left(pages: Pages) -> None:
     paths = [f"/runs/{pages.ids[0]}{tab}" for tab in ("", "/metrics", "/stacks", "/logs", "/configs")]
     pages.open("/", "runs")
