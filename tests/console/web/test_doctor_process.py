@@ -38,6 +38,16 @@ def process(failed: Page, failed_folder: Path) -> Iterator[DoctorProcess]:
     process.end()
 
 
+def started_doctor(server: Served) -> int:
+    """Return the id of the server's doctor once it runs its program: before that, it keeps the server waiting."""
+
+    def doctors() -> list[int]:
+        return [pid for pid in server.children() if b"doctor_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    wait_until(lambda: bool(doctors()), LONG_SECONDS)
+    return doctors()[0]
+
+
 def run_id(page: Page) -> str:
     assert page.run is not None
     return page.run.id
@@ -132,8 +142,7 @@ def test_an_export_that_waits_for_a_stopped_doctor_does_not_keep_the_server(fail
 
         request = threading.Thread(target=export)
         request.start()
-        wait_until(lambda: bool(server.children()), LONG_SECONDS)
-        (child,) = server.children()
+        child = started_doctor(server)
         os.kill(child, signal.SIGSTOP)
         code, _, _ = server.end()
         assert code == 0
@@ -365,3 +374,22 @@ def test_a_doctor_that_works_is_ended_by_the_end_of_its_store(restarted: Page) -
     assert time.monotonic() - started < LONG_SECONDS / 2
     assert doctor.ask(first)["state"] in ("ready", "working")
     assert slow.asked == [first.id]
+
+
+def test_many_exports_that_wait_leave_the_page_its_threads(failed: Page, failed_folder: Path) -> None:
+    with served(failed_folder) as server:
+        server.json("/api/runs")
+
+        def export() -> None:
+            with suppress(OSError, HTTPException):  # The server ends before it answers.
+                server.get(f"/api/runs/{run_id(failed)}/case.html")
+
+        requests = [threading.Thread(target=export) for _ in range(40)]
+        for request in requests:
+            request.start()
+        child = started_doctor(server)
+        os.kill(child, signal.SIGSTOP)
+        assert server.get("/api/runs").status == 200
+        assert server.end()[0] == 0
+        for request in requests:
+            request.join(LONG_SECONDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import re
 import sys
-import threading
 import zlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -50,7 +49,6 @@ _OPEN_TO_ALL: Final = ("/favicon.ico", "/api/token")
 """Paths that are answered without the cookie of the token: they hold no data."""
 _STATIC: Final = "/static/"
 _WITH_VERSION: Final = re.compile(r"v/(\w+)/(.+)")
-_EXPORT_WAIT_SECONDS: Final = 10.0
 _LONGEST_FAILURE: Final = 500
 _FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 
@@ -91,7 +89,8 @@ class _Page:
     ) -> None:
         self._store, self._refreshing, self._stream = store, refreshing, stream
         self._assets, self._bundle, self._token = assets, Bundle(assets), token
-        self._exporting, self._threads = threading.Lock(), RequestThreads()
+        self._threads = RequestThreads()
+        self._exports = RequestThreads(1)  # Each takes the processor for seconds; those that wait keep no thread.
 
     async def static(self, request: Request) -> Response:
         """Answer a file; at a path with its version, for ever."""
@@ -157,25 +156,21 @@ class _Page:
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
     async def api(self, request: Request) -> Response:
-        return await self._threads.call(lambda: self._answer(request))
-
-    def _answer(self, request: Request) -> Response:
-        self._refreshing.freshen()
-        path, query = _raw_path(request), dict(request.query_params)
+        path = _raw_path(request)
         case = _CASE.fullmatch(path)
-        answer = self._case(case[1]) if case is not None else handle(self._store, path, query)
-        return _respond(answer, request)
+        if case is not None:
+            return await self._exports.call(lambda: self._export(request, case[1]))
+        return await self._threads.call(lambda: self._answer(request, path))
 
-    def _case(self, run_id: str) -> Answer:
+    def _answer(self, request: Request, path: str) -> Response:
+        self._refreshing.freshen()
+        return _respond(handle(self._store, path, dict(request.query_params)), request)
+
+    def _export(self, request: Request, run_id: str) -> Response:
         from ml_diagnostics_console._web.case_file import case_answer
 
-        # It takes the processor for seconds: one at a time. Those that wait keep a thread each, so not for long.
-        if not self._exporting.acquire(timeout=_EXPORT_WAIT_SECONDS):
-            return json_answer({"error": "another case file is being made; try again in a moment"}, 503)
-        try:
-            return case_answer(self._store, run_id, self._assets)
-        finally:
-            self._exporting.release()
+        self._refreshing.freshen()
+        return _respond(case_answer(self._store, run_id, self._assets), request)
 
     def _redirect_to_last(self, rest: str, query: str) -> Response:
         self._refreshing.freshen()
