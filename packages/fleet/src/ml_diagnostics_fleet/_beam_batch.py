@@ -185,7 +185,7 @@ class _Counted:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for blob in self._blobs:
-            for batch in pa.ipc.open_stream(blob):
+            for batch in pa.ipc.open_stream(blob, options=pa.ipc.IpcReadOptions(use_threads=False)):
                 self.rows += batch.num_rows
                 if self.rows > local_engine.MOST_EVENTS:
                     raise ValueError(f"more than {local_engine.MOST_EVENTS:,} events")
@@ -194,7 +194,8 @@ class _Counted:
 
 def _encoded(batch: pa.RecordBatch) -> bytes:
     sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
         stream.write_batch(batch)
     return sink.getvalue()
 

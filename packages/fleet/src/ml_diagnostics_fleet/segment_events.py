@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from ml_diagnostics_common.entry import SeenSequences
+from ml_diagnostics_common.entry import LogEntry, SeenSequences
 from ml_diagnostics_common.journal import log_folder_name
 from ml_diagnostics_common.mirror.names import EndName, SegmentName, parse_name, plain_log_id, segments_path
 from ml_diagnostics_common.mirror.reader import MirrorReader
@@ -78,14 +79,30 @@ class SegmentEvents:
             NewerFormatError: The mirror was written by a newer version.
             StorageError: It cannot be listed or read.
         """
-        collected = EventTables(self._log)
-        for entries in self._reader.read_new():
-            collected.add(entries)
-            if len(collected) >= _MOST_EVENTS:
-                yield from collected.take().items()
-        yield from collected.take().items()
+        entries = self._reader.read_new()
+        is_rest = False
+        while not is_rest:
+            tables, is_rest = self._next_tables(entries)
+            yield from tables.items()
         self.state.seen = SeenSequences.from_json(self._reader.position()["mirror"]["seen"])
         self.state.ended |= {writer.writer for writer in self._reader.writers() if writer.has_ended}
+
+    def _next_tables(self, entries: Iterator[list[LogEntry]]) -> tuple[dict[JobKey, pa.Table], bool]:
+        """Return the next events of each job, and True if there are no more.
+
+        Entries have no reference cycles, and a collection of garbage takes a third of the time where Beam is loaded.
+        """
+        collected, collects = EventTables(self._log), gc.isenabled()
+        gc.disable()
+        try:
+            for some in entries:
+                collected.add(some)
+                if len(collected) >= _MOST_EVENTS:
+                    return collected.take(), False
+            return collected.take(), True
+        finally:
+            if collects:
+                gc.enable()
 
 
 def parts_of_logs(mirror: str | os.PathLike[str]) -> list[LogPart]:
