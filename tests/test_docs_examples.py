@@ -29,7 +29,9 @@ PAGES = sorted(
 MOST_WORDS = 4_000
 VARYING = {"program", "startup", "unknown"}
 """Buckets that a report omits if no time was in them."""
-if version("jaxlib") < "0.7":  # On Python 3.10: its profiles have only some of a CPU's operations.
+if (
+    find_spec("jaxlib") and version("jaxlib") < "0.7"
+):  # On Python 3.10: its profiles have only some of a CPU's operations.
     VARYING |= {"compute", "bound"}
 FENCE = re.compile(r"(?P<indent> *)```(?P<language>\w*)")
 NEEDS = re.compile(r"<!-- needs: (.+) -->")
@@ -110,7 +112,8 @@ def test_the_examples_of_a_page_run(page: str, tmp_path: Path) -> None:
     needs = NEEDS.search((ROOT / page).read_text(encoding="utf-8"))
     for package in needs[1].split(", ") if needs else ():
         if find_spec(package.split(".")[0]) is None:
-            pytest.skip(f"{package} is not installed: `nox -s integrations` has it")
+            session = "beam" if package == "apache_beam" else "integrations"
+            pytest.skip(f"{package} is not installed: `nox -s {session}` has it")
     done = run_page(ROOT / page, tmp_path)
     assert done.returncode == 0, textwrap.indent(done.stdout[-2000:] + done.stderr[-4000:], "    ")
     missing = {word for word in words_shown(ROOT / page) - VARYING if word not in done.stdout + done.stderr}
