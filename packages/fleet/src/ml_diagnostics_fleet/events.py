@@ -73,7 +73,7 @@ class EventTables:
         self._reader = EventRowReader()
         self._jobs: dict[str, _Columns] = {}
         self._contexts: dict[int, tuple[Any, int]] = {}
-        """By the id of each context: the context, which so lives, and the index of its writer."""
+        """Contexts by their ids, so that each lives, and the index of its writer."""
         self._writers: list[tuple[int, str, str, str]] = []
         """Process index, name, host and other labels."""
         self.without_job = 0
