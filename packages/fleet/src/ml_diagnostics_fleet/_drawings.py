@@ -18,11 +18,12 @@ __all__ = ["bars", "trend"]
 _WIDTH, _HEIGHT = 640, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 36, 20, 14, 24
 _MOST_WEEKS = 26
+_MOST_GROUPS = 30
 
 
 def bars(view: FleetOverview) -> str:
     """Draw a bar for each group, with the shares of its buckets."""
-    groups = view.ordered_groups
+    groups = view.largest_groups(_MOST_GROUPS)
     lost = lost_or_time(view, [group.lost for group in groups])
     rows = "".join(
         f'<div class="bar-name cut" title="{escape(_name(group))}">{escape(_name(group))}</div>'
@@ -35,6 +36,9 @@ def bars(view: FleetOverview) -> str:
         f'<li><span class="swatch" style="--colour:{_colour(bucket)}"></span> {escape(BUCKET_NAMES[bucket])}</li>'
         for bucket in view.buckets
     )
+    if len(groups) < len(view.groups):
+        note = f"the {len(groups):,} of {len(view.groups):,} groups that lost most; all are in the table"
+        legend += f"<li>{note}</li>"
     return f'<div class="bars">{rows}</div><ul class="legend second">{legend}</ul>'
 
 

@@ -172,6 +172,12 @@ class FleetOverview:
             return list(self.groups)
         return sorted(self.groups, key=lambda group: (-self.lost(group.lost), group.key))
 
+    def largest_groups(self, most: int) -> list[GroupSums]:
+        """Return the groups that lost most, in the order of all groups."""
+        lost = sorted(self.groups, key=lambda group: (-self.lost(group.lost), group.key))[:most]
+        keys = {group.key for group in lost}
+        return [group for group in self.ordered_groups if group.key in keys]
+
     def shares(self, group: GroupSums) -> dict[Bucket, Fraction]:
         """Return the shares of the buckets in the time of a group, in the order of reports."""
         whole = self.unit.of(group.all)

@@ -36,10 +36,12 @@ _TREND: Final = 1.9
 _LEGEND_LINE: Final = 0.21
 _LEGEND_COLUMNS: Final = 4
 _ABOVE, _BETWEEN, _BELOW = 0.9, 0.6, 0.4
-_LEFT, _RIGHT = 0.16, 0.8
-"""Inches, as all heights; `_LEFT` and `_RIGHT` are shares of the width."""
+"""Inches, as all heights."""
+_RIGHT: Final = 0.82
+_CHARACTER: Final = 0.0059
+"""Shares of the width, the second for a character of a name."""
 _MOST_GROUPS: Final = 24
-_NAME: Final = 26
+_NAME: Final = 44
 
 
 def draw_fleet(view: FleetOverview, path: str | os.PathLike[str], *, dark: bool = False) -> None:
@@ -53,30 +55,41 @@ def draw_fleet(view: FleetOverview, path: str | os.PathLike[str], *, dark: bool 
     Raises:
         OSError: The file cannot be written.
     """
-    groups = view.ordered_groups[-_MOST_GROUPS:] if "week" in view.by else view.ordered_groups[:_MOST_GROUPS]
+    groups = view.largest_groups(_MOST_GROUPS)
     buckets = view.buckets
     legend = _LEGEND_LINE * -(-len(buckets) // _LEGEND_COLUMNS)
     bars = _BAR * max(1, len(groups))
     height = _ABOVE + bars + legend + _BETWEEN + _TREND + _BELOW
     figure = new_figure(_WIDTH, height)
+    left = 0.05 + _CHARACTER * max((len(_name(group)) for group in groups), default=0)
     top = 1 - _ABOVE / height
-    axes = figure.add_axes((_LEFT, top - bars / height, _RIGHT - _LEFT, bars / height))
+    axes = figure.add_axes((left, top - bars / height, _RIGHT - left, bars / height))
     _draw_bars(axes, view, groups)
     _draw_legend(figure, axes, buckets, top - bars / height - 0.06 / height)
-    _draw_trend(figure.add_axes((_LEFT, _BELOW / height, _RIGHT - _LEFT, _TREND / height)), view)
+    _draw_trend(figure.add_axes((left, _BELOW / height, _RIGHT - left, _TREND / height)), view)
     whole = goodput(view.unit, view.productive, view.all)
     title = f"{format_count(view.snapshot.jobs, 'job')}: {whole} goodput, as of {format_clock(view.snapshot.as_of_ns)}"
     figure.text(0.02, 1 - 0.32 / height, title, fontsize=12, color=INK, va="center", parse_math=False)
     figure.text(
         0.02,
         1 - 0.6 / height,
-        f"share of {view.unit.name} by {', '.join(view.by)}",
+        f"share of {view.unit.name} by {', '.join(view.by)}{_left_out(view, groups)}",
         fontsize=9,
         color=FAINT,
         va="center",
         parse_math=False,
     )
     save_figure(figure, os.fspath(path), dark=dark)
+
+
+def _name(group: GroupSums) -> str:
+    return one_line(", ".join(group.key), _NAME)
+
+
+def _left_out(view: FleetOverview, groups: list[GroupSums]) -> str:
+    """Return a note on groups that are not drawn."""
+    count = len(view.groups)
+    return "" if len(groups) == count else f": the {len(groups):,} of {count:,} that lost most"
 
 
 def _draw_bars(axes: Axes, view: FleetOverview, groups: list[GroupSums]) -> None:
@@ -93,7 +106,7 @@ def _draw_bars(axes: Axes, view: FleetOverview, groups: list[GroupSums]) -> None
         ):
             axes.text(x, row, text, va="center", ha="right", fontsize=8.5, color=INK, parse_math=False)
     axes.set_yticks(range(len(groups)))
-    names: Any = axes.set_yticklabels([one_line(", ".join(group.key), _NAME) for group in groups])
+    names: Any = axes.set_yticklabels([_name(group) for group in groups])
     for name in names:
         name.set(fontsize=9, color=INK, parse_math=False)
     axes.set_ylim(max(1, len(groups)) - 0.5, -0.5)
