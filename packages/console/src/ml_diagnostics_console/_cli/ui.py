@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["UiCommand", "require_web", "source_of"]
 
-_NEEDED: Final = ("starlette", "uvicorn", "numpy", "rcssmin", "rjsmin")
+_NEEDED: Final = ("starlette", "uvicorn", "h11", "numpy", "rcssmin", "rjsmin")
 
 
 class UiCommand:
