@@ -56,7 +56,7 @@ def write_mirror(mirror: Path, members: list[Job]) -> None:
     compact(mirror, now_ns=NOW_NS, through_ns=_ALL_DAYS, rolls_up=False)
 
 
-def rows_of_snapshot(mirror: Path, snapshot: RowsSnapshot | None) -> dict[str, list[dict[str, Any]]]:
+def rows_of_snapshot(mirror: Path | str, snapshot: RowsSnapshot | None) -> dict[str, list[dict[str, Any]]]:
     """Return all rows by table, in the order of their keys."""
     assert snapshot is not None
     tables = {name: read_table(mirror, snapshot, name) for name in TABLES}

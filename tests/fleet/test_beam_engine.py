@@ -8,15 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from ml_diagnostics_common.storage import storage_for
 from ml_diagnostics_fleet import local_engine
 from ml_diagnostics_fleet.beam_engine import PipelineError, run_beam
+from ml_diagnostics_fleet.compact import compact
 from ml_diagnostics_fleet.job_rows import JobRows, job_rows
 from ml_diagnostics_fleet.local_engine import FleetRun, qualities_of, run_local
 from ml_diagnostics_fleet.manifest import latest_events, latest_rows
 from ml_diagnostics_fleet.rows_files import write_dimensions
 from ml_diagnostics_fleet.schemas import EVENTS, TABLES, JobKey
 from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet, dimension_tables
-from ml_diagnostics_fleet.synthetic_files import write_event_files
+from ml_diagnostics_fleet.synthetic_files import write_event_files, write_segments
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 from .beam_fleets import assert_same_rows, generated_fleets, in_order, quiet, rows_of_snapshot, write_mirror
 from .fleets import NOW_NS
@@ -66,6 +69,19 @@ def test_rows_of_two_worker_processes_are_those_of_one_machine(mirror: Path, exp
 
 def test_rows_of_a_function_in_duckdb_are_those_of_one_machine(mirror: Path, expected: Rows) -> None:
     assert_same_rows(rows_in_duckdb(mirror), expected)
+
+
+def test_rows_of_a_bucket_are_those_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = "gs://bucket/team/mirror"
+    with CloudStorageServer(buckets=["bucket"]) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        write_segments(bucket, SyntheticFleet(seed=4, jobs=3, events=900))
+        compact(bucket, now_ns=AS_OF_NS)
+        expected = rows_of_snapshot(bucket, run_local(bucket, AS_OF_NS, processes=1).snapshot)
+        for how in ({}, {"source": "segments"}, {"options": TWO_PROCESSES}):
+            assert_same_rows(rows_of_snapshot(bucket, run_beam(bucket, AS_OF_NS, **how).snapshot), expected)
+        storage_for(bucket).close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
