@@ -26,6 +26,7 @@ _SMALLEST_CHUNK_BYTES = 2**14
 _ALL_CHUNKS_BYTES = 16 * 2**20  # Of all writers together; in memory an entry takes about five times its line.
 
 _timestamp_ns = attrgetter("timestamp_ns")
+_sequence = attrgetter("sequence")
 
 
 class EntryReader(Protocol):
@@ -340,9 +341,9 @@ _END = (2**63, 0)
 
 
 def in_order(entries: list[LogEntry]) -> list[LogEntry]:
-    """Return the entries by time. Most often they are sorted; threads may write a few lines out of order."""
-    times = list(map(_timestamp_ns, entries))
-    if times != sorted(times):
+    """Return the entries by time and number. Most often they are sorted; threads may write a few lines out of order."""
+    times, numbers = list(map(_timestamp_ns, entries)), list(map(_sequence, entries))
+    if times != sorted(times) or numbers != sorted(numbers):
         entries.sort(key=lambda entry: (entry.timestamp_ns, entry.sequence))
     return entries
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.guard import Counters, warn_once
-from ml_diagnostics_common.journal import Segment, list_segments
+from ml_diagnostics_common.journal import JournalPosition, Segment, list_segments
 from ml_diagnostics_common.mirror._bucket import Bucket
 from ml_diagnostics_common.mirror._journal_lines import JournalLines, Lines, position_behind
 from ml_diagnostics_common.mirror._notes import MirrorNote, lock_path, read_note, write_note
@@ -152,6 +152,8 @@ class Upload:
     def write_next(self, segments: Sequence[Segment], *, ended: bool) -> WrittenObject | None:
         """Write the next object, and then the note on it.
 
+        Objects of the same name, which another process wrote, are passed over as far as they reach.
+
         Args:
             segments: The writer's segments as they are now.
             ended: True if the writer cannot write any more.
@@ -163,28 +165,43 @@ class Upload:
             StorageError: The object cannot be created: the next call tries the same one again.
             OSError: The journal cannot be read.
         """
-        while self._pending is None:
+        while (pending := self._pending or self._next(segments, ended=ended)) is not None:
+            self._pending = pending
+            name, data, lines = pending
+            self._counters.add("requests")
+            is_created = self._bucket.create(self.paths.path(name), data)
+            end = lines.end if is_created else self._end_of(name, segments) or lines.end
+            self.note = self.note._replace(
+                position=end, last=max(self.note.last, name.last), day=name.day, written_ns=time.time_ns()
+            )
+            self._pending = None
+            self._save()
+            self._counters.add("objects")
+            self._counters.add("mirrored", lines.entries)
+            self._counters.add("bytes", len(data))
+            if is_created:
+                return WrittenObject(name, lines.first_ns, len(lines.text), lines.entries)
+            self._counters.add("refused_creates")
+        return None
+
+    def _next(self, segments: Sequence[Segment], *, ended: bool) -> _Pending | None:
+        """Return the next object; None if the mirror has everything."""
+        while True:
             lines = self._lines.next(segments, self.note.position, most_bytes=self.object_bytes, ended=ended)
             if lines is None:
                 return None
             if lines.entries:
                 name = SegmentName(day_of(lines.first_ns), self.writer, lines.first, lines.last, 0)
-                self._pending = _Pending(name, encode_segment(lines.header, lines.text, 0), lines)
-            else:  # Nothing but damaged lines.
-                self.note = self.note._replace(position=lines.end)
-        name, data, lines = self._pending
-        self._counters.add("requests")
-        if not self._bucket.create(self.paths.path(name), data):
-            self._counters.add("refused_creates")  # An object of the same range: another process wrote it.
-        self._counters.add("objects")
-        self._counters.add("mirrored", lines.entries)
-        self._counters.add("bytes", len(data))
-        self.note = self.note._replace(
-            position=lines.end, last=max(self.note.last, name.last), day=name.day, written_ns=time.time_ns()
-        )
-        self._pending = None
-        self._save()
-        return WrittenObject(name, lines.first_ns, len(lines.text), lines.entries)
+                return _Pending(name, encode_segment(lines.header, lines.text, 0), lines)
+            self.note = self.note._replace(position=lines.end)  # Nothing but damaged lines.
+
+    def _end_of(self, name: SegmentName, segments: Sequence[Segment]) -> JournalPosition | None:
+        """Return the position behind an object that another process wrote.
+
+        It may have fewer lines than ours of the same range: a late line between them may have come meanwhile.
+        """
+        last = self._last_line_of(name)
+        return None if last is None else position_behind(segments, self.note.position, last)
 
     def write_end(self, by: str) -> None:
         """Write that the writer has ended, and that all of it is in the mirror.
