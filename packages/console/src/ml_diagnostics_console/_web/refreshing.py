@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from ml_diagnostics_console._web.allocator import give_back
+
 __all__ = ["Refreshable", "Refreshing"]
 
 _INTERVAL_SECONDS: Final = 1.0
@@ -14,6 +16,8 @@ _IDLE_INTERVAL_SECONDS: Final = 15.0
 _IDLE_AFTER_SECONDS: Final = 20.0
 _MOST_WAIT_SECONDS: Final = 2.0
 _FIRST_WAIT_SECONDS: Final = 0.7
+_GIVE_BACK_SECONDS: Final = 20.0
+"""Answers of large runs leave up to 40 MB free in the process. Giving it back takes some milliseconds."""
 
 
 class Refreshable(Protocol):
@@ -51,7 +55,7 @@ class Refreshing:
         self._interval_seconds, self._idle_seconds = interval_seconds, idle_seconds
         self._changed = threading.Condition()
         self._watchers = 0
-        self._seen_at = time.monotonic()
+        self._seen_at = self._given_back_at = time.monotonic()
         self._read_at = float("-inf")
         self._is_wanted = False
         self._is_stopping = False
@@ -108,6 +112,10 @@ class Refreshing:
             if self._store.cursor != before:
                 for listener in self._listeners:
                     listener()
+            now = time.monotonic()
+            if self._seen_at > self._given_back_at and now - self._given_back_at >= _GIVE_BACK_SECONDS:
+                self._given_back_at = now
+                give_back()
             with self._changed:
                 if self._waits_in_vain():
                     return
