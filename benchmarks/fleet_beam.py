@@ -25,7 +25,7 @@ _WHOLE_US, _GROUPED_US = 1.6, 2.5
 _PROTOTYPE = {"local": "1.0 µs", "whole": "1.3 µs, 150 MB", "two": "1.3 µs", "grouped": "2.1 µs, 452 MB"}
 
 
-def run_engine(mirror: str, engine: str, source: str, options: list[str]) -> dict[str, float]:
+def run_engine(mirror: str, engine: str, source: str, options: list[str]) -> dict[str, Any]:
     """Apply the map to all jobs of a mirror."""
     from ml_diagnostics_fleet.beam_engine import run_beam
     from ml_diagnostics_fleet.local_engine import run_local
