@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 from collections.abc import Callable
 
@@ -44,6 +45,13 @@ class Call:
 
 
 BUSY = RemoteError("RESOURCE_EXHAUSTED", "slow down")
+
+
+def test_waits_leave_the_random_numbers_of_the_job_as_they_are() -> None:
+    random.seed(7)
+    expected = random.Random(7).random()
+    assert Backoff().failed(retry_after_seconds=3.0) > 0
+    assert random.random() == expected
 
 
 @given(failures=st.integers(0, 1100), first=st.floats(0.01, 10), longest=st.floats(10, 600))

@@ -45,8 +45,9 @@ class Backoff:
         Returns:
             Seconds to wait before the next attempt.
         """
-        import random  # Not at the top: it loads hashlib, and most jobs never need it.
+        from random import SystemRandom  # Not at the top: it loads hashlib, and most jobs never need it.
 
+        random = SystemRandom()  # The job's own generator, which it may have seeded, must not be advanced.
         ceiling = min(self._longest_seconds, self._first_seconds * 2.0 ** min(self.failures, 30))
         self.failures += 1
         wait = ceiling * (0.5 + 0.5 * random.random())
