@@ -17,6 +17,7 @@ from typing import Any, Final
 from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.worker import Worker, start
 
+from cloud_tpu_diagnostics._collect.log_queue import flush as flush_log
 from cloud_tpu_diagnostics._collect.log_queue import flush_in_background, log, warn_once
 from cloud_tpu_diagnostics._fast_fail.meeting import (
     FOLDER,
@@ -292,7 +293,8 @@ def _call(callback: Callable[[FirstCause], object], cause: FirstCause) -> None:
 
 
 def _flush() -> None:
-    """Write what the program has printed so far: `os._exit` would drop it."""
+    """Write what the program has logged and printed so far: `os._exit` would drop it."""
+    flush_log()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
