@@ -179,7 +179,7 @@ def test_a_running_thread_continues_while_300_others_are_read(release: threading
     taken: list[float] = []
 
     def take() -> None:
-        for _ in range(5):
+        while sum(taken) < 0.5:  # Many turns of the interpreter, however fast the machine reads.
             started = time.perf_counter()
             take_snapshot()
             taken.append(time.perf_counter() - started)
@@ -190,5 +190,5 @@ def test_a_running_thread_continues_while_300_others_are_read(release: threading
     while taker.is_alive():
         turns += 1
     release.set()
-    assert len(taken) == 5
+    assert sum(taken) >= 0.5
     assert turns > 100
