@@ -25,6 +25,7 @@ from ml_diagnostics_common.mirror.rollup import roll_up
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Status
 
+from ...waiting import wait_until
 from ..journals import LOG, new_journal, read_all
 from .mirrors import identities, objects, raw_identities, read_mirror
 from .test_mirror_writer import ends
@@ -234,10 +235,8 @@ def test_a_push_by_hand_is_complete_and_a_second_one_has_nothing_to_do(mirror: s
 def test_a_push_while_the_process_lives_does_not_end_its_writer(tmp_path: Path) -> None:
     root, mirror = tmp_path / "root", str(tmp_path / "mirror")
     process = run("record_for_ever()", root, "")
-    folder = log_directory(root, LOG)
-    while not list_segments(folder):
-        time.sleep(0.01)
     try:
+        wait_until(lambda: read_all(root))
         ((_, _, entries, has_ended),) = push(root, mirror)
         assert entries > 0
         assert not has_ended

@@ -27,6 +27,7 @@ from ml_diagnostics_common.mirror.writer import Mirror, finish_mirrors, start_mi
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Status
 
+from ...waiting import wait_until
 from ..journals import LOG, Clock, new_journal, read_all
 from .mirrors import flat, identities, objects, raw_identities, read_mirror
 
@@ -425,6 +426,7 @@ def test_a_bucket_that_hangs_stalls_neither_recording_nor_the_end(
     assert time.monotonic() - start < 2.0
     assert slowest < 0.5
     cloud_storage_server.faults.clear()
+    wait_until(lambda: thread.statistics().state == "stopped")
 
 
 def test_a_refused_create_of_the_same_range_is_success(mirror: str, tmp_path: Path, round_of: Any) -> None:
