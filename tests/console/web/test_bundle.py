@@ -202,3 +202,13 @@ def test_a_case_file_has_the_same_code_inside() -> None:
     assert page.count("<style>") == 1
     assert page_script(assets, "js/main.js") in page
     assert "/* " not in page[page.index("<style>") : page.index("</style>")]
+
+
+def test_the_page_s_own_files_stay_light(copied: Path) -> None:
+    """Keep the weight of all pages together in view: compressed as they are sent, without fonts and uPlot."""
+    bundle = bundle_of(copied)
+    assert {"page.js", "page.css", "js/early.js"} <= set(addresses(bundle))
+    files = [bundle.shell(has_charts=True), *map(bundle.find, ("page.js", "page.css", "js/early.js"))]
+    sizes = [len(each.zipped or each.data) for each in files if each is not None]
+    assert len(sizes) == len(files)
+    assert sum(sizes) <= 90_000

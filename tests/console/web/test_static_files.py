@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import re
 import subprocess
@@ -258,11 +257,3 @@ def test_each_bucket_has_a_name_and_a_colour() -> None:
     slugs = [BUCKETS[bucket] for bucket in Bucket for _ in range(3)]
     assert [slug for slug, _ in found] == slugs
     assert all(title[0].isupper() and "_" not in title for _, title in found)
-
-
-def test_the_page_s_own_files_stay_light() -> None:
-    """Keep the weight of all pages together in view: compressed as they are sent, without fonts and uPlot."""
-    sizes = {path: len(gzip.compress(path.read_bytes(), 6)) for path in [*MODULES, *STYLES, *PAGES]}
-    of_profile = {path for path in sizes if name_of(path).startswith("xprofiler/")}
-    assert sum(size for path, size in sizes.items() if path not in of_profile) <= 140_000
-    assert sum(sizes[path] for path in of_profile) <= 12_000
