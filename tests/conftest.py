@@ -134,6 +134,17 @@ def _no_child_is_left() -> Iterator[None]:
     end_children()
 
 
+@pytest.fixture(autouse=True)
+def _no_run_is_left() -> Iterator[None]:
+    """A run that a test leaves active is an error of this test, not of the next one in the process."""
+    yield
+    state = sys.modules.get("google_cloud_mldiagnostics._run_state.active_run")
+    active = state.active_run() if state else None
+    if active:
+        active.run.finish()
+        pytest.fail(f"the test left the run {active.run.name} active")
+
+
 @pytest.fixture(scope="session")
 def session_authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
     return CertificateAuthority(tmp_path_factory.mktemp("authority"))

@@ -287,7 +287,7 @@ def test_a_run_that_records_is_kept_up_to_date(root: Path) -> None:
         assert changes(store, found["cursor"]) == {"cursor": store.cursor}
         assert store.run(run_id).state == "running"
     finally:
-        del run
+        run.finish()
     header, columns = wire.decode(handle(store, f"/api/runs/{run_id}/points", {"metric": "loss", "x": "step"}).body)
     assert columns["y"].tolist() == [3.0, 2.0, 1.0, 0.0, -1.0]
     assert header["host"]
