@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from ml_diagnostics_common.journal import log_folder_name
 from ml_diagnostics_common.mirror.names import LogPaths
 from ml_diagnostics_common.storage import LocalStorage
 from ml_diagnostics_fleet import compact as compaction
+from ml_diagnostics_fleet import event_files
 from ml_diagnostics_fleet.compact import compact
 from ml_diagnostics_fleet.events import EventsFile
 from ml_diagnostics_fleet.local_engine import run_local
@@ -175,9 +177,9 @@ def test_small_files_are_merged_and_old_ones_deleted_after_a_week(tmp_path: Path
 
 
 def test_large_jobs_are_merged_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "_MOST_SORTED", 10)
+    monkeypatch.setattr(event_files, "_MOST_SORTED", 10)
     monkeypatch.setattr(compaction, "_MOST_ROWS", 4)
-    monkeypatch.setattr(compaction, "_LARGEST_BYTES", 10_000)
+    monkeypatch.setattr(event_files, "_LARGEST_BYTES", 10_000)
     job = one_job(60)
     for one in list(job.segments(str(tmp_path), each=6)):
         write_objects([one])
@@ -284,10 +286,11 @@ def test_an_empty_mirror_is_no_error(tmp_path: Path) -> None:
     assert (done.version, done.events, done.gaps) == (0, 0, [])
 
 
-def _compactor(mirror: Path) -> subprocess.Popen[bytes]:
+def _compactor(mirror: Path, temporary: Path) -> subprocess.Popen[bytes]:
     call = f"compact({str(mirror)!r}, now_ns={AS_OF_NS})"
     code = f"from ml_diagnostics_fleet.compact import compact; print('started', flush=True); {call}"
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    environ = {**os.environ, "TMPDIR": str(temporary)}
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environ)
 
 
 def kill_compactors(mirror: Path, times: int, seed: int) -> None:
@@ -297,10 +300,12 @@ def kill_compactors(mirror: Path, times: int, seed: int) -> None:
     moments.shuffle(objects)
     each = -(-len(objects) // times)
     killed, start, lasts = 0, 0, 0.5
+    temporary = mirror.with_name(f"{mirror.name}-temporary")
+    temporary.mkdir(parents=True)
     while killed < times:
         write_objects(objects[start : start + each])
         start += each
-        process = _compactor(mirror)
+        process = _compactor(mirror, temporary)
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(moments.uniform(0, lasts))
@@ -311,6 +316,7 @@ def kill_compactors(mirror: Path, times: int, seed: int) -> None:
         lasts *= 0.7 if process.returncode == 0 else 1.2
         killed += process.returncode != 0
         assert set(identities(mirror).values()) <= {1}
+        assert not list(temporary.iterdir())  # No killed process leaves anything on its own disk.
     write_objects(objects[start:])
     compact(mirror, now_ns=AS_OF_NS)
     assert identities(mirror) == expected(fleet)

@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
+from ml_diagnostics_common.exceptions import DiagnosticsError
+
 __all__ = ["Failed", "run_tasks"]
 
 _TRIES: Final = 2
@@ -50,7 +52,8 @@ def run_tasks(
         processes: The number of worker processes.
 
     Raises:
-        RuntimeError: The function raised an exception.
+        DiagnosticsError: The function raised it.
+        RuntimeError: The function raised another exception.
     """
     waiting = deque(range(len(tasks)))
     tries = [0] * len(tasks)
@@ -82,7 +85,7 @@ def run_tasks(
                         continue
                     kind, result = "result", Failed(tasks[index], reason)
                 if kind == "error":
-                    raise RuntimeError(result)
+                    raise result if isinstance(result, DiagnosticsError) else RuntimeError(result)
                 worker.task = None
                 open_tasks -= 1
                 assert index is not None
@@ -127,5 +130,6 @@ def _work(function: Callable[[Any], Any], connection: Connection) -> None:
             try:
                 answer = "result", function(task)
             except Exception as error:
-                answer = "error", f"{type(error).__name__}: {error}"
+                is_ours = isinstance(error, DiagnosticsError)
+                answer = "error", error if is_ours else f"{type(error).__name__}: {error}"
             connection.send(answer)

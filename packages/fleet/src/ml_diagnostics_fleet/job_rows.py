@@ -28,6 +28,8 @@ ERROR: Final = "error: "
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _LONGEST_ERROR = 500
 _MOST_CHIPS = 2**40
+_MOST_LOST = 2**62
+"""A payload may have any number, and one that does not fit into its column would be an error of all jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def job_rows(
     quality = (
         entries,
         sum(ledger.skipped.values()),
-        ledger.lost,
+        min(max(ledger.lost, 0), _MOST_LOST),
         sum((missing or {}).get(name, 0) for name in names),
         0 if ended is None else sum(name not in ended for name in names),
         _labels_of(writers),

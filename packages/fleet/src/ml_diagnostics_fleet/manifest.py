@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from ml_diagnostics_common.entry import SeenSequences
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError, PreconditionFailedError
+from ml_diagnostics_common.mirror.names import SegmentName
 
 from ml_diagnostics_fleet._paths import LAYOUT, FleetPaths
 
@@ -34,6 +35,7 @@ __all__ = [
 FORMAT: Final = 1
 _FIRST_SEQUENCE = 100_000_000_000
 _TRIES = 3
+_REMEDY = "restore it, or delete it within 7 days: then the version before counts, and what it lacks is made again"
 
 
 class ManifestError(DiagnosticsError):
@@ -86,22 +88,44 @@ class LogState:
         seen: The numbers of the entries of each writer.
         ended: The writers that have ended, and of which all is in the mirror.
         gapped: Segments that were read and have fewer entries than numbers: they need not be read again.
+        lasts: The last number of a writer, by the object of its end or by a damaged segment.
     """
 
     log: str
     seen: SeenSequences = field(default_factory=SeenSequences)
     ended: set[str] = field(default_factory=set)
     gapped: set[str] = field(default_factory=set)
+    lasts: dict[str, int] = field(default_factory=dict)
+
+    def copy(self) -> LogState:
+        """Return a copy that changes by itself."""
+        seen = SeenSequences.from_json(self.seen.to_json())
+        return LogState(self.log, seen, set(self.ended), set(self.gapped), dict(self.lasts))
+
+    def covers(self, name: SegmentName) -> bool:
+        """Return True if all numbers of a segment are in the table."""
+        return self.seen.covers(name.writer, name.first, name.last)
+
+    def has(self, name: SegmentName) -> bool:
+        """Return True if all entries of a segment are in the table."""
+        return f"{name}" in self.gapped or self.covers(name)
+
+    def expect(self, writer: str, last: int) -> None:
+        """Note that a writer has numbered entries up to this one, whether they are in the table or not."""
+        if last > self.lasts.get(writer, 0) and (writer, last) not in self.seen:
+            self.lasts[writer] = last
 
     def gaps(self) -> list[Gap]:
-        """Return the entries that are missing, also before the first of a writer."""
-        found = []
-        for writer, ranges in sorted(self.seen.to_json().items()):
+        """Return the entries that are missing, also before the first of a writer and after the last."""
+        found, seen = [], self.seen.to_json()
+        for writer in sorted({*seen, *self.lasts}):
             expected = _FIRST_SEQUENCE
-            for first, last in ranges:
+            for first, last in seen.get(writer, []):
                 if first > expected >= _FIRST_SEQUENCE:
                     found.append(Gap(self.log, writer, expected, first - 1))
                 expected = last + 1
+            if self.lasts.get(writer, 0) >= expected:
+                found.append(Gap(self.log, writer, expected, self.lasts[writer]))
         return found
 
 
@@ -149,6 +173,7 @@ class EventsManifest:
                     "writers": state.seen.to_json(),
                     "ended": sorted(state.ended),
                     "gapped": sorted(state.gapped),
+                    "lasts": {writer: last for writer, last in state.lasts.items() if (writer, last) not in state.seen},
                 }
                 for name, state in sorted(self.logs.items())
             },
@@ -162,7 +187,11 @@ class EventsManifest:
         """Return what `to_json` wrote."""
         logs = {
             name: LogState(
-                state["log"], SeenSequences.from_json(state["writers"]), set(state["ended"]), set(state["gapped"])
+                state["log"],
+                SeenSequences.from_json(state["writers"]),
+                set(state["ended"]),
+                set(state["gapped"]),
+                {writer: int(last) for writer, last in state.get("lasts", {}).items()},
             )
             for name, state in known["logs"].items()
         }
@@ -286,7 +315,7 @@ def _path(paths: FleetPaths, table: str, version: int) -> str:
 
 
 def _latest(paths: FleetPaths, table: str) -> tuple[int, Mapping[str, Any] | None]:
-    newer = paths.storage.list_prefix(f"{paths.mirror}/v{int(LAYOUT[1:]) + 1}/")
+    newer = paths.storage.list_prefix(f"{paths.mirror}/v{int(LAYOUT[1:]) + 1}/", limit=1)
     if newer:
         raise ManifestError(f"{newer[0]} was written by a newer version of ml-diagnostics: update this one")
     for _ in range(_TRIES):
@@ -307,9 +336,9 @@ def _read(paths: FleetPaths, table: str, version: int) -> tuple[int, Mapping[str
     try:
         known = json.loads(paths.storage.read(path))
     except ValueError as error:
-        raise ManifestError(f"{path} is damaged: {error}") from None
+        raise ManifestError(f"{path} is damaged: {error}; {_REMEDY}") from None
     if not isinstance(known, dict) or not isinstance(known.get("format"), int):
-        raise ManifestError(f"{path} is not a manifest")
+        raise ManifestError(f"{path} is not a manifest; {_REMEDY}")
     if known["format"] > FORMAT:
         raise ManifestError(f"{path} was written by a newer version of ml-diagnostics-fleet: update this one")
     return version, known
@@ -320,5 +349,5 @@ def _decoded(kind: Any, version: int, known: Mapping[str, Any]) -> Any:
         return kind.from_json(version, known)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ManifestError(
-            f"version {version} of the manifest of {kind.TABLE} is damaged: {type(error).__name__}: {error}"
+            f"version {version} of the manifest of {kind.TABLE} is damaged: {type(error).__name__}: {error}; {_REMEDY}"
         ) from None

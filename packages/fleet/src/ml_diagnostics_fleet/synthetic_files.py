@@ -22,7 +22,8 @@ from ml_diagnostics_fleet.events import EventsWriter
 from ml_diagnostics_fleet.manifest import EventsEntry, EventsManifest, commit, latest_events
 from ml_diagnostics_fleet.rows_files import write_dimensions
 from ml_diagnostics_fleet.schemas import group_of
-from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet, SyntheticJob, dimension_tables
+from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet, dimension_tables
+from ml_diagnostics_fleet.synthetic_job import SyntheticJob
 
 __all__ = ["segments_of", "write_event_files", "write_segments"]
 
