@@ -143,6 +143,12 @@ def test_l1_needs_more_than_a_tenth_of_the_step(data: float, is_bound: bool) -> 
     assert ("L1" in verdicts(facts(of_hosts(0.01, data=data)))) is is_bound
 
 
+@pytest.mark.parametrize(("data", "is_bound"), [(0.00009, False), (0.00011, True)])
+def test_l1_needs_more_than_what_python_takes_to_hand_a_batch_over(data: float, is_bound: bool) -> None:
+    """A program with steps of some microseconds, like an example of the docs, has nothing to gain."""
+    assert ("L1" in verdicts(facts(of_hosts(0.0002, wall=0.0002, data=data)))) is is_bound
+
+
 def test_l1_needs_twenty_steps() -> None:
     assert "L1" not in verdicts(facts(of_hosts(0.055, data=0.05, count=1, steps=19)))
     assert "L1" in verdicts(facts(of_hosts(0.055, data=0.05, count=1, steps=20)))

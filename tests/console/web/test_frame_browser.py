@@ -224,9 +224,19 @@ def test_nothing_is_left_behind_when_pages_are_left(pages: Pages) -> None:
         found = {each["name"]: each["value"] for each in pages.browser.call("Performance.getMetrics")["metrics"]}
         return found["Nodes"], found["JSEventListeners"]
 
+    def settled() -> tuple[float, float]:
+        """Wait for what a page adds after it is ready."""
+        last = kept()
+        for _ in range(100):
+            time.sleep(0.3)
+            before, last = last, kept()
+            if before == last:
+                break
+        return last
+
     walk()
     walk()
-    nodes, listeners = kept()
+    nodes, listeners = settled()
     for _ in range(3):
         walk()
     for _ in range(100):  # What is no longer referenced is collected in several steps.

@@ -28,6 +28,7 @@ from ml_diagnostics_console.verdict import (
 __all__ = ["RULE"]
 
 _LEAST_SHARE: Final = 0.10
+_LEAST_SECONDS: Final = 1e-4
 _LEAST_STEPS: Final = 20
 _LEAST_DUTY: Final = 20.0
 _LEAST_SAMPLES: Final = 6
@@ -112,6 +113,8 @@ def _by_marks(processes: Sequence[ProcessFacts], of_processes: Sequence[float | 
     process = processes[next(index for index, each in shares.items() if each == share)]
     summaries = steady(process)
     step = step_seconds(summaries)
+    if share * step < _LEAST_SECONDS:
+        return None
     text = f"data loading takes {format_percent(100 * share)} of each step of {format_duration(step)} on {process.name}"
     if len(shares) > 1:
         text += ", the median host"
@@ -189,6 +192,7 @@ RULE = Rule(
     judge=_judge,
     thresholds=(
         Threshold("share of data loading", _LEAST_SHARE, "less is hidden by one batch loaded in advance"),
+        Threshold("data loading of a step (s)", _LEAST_SECONDS, "to hand a batch over takes Python tens of microseconds"),
         Threshold("duty cycle (%)", _LEAST_DUTY, "a job with work for its devices has 60 to 100"),
         Threshold("steps", _LEAST_STEPS, "as of L2"),
         Threshold("samples of the duty cycle", _LEAST_SAMPLES, "a minute, at one each 10 s"),
