@@ -192,7 +192,7 @@ RULE = Rule(
     judge=_judge,
     thresholds=(
         Threshold("share of data loading", _LEAST_SHARE, "less is hidden by one batch loaded in advance"),
-        Threshold("data loading of a step (s)", _LEAST_SECONDS, "to hand a batch over takes Python tens of microseconds"),
+        Threshold("data loading of a step (s)", _LEAST_SECONDS, "to hand a batch over takes tens of microseconds"),
         Threshold("duty cycle (%)", _LEAST_DUTY, "a job with work for its devices has 60 to 100"),
         Threshold("steps", _LEAST_STEPS, "as of L2"),
         Threshold("samples of the duty cycle", _LEAST_SAMPLES, "a minute, at one each 10 s"),
