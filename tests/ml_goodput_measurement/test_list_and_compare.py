@@ -13,6 +13,7 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Header, log_directory
 from ml_diagnostics_common.journal._layout import encode_header, segment_name
 from ml_goodput_measurement import cli
+from ml_goodput_measurement._query.job_state import JobFollower, JobState
 
 from .simulated import JOB, SHORT_JOB, record
 
@@ -95,6 +96,7 @@ def test_two_jobs_are_compared_bucket_by_bucket(capsys: pytest.CaptureFixture[st
     assert sum(row["now_percent"] for row in rows) == pytest.approx(100)
     assert sum(row["difference_points"] for row in rows) == pytest.approx(0, abs=1e-9)
     assert abs(sum(row["difference_micro"] for row in rows)) <= len(rows)
+    assert sum(row["difference_micro"] for row in found["rows"]) == 0
     assert found["money_is_comparable"]
     text = output_of(capsys, "compare", "run-6", "run-7", *COST, "--chips", "256")
     assert text.splitlines()[0].startswith("before  run-6: ")
@@ -131,3 +133,28 @@ def test_an_unknown_job_is_not_found(capsys: pytest.CaptureFixture[str]) -> None
     record(SHORT_JOB, "run-7", ends_at=time.time())
     assert cli.main(["compare", "run-7", "run-9"]) == 3
     assert "Did you mean run-7?" in capsys.readouterr().err
+
+
+def test_a_job_that_cannot_be_read_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(SHORT_JOB, "run-6", ends_at=time.time() - 86_400)
+    record(SHORT_JOB, "run-7", ends_at=time.time())
+    read = JobFollower.read
+
+    def failing(self: JobFollower, *arguments: Any, **options: Any) -> JobState:
+        if self.job_name == "run-6":
+            raise PermissionError(13, "Permission denied", "/journal")
+        return read(self, *arguments, **options)
+
+    monkeypatch.setattr(JobFollower, "read", failing)
+    assert cli.main(["list"]) == 1
+    output = capsys.readouterr()
+    assert [line.split()[0] for line in output.out.splitlines()[2:]] == ["run-7"]
+    assert output.err == "goodput: job 'run-6' cannot be read: [Errno 13] Permission denied: '/journal'\n"
+
+
+def test_a_blank_name_is_of_no_recorder_and_is_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    record_with_labels("  ", time.time())
+    record(SHORT_JOB, "run-7", ends_at=time.time())
+    assert [line.split()[0] for line in output_of(capsys, "list").splitlines()[2:]] == ["run-7"]

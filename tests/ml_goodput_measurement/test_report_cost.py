@@ -8,9 +8,12 @@ import json
 import time
 
 import pytest
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement import cli
 from ml_goodput_measurement._cli.cost import bill_of, format_bill
 from ml_goodput_measurement._cli.options import moment
+from ml_goodput_measurement.goodput import GoodputRecorder
 from ml_goodput_measurement.money import Price
 
 from .sample_reports import killed_and_resumed, report_of
@@ -57,6 +60,80 @@ def test_rows_of_csv_have_their_amounts(job: float, capsys: pytest.CaptureFixtur
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert all(int(row["cost_micro"]) >= 0 for row in rows)
     assert rows[0]["bucket"] == "PRODUCTIVE"
+
+
+def test_amounts_of_csv_sum_to_the_whole_also_if_types_of_custom_events_read_alike(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A line break is shown as a space, so both types have one name."""
+    now = time.time()
+    recorder = GoodputRecorder("run-7", "goodput_run-7", logging_enabled=True)
+    recorder.record_job_start_time(now - 100)
+    for step in range(5):
+        recorder.record_step_start_time(step, now - 90 + 10 * step)
+    for number, kind in enumerate(("big eval", "big\neval")):
+        recorder.record_custom_badput_event_start_time(now - 30 + 10 * number, kind)
+        recorder.record_custom_badput_event_end_time(now - 28 + 12 * number, kind)
+    recorder.record_job_end_time(now)
+    assert cli.main(["report", "run-7", *COST, "--format", "json"]) == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    assert cli.main(["report", "run-7", *COST, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["name"] for row in rows].count("custom: big eval") == 2
+    assert sum(int(row["cost_micro"]) for row in rows) == cost["wall_micro"]
+    assert cli.main(["compare", "run-7", "run-7", "--format", "json"]) == 0
+    compared = json.loads(capsys.readouterr().out)["rows"]
+    assert sum(row["now_percent"] for row in compared) == pytest.approx(100)
+
+
+def test_lost_time_is_listed_from_the_largest_part_on(job: float, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", "run-7", *COST]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.endswith("(parts sum to the whole: yes)"))
+    amounts = [int(text.split("   ")[0].replace(",", "")) for text in line.split("  $")[1:]]
+    assert amounts == sorted(amounts, reverse=True)
+    assert len(amounts) > 3
+
+
+@pytest.mark.parametrize("price", ["0/chip-hour", "999999999.999999/chip-hour", "0.000001 EUR/chip-hour"])
+@pytest.mark.parametrize("chips", ["1", "10000000"])
+def test_parts_sum_to_the_whole_at_any_price(
+    price: str, chips: str, job: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["report", "run-7", "--cost", price, "--chips", chips]) == 0
+    assert "(parts sum to the whole: yes)" in capsys.readouterr().out
+    assert cli.main(["report", "run-7", "--cost", price, "--chips", chips, "--format", "json"]) == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    assert sum(part["micro"] for part in cost["parts"]) == cost["wall_micro"]
+
+
+def test_chips_that_change_are_reported_and_the_newest_number_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = time.time()
+    for number, chips in enumerate((128, 256)):
+        monkeypatch.setenv("ML_DIAGNOSTICS_CHIPS", str(chips))
+        payloads = [{"job_name": "run-7", "job_start_time": now - 200 + 100 * number}]
+        payloads += [
+            {"job_name": "run-7", "step_count": step, "step_start_time": now - 190 + 100 * number + 10 * step}
+            for step in range(8)
+        ]
+        labels = {"job": "run-7", "process_index": "0", "chips": str(chips)}
+        journal = Journal("goodput_run-7", root=diagnostics_directory(), labels=labels)
+        for payload in payloads:
+            journal.append(payload)
+        journal.close()
+    for arguments in (["report", "run-7"], ["report", "run-7", "--since", "150s"]):
+        assert cli.main([*arguments, "--cost", "3.22/chip-hour"]) == 0
+        output = capsys.readouterr()
+        assert "x 256 chips" in output.out
+        assert output.err == (
+            "goodput: job 'run-7' also ran with 128 chips: all of its time is priced with 256, or with what --chips N "
+            "gives\n"
+        )
+        assert cli.main([*arguments, "--cost", "3.22/chip-hour", "--chips", "192"]) == 0
+        output = capsys.readouterr()
+        assert "x 192 chips" in output.out
+        assert output.err == ""
 
 
 def test_excluded_time_is_billed_apart() -> None:
@@ -113,6 +190,12 @@ def test_since_after_the_end_is_not_found(job: float, capsys: pytest.CaptureFixt
     assert "ended before that" in capsys.readouterr().err
 
 
+def test_since_in_the_future_of_a_job_that_runs_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    record(JOB, "run-7", ends_at=time.time(), is_ended=False)
+    assert cli.main(["report", "run-7", "--since", "2100-01-01"]) == 2
+    assert "--since is in the future: 2100-01-01 00:00:00Z" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("more", [["--plot"], ["--exclude", "none.json"]])
 def test_since_is_not_combined_with_what_needs_the_whole_life(
     more: list[str], job: float, tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -134,7 +217,16 @@ def test_moments_are_days_times_and_ages() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["yesterday", "", "-5d", "2026-13-01", "0d", "2026-11-21T25:00:00Z", "2026-11-21T05:00:00+99:99"],
+    [
+        "yesterday",
+        "",
+        "-5d",
+        "2026-13-01",
+        "0d",
+        "2026-11-21T25:00:00Z",
+        "2026-11-21T05:00:00+99:99",
+        "0001-01-01T00:00+23:59",
+    ],
 )
 def test_what_is_not_a_moment_is_a_usage_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:

@@ -9,11 +9,13 @@ from fractions import Fraction
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 
-__all__ = ["HOUR_NS", "Price", "apportion", "format_amount", "rounded", "unit_of"]
+__all__ = ["HOUR_NS", "MICRO", "Price", "apportion", "format_amount", "rounded", "unit_of"]
 
 HOUR_NS = 3_600 * 10**9
 
-_MICRO = 10**6
+_IN_A_UNIT = 10**6
+MICRO = Fraction(1, _IN_A_UNIT)
+"""A millionth of the currency's unit: the unit of amounts in data."""
 _PRICE = re.compile(
     r"(?P<before>[$€£¥]|[A-Z]{3})?\s?(?P<amount>[0-9]{1,9}(?:\.[0-9]{1,6})?)\s?(?P<after>[$€£¥]|[A-Z]{3})?\s?/\s?chip-hour"
 )
@@ -41,20 +43,20 @@ class Price:
         found = _PRICE.fullmatch(text.strip())
         if found is None or (found["before"] and found["after"]):
             raise ConfigurationError(
-                f"expected a price such as 3.22/chip-hour or 2.95 EUR/chip-hour, with at most 6 decimals, got {text!r}"
+                f"expected a price such as 3.22/chip-hour or 2.95 EUR/chip-hour, with at most 6 decimals, got "
+                f"{text[:100]!r}"
             )
-        micro = Fraction(found["amount"]) * _MICRO
+        micro = Fraction(found["amount"]) / MICRO
         return cls(int(micro), found["before"] or found["after"] or "$")
 
     def of(self, chip_ns: int) -> Fraction:
         """Return the exact price of some chip-nanoseconds, in units of the currency."""
-        return Fraction(chip_ns * self.micro_per_chip_hour, HOUR_NS * _MICRO)
+        return Fraction(chip_ns * self.micro_per_chip_hour, HOUR_NS) * MICRO
 
     def __str__(self) -> str:
-        amount = f"{self.micro_per_chip_hour // _MICRO}.{self.micro_per_chip_hour % _MICRO:06}".rstrip("0")
-        digits = max(2, len(amount.partition(".")[2]))
-        amount = f"{amount.partition('.')[0]}.{amount.partition('.')[2]:0<{digits}}"
-        return f"{_with_currency(amount, self.currency)}/chip-hour"
+        whole, micro = divmod(self.micro_per_chip_hour, _IN_A_UNIT)
+        decimals = f"{micro:06}".rstrip("0").ljust(2, "0")
+        return f"{_with_currency(f'{whole}.{decimals}', self.currency)}/chip-hour"
 
 
 def unit_of(whole: Fraction) -> Fraction:

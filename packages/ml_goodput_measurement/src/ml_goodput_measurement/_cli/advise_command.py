@@ -59,7 +59,8 @@ class AdviseCommand:
         state, history = _history(options)
         worth = None
         if options.cost is not None:
-            worth = Worth(options.cost, chips_of(options.chips, state.chips, state.job_name))
+            chips = chips_of(options.chips, state.chips, state.job_name, state.log_id, console)
+            worth = Worth(options.cost, chips)
         advice = advise(
             history,
             save_seconds=options.save,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.command.formats import add_format_option
-from ml_diagnostics_common.command.options import whole_number
 
-from ml_goodput_measurement._cli.options import price
+from ml_goodput_measurement._cli.options import add_cost_options
 from ml_goodput_measurement._cli.source_options import add_source_options, strict_code, with_sources
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ __all__ = ["CompareCommand"]
 
 _FIELDS = ("bucket", "name", "before_percent", "now_percent", "difference_points", "difference_micro")
 _NOT_COMPARABLE = "not comparable"
-_MICRO = Fraction(1, 10**6)
-_MOST_CHIPS = 10**7
 
 
 class CompareCommand:
@@ -40,18 +37,7 @@ class CompareCommand:
         """Add the arguments."""
         parser.add_argument("before", metavar="A", help="the name of the job to compare with")
         parser.add_argument("now", metavar="B", help="the name of the job that is compared; last: the last job")
-        parser.add_argument(
-            "--cost",
-            metavar="PRICE",
-            type=price,
-            help="also show differences as money, over the time of B: 3.22/chip-hour",
-        )
-        parser.add_argument(
-            "--chips",
-            metavar="N",
-            type=whole_number(1, _MOST_CHIPS),
-            help="how many chips both jobs have (default: as recorded)",
-        )
+        add_cost_options(parser, "also show differences as money, over the time of B", "both jobs have")
         add_source_options(parser)
         add_format_option(parser)
 
@@ -60,18 +46,24 @@ class CompareCommand:
         from ml_diagnostics_common.command.formats import format_data
 
         from ml_goodput_measurement._cli.options import chips_of
+        from ml_goodput_measurement.money import MICRO
 
         sources = with_sources(options)
         before, now = _state(options.before, sources), _state(options.now, sources)
         chips: int | None = None
         if options.cost is not None:
-            both = [chips_of(options.chips, state.chips, state.job_name) for state in (before, now)]
+            both = [
+                chips_of(options.chips, state.chips, state.job_name, state.log_id, console) for state in (before, now)
+            ]
             chips = both[0] if both[0] == both[1] else None
         rows = list(_rows(before, now, options.cost, chips))
         if options.format == "table":
             console.data("\n".join(_text(before, now, rows, options.cost, chips, console.width)))
         else:
-            data = [row.as_dict() for row in rows]
+            data = [
+                {**row.as_dict(), "difference_micro": amount}
+                for row, amount in zip(rows, _amounts(rows, MICRO), strict=True)
+            ]
             document = {
                 "before": _summary(before),
                 "now": _summary(now),
@@ -99,16 +91,21 @@ class _Row:
         return 100 * (self.now - self.before)
 
     def as_dict(self) -> dict[str, Any]:
-        from ml_goodput_measurement.money import rounded
-
         return {
             "bucket": self.bucket.value,
             "name": self.name,
             "before_percent": float(100 * self.before),
             "now_percent": float(100 * self.now),
             "difference_points": float(self.points),
-            "difference_micro": None if self.cost is None else rounded(self.cost, _MICRO),
         }
+
+
+def _amounts(rows: Sequence[_Row], unit: Fraction) -> list[int | None]:
+    """Return the costs in whole units, which sum to their rounded sum; None for each that is not comparable."""
+    from ml_goodput_measurement.money import apportion
+
+    known = iter(apportion([row.cost for row in rows if row.cost is not None], unit))
+    return [None if row.cost is None else next(known) for row in rows]
 
 
 def _state(job: str, sources: Sources) -> JobState:
@@ -125,7 +122,10 @@ def _rows(before: JobState, now: JobState, cost: Price | None, chips: int | None
     from ml_goodput_measurement._cli.report import rows
     from ml_goodput_measurement.partition import Bucket
 
-    both = [{name: (bucket, ns) for bucket, name, ns in rows(state)} for state in (before, now)]
+    both: list[dict[str, tuple[Bucket, int]]] = [{}, {}]
+    for parts, state in zip(both, (before, now), strict=True):
+        for bucket, name, ns in rows(state):  # Types of custom events may have the same name where it is shown.
+            parts[name] = bucket, ns + parts.get(name, (bucket, 0))[1]
     buckets = {name: found[0] for parts in both for name, found in parts.items()}
     order = list(BUCKET_NAMES)
     for name, bucket in sorted(buckets.items(), key=lambda item: (order.index(item[1]), item[0])):
@@ -145,10 +145,10 @@ def _text(
     before: JobState, now: JobState, rows: list[_Row], cost: Price | None, chips: int | None, width: int | None
 ) -> Iterator[str]:
     from ml_diagnostics_common.command.formats import format_table, shortened
-    from ml_diagnostics_common.texts import format_percent
+    from ml_diagnostics_common.texts import format_percent, one_line
 
     from ml_goodput_measurement._cli.report import format_ns
-    from ml_goodput_measurement.money import apportion, format_amount, unit_of
+    from ml_goodput_measurement.money import format_amount, unit_of
 
     for title, state in (("before", before), ("now", now)):
         yield (
@@ -162,24 +162,22 @@ def _text(
     ]
     if cost is not None:
         headers.append("money")
-        known = [row.cost for row in rows if row.cost is not None]
-        unit = unit_of(max(map(abs, known), default=Fraction(0)))
-        amounts = iter(apportion(known, unit))
-        for row, cells in zip(rows, columns, strict=True):
-            cells.append(
-                _NOT_COMPARABLE if row.cost is None else _signed(format_amount(next(amounts), unit, cost.currency))
-            )
+        unit = unit_of(max((abs(row.cost) for row in rows if row.cost is not None), default=Fraction(0)))
+        for amount, cells in zip(_amounts(rows, unit), columns, strict=True):
+            cells.append(_NOT_COMPARABLE if amount is None else _signed(format_amount(amount, unit, cost.currency)))
     table = [(row.name, *cells) for row, cells in zip(rows, columns, strict=True)]
     yield from format_table(headers, table, "<" + ">" * (len(headers) - 1), width=width, cut=["bucket"], indent="  ")
     if cost is not None and chips is None:
         yield ""
-        yield f"Note: money is not comparable: {before.job_name} and {now.job_name} have different numbers of chips"
+        names = " and ".join(one_line(state.job_name) for state in (before, now))
+        yield f"Note: money is not comparable: {names} have different numbers of chips"
     elif cost is not None:
         yield ""
-        yield f"money: what the difference costs over the time of {now.job_name}, at {cost} and {chips:,} chips"
+        name = one_line(now.job_name)
+        yield f"money: what the difference costs over the time of {name}, at {cost} and {chips:,} chips"
     for state in (before, now):
         for note in state.notes:
-            yield f"Note: {state.job_name}: {note}"
+            yield f"Note: {one_line(state.job_name)}: {note}"
 
 
 def _signed(amount: str) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from ml_goodput_measurement._cli.buckets import TimeByBucket
 from ml_goodput_measurement._cli.report import rows
-from ml_goodput_measurement.money import HOUR_NS, Price, apportion, format_amount, rounded, unit_of
+from ml_goodput_measurement.money import HOUR_NS, MICRO, Price, apportion, format_amount, rounded, unit_of
 from ml_goodput_measurement.partition import Bucket
 
 __all__ = ["Bill", "bill_of", "format_bill"]
-
-_MICRO = Fraction(1, 10**6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Bill:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the bill in the types of JSON: amounts are integers, in millionths of the currency's unit."""
-        amounts = self.amounts(_MICRO)
+        amounts = self.amounts(MICRO)
         parts = [
             {"bucket": bucket.value, "name": name, "micro": amount}
             for (bucket, name, _), amount in zip(self.parts, amounts, strict=True)
@@ -53,9 +51,9 @@ class Bill:
             "currency": self.price.currency,
             "micro_per_chip_hour": self.price.micro_per_chip_hour,
             "chips": self.chips,
-            "wall_micro": self.whole(_MICRO),
+            "wall_micro": self.whole(MICRO),
             "productive_micro": productive,
-            "badput_micro": self.whole(_MICRO) - productive - excluded,
+            "badput_micro": self.whole(MICRO) - productive - excluded,
             "excluded_micro": excluded,
             "parts": parts,
         }
@@ -63,10 +61,6 @@ class Bill:
     def of(self, bucket: Bucket, values: Sequence[int]) -> int:
         """Return the sum of some values of the parts, for a kind of time."""
         return sum(value for (kind, _, _), value in zip(self.parts, values, strict=True) if kind is bucket)
-
-    def by_name(self) -> Mapping[str, int]:
-        """Return the amount of each part by its name, in millionths of the currency's unit."""
-        return {name: amount for (_, name, _), amount in zip(self.parts, self.amounts(_MICRO), strict=True)}
 
 
 def bill_of(time: TimeByBucket, price: Price, chips: int) -> Bill:
@@ -76,7 +70,7 @@ def bill_of(time: TimeByBucket, price: Price, chips: int) -> Bill:
 
 
 def format_bill(bill: Bill, width: int | None) -> list[str]:
-    """Return the lines of a bill.
+    """Return the lines of a bill; lost time from the largest part on.
 
     Args:
         bill: The bill.
@@ -101,9 +95,10 @@ def format_bill(bill: Bill, width: int | None) -> list[str]:
     excluded = bill.of(Bucket.EXCLUDED, amounts)
     if excluded:
         first.append(f"excluded {money(excluded)}")
+    parts = sorted(zip(bill.parts, amounts, strict=True), key=lambda part: -part[0][2])
     bad = [
         f"{name}  {money(amount)}"
-        for (bucket, name, _), amount in zip(bill.parts, amounts, strict=True)
+        for (bucket, name, _), amount in parts
         if bucket not in (Bucket.PRODUCTIVE, Bucket.EXCLUDED)
     ]
     badput = f"badput {money(whole - productive - excluded)}"

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.command.console import RED
+from ml_diagnostics_common.command.errors import FAILED
 from ml_diagnostics_common.command.formats import add_format_option
 
 from ml_goodput_measurement._cli.options import label, moment
@@ -45,7 +46,8 @@ class ListCommand:
         from ml_diagnostics_common.command.formats import format_data
 
         sources = with_sources(options, asks_cloud=False)
-        states = sorted(_states(options.since, sources, console), key=lambda state: -state.start_ns)
+        found, failures = _states(options.since, sources, console)
+        states = sorted(found, key=lambda state: -state.start_ns)
         if options.format != "table":
             rows = [_as_dict(state) for state in states]
             console.data(format_data({"jobs": rows}, options.format, rows, _FIELDS))
@@ -54,32 +56,40 @@ class ListCommand:
         else:
             where = "on this machine or in the mirror" if sources.mirror else "on this machine"
             console.notify("no job has an event since then" if options.since else f"no job was recorded {where}")
-        return strict_code(options, console, (note for state in states for note in state.notes))
+        for failure in failures:
+            console.warn(failure)
+        return FAILED if failures else strict_code(options, console, (note for state in states for note in state.notes))
 
 
-def _states(since_ns: int, sources: Sources, console: Console) -> list[JobState]:
-    """Return the state of each job with an event since a moment."""
+def _states(since_ns: int, sources: Sources, console: Console) -> tuple[list[JobState], list[str]]:
+    """Return the state of each job with an event since a moment, and why the others cannot be read."""
+    from ml_diagnostics_common.exceptions import StorageError
+
     from ml_goodput_measurement._query.job_state import JobFollower
     from ml_goodput_measurement._query.sources import Sources, last_written_ns, logs_of_jobs, mirrored_jobs
     from ml_goodput_measurement.exceptions import NoGoodputError
 
-    states = []
+    states: list[JobState] = []
+    failures: list[str] = []
     logs = {log: jobs for log, jobs in logs_of_jobs().items() if last_written_ns(log) >= since_ns}
     if sources.mirror:
         for log, jobs in mirrored_jobs(sources.mirror, since_ns=since_ns).items():
             logs[log] = logs.get(log, set()) | jobs
     for log, jobs in sorted(logs.items()):
         for job in sorted(jobs):
-            console.detail(f"reading {job}")
+            console.detail(f"reading {job!r}")
             try:
                 follower = JobFollower(job, log, sources=sources if sources.mirror else Sources(mirror=""))
                 # Without a mirror, a saved state that was read from Cloud Logging, too, is not replaced.
                 state = follower.read(local_only=not sources.mirror)
             except NoGoodputError:
                 continue  # A log of something else, with the same name.
+            except (StorageError, OSError) as error:
+                failures.append(f"job {job[:200]!r} cannot be read: {error}")
+                continue
             if state.last_event_ns >= since_ns and state.wall_ns:
                 states.append(state)
-    return states
+    return states, failures
 
 
 def _table(states: list[JobState], width: int | None) -> list[str]:

@@ -14,6 +14,8 @@ from ml_diagnostics_common.command.options import seconds, whole_number
 from ml_diagnostics_common.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
+    from ml_diagnostics_common.command.console import Console
+
     from ml_goodput_measurement.money import Price
 
 __all__ = ["add_cost_options", "add_job_arguments", "chips_of", "moment", "price"]
@@ -42,19 +44,27 @@ def add_logger_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_cost_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the price of chips, and for their number."""
+def add_cost_options(
+    parser: argparse.ArgumentParser, what: str = "also show time as money", subject: str = "the job has"
+) -> None:
+    """Add the options for the price of chips, and for their number.
+
+    Args:
+        parser: The parser.
+        what: The start of the sentence on the price: its purpose.
+        subject: The end of the sentence on the chips: which jobs have them.
+    """
     parser.add_argument(
         "--cost",
         metavar="PRICE",
         type=price,
-        help="also show time as money: 3.22/chip-hour, or with a currency 2.95 EUR/chip-hour",
+        help=f"{what}: 3.22/chip-hour, or with a currency 2.95 EUR/chip-hour",
     )
     parser.add_argument(
         "--chips",
         metavar="N",
         type=whole_number(1, _MOST_CHIPS),
-        help="how many chips the job has (default: as recorded)",
+        help=f"how many chips {subject} (default: as recorded)",
     )
 
 
@@ -85,27 +95,38 @@ def moment(text: str) -> int:
         found = datetime.datetime.fromisoformat(f"{date}T{clock or '00:00'}{zone}")
         # Not timestamp(): a float has no nanoseconds. Python 3.10 parses only fractions of 3 or 6 digits.
         return calendar.timegm(found.utctimetuple()) * 10**9 + int((fraction or "").ljust(9, "0"))
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: an offset from the first or the last day of the calendar.
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a time: give how long ago (7d), or in UTC a day (2026-11-21) or 2026-11-21T05:00:00Z"
         ) from None
 
 
-def chips_of(given: int | None, recorded: int | None, job: str) -> int:
+def chips_of(given: int | None, recorded: int | None, job: str, log: str, console: Console) -> int:
     """Return the number of a job's chips.
 
     Args:
         given: The option `--chips`.
-        recorded: The number that the job's processes recorded.
+        recorded: The number that the job's newest process recorded.
         job: The job's name.
+        log: Its log.
+        console: Prints that earlier processes recorded other numbers.
 
     Raises:
         ConfigurationError: Neither is known.
     """
-    chips = recorded if given is None else given
-    if chips is None:
+    if given is not None:
+        return given
+    if recorded is None:
         raise ConfigurationError(f"the number of chips of job {job[:200]!r} was not recorded: give it as --chips N")
-    return chips
+    from ml_goodput_measurement._query.job_state import recorded_chips
+
+    others = [f"{chips:,}" for chips in recorded_chips(log, job) if chips != recorded]
+    if others:
+        console.warn(
+            f"job {job[:200]!r} also ran with {', '.join(others)} chips: all of its time is priced with {recorded:,}, "
+            "or with what --chips N gives"
+        )
+    return recorded
 
 
 def label(labels: Mapping[str, str], name: str) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
 from ml_goodput_measurement._query.job_reader import DEFAULT_CACHE_DIR, JobReader
-from ml_goodput_measurement._query.sources import Sources, job_labels
+from ml_goodput_measurement._query.sources import Sources, job_labels, labels_of_processes
 from ml_goodput_measurement.partition import AttemptEnd, Bucket, BucketedTime
 
-__all__ = ["JobFollower", "JobState", "Span", "chips_in"]
+__all__ = ["JobFollower", "JobState", "Span", "chips_in", "recorded_chips"]
 
 _NEVER_NS = 2**62
 
@@ -76,6 +76,12 @@ class JobState(BucketedTime):
         if self.running:
             return "running"
         return {AttemptEnd.FAILED: "failed", AttemptEnd.LOST: "gone"}.get(self.ended, "ended")
+
+
+def recorded_chips(log_id: str, job_name: str) -> list[int]:
+    """Return the numbers of chips that the last processes of a job recorded here, the newest first, each once."""
+    numbers = map(chips_in, labels_of_processes(log_id, job_name))
+    return list(dict.fromkeys(number for number in numbers if number is not None))
 
 
 def chips_in(labels: Mapping[str, str]) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,10 +19,21 @@ from ml_diagnostics_common.journal import (
     log_directory,
     newest_writers,
     read_header,
+    writer_start_ns,
 )
 from ml_diagnostics_common.log_source import Cloud, LogSource
 
-__all__ = ["LOGS_OF_OTHERS", "Sources", "job_labels", "last_written_ns", "logs_of_jobs", "mirrored_jobs", "open_source"]
+__all__ = [
+    "LOGS_OF_OTHERS",
+    "Sources",
+    "job_labels",
+    "labels_of_processes",
+    "last_written_ns",
+    "logs_of_jobs",
+    "mirror_lags",
+    "mirrored_jobs",
+    "open_source",
+]
 
 LOGS_OF_OTHERS = ("ml_diagnostics_metric", "tpu.googleapis.com/runtime_monitor")
 """Logs of our other libraries, which have the same job names and no goodput."""
@@ -85,16 +96,43 @@ def logs_of_jobs(root: Path | None = None) -> dict[str, set[str]]:
     Args:
         root: The diagnostics folder; None for the configured one.
     """
-    logs = jobs_by_log(root or diagnostics_directory())
-    return {log: jobs for log, jobs in logs.items() if log not in LOGS_OF_OTHERS}
+    return _with_goodput(jobs_by_log(root or diagnostics_directory()))
 
 
 def mirrored_jobs(mirror: str, *, since_ns: int = 0) -> dict[str, set[str]]:
     """Return the names of the jobs in each log of a mirror that may have goodput: see `jobs_in_mirror`."""
     from ml_diagnostics_common.mirror.contents import jobs_in_mirror
 
-    logs = jobs_in_mirror(mirror, since_ns=since_ns)
-    return {log: jobs for log, jobs in logs.items() if log not in LOGS_OF_OTHERS}
+    return _with_goodput(jobs_in_mirror(mirror, since_ns=since_ns))
+
+
+def _with_goodput(logs: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return the logs that may have goodput, and their jobs: a recorder accepts no blank name."""
+    return {
+        log: named
+        for log, jobs in logs.items()
+        if log not in LOGS_OF_OTHERS and (named := {job for job in jobs if job.strip()})
+    }
+
+
+def mirror_lags(mirror: str, now_ns: int, root: Path | None = None) -> dict[str, float]:
+    """Return how many seconds the mirror of each log on this machine is behind, by notes here: no request is sent.
+
+    That is the time since the last object of a process with newer entries, or since its start.
+
+    Args:
+        mirror: The mirror.
+        now_ns: The time, in ns since 1970.
+        root: The diagnostics folder; None for the configured one.
+    """
+    from ml_diagnostics_common.mirror.rest import status
+
+    lags: dict[str, float] = {}
+    for writer in status(root or diagnostics_directory(), mirror):
+        since_ns = writer.written_ns or writer_start_ns(writer.writer)
+        behind = max(0, now_ns - since_ns) / 1e9 if writer.behind_bytes and since_ns else 0.0
+        lags[writer.log] = max(behind, lags.get(writer.log, 0.0))
+    return lags
 
 
 def last_written_ns(log_id: str, root: Path | None = None) -> int:
@@ -108,10 +146,14 @@ def last_written_ns(log_id: str, root: Path | None = None) -> int:
 
 def job_labels(log_id: str, job_name: str, root: Path | None = None) -> Mapping[str, str]:
     """Return the labels of the newest process that recorded a job here, such as team and chips; empty without one."""
+    return next(labels_of_processes(log_id, job_name, root), {})
+
+
+def labels_of_processes(log_id: str, job_name: str, root: Path | None = None) -> Iterator[Mapping[str, str]]:
+    """Yield the labels of the last processes that recorded a job here, the newest first."""
     folder = log_directory(root or diagnostics_directory(), log_id)
     for segment in newest_writers(folder, _NEWEST_WRITERS):
         with contextlib.suppress(OSError):
             header = read_header(segment)
             if header is not None and header.labels.get("job") == job_name:
-                return header.labels
-    return {}
+                yield header.labels
