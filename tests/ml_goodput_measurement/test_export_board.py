@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_goodput_measurement import cli
 from ml_goodput_measurement._query.job_state import JobFollower, JobState
 from ml_goodput_measurement.exporters import board as board_module
 from ml_goodput_measurement.exporters.board import Board, jobs_of_this_machine
@@ -18,6 +22,7 @@ from ml_goodput_measurement.goodput import GoodputRecorder
 from .simulated import SHORT_JOB, record
 
 SECOND = 10**9
+ROOT = Path(__file__).parent.parent.parent
 
 
 def start(name: str, now: float, *, log: str | None = None, ends: bool = False) -> GoodputRecorder:
@@ -83,6 +88,51 @@ def test_of_two_logs_with_a_job_of_one_name_the_latest_is_shown() -> None:
     board = Board(lambda: [("run-7", "first"), ("run-7", "second")], clock_ns=lambda: int(now * SECOND))
     board.refresh()
     assert [state.log_id for state in board.shown().states] == ["second"]
+
+
+def test_a_second_log_of_a_job_takes_no_place_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_module, "MOST_JOBS", 2)
+    now = time.time()
+    start("run-7", now - 10, log="first")
+    start("run-7", now, log="second")
+    start("run-8", now - 20)
+    start("run-9", now - 30)
+    jobs = [("run-7", "first"), ("run-7", "second"), ("run-8", "goodput_run-8"), ("run-9", "goodput_run-9")]
+    board = Board(lambda: jobs, clock_ns=lambda: int(now * SECOND))
+    board.refresh()
+    assert names_of(board) == ["run-7", "run-8"]
+    assert board.shown().hidden == 1
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_job_without_records_is_logged_once_if_a_user_named_it(
+    is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = Board(lambda: [("rum-7", "goodput_rum-7")], warns_of_missing=is_named)
+    board.refresh()
+    board.refresh()
+    expected = ["job 'rum-7' has recorded nothing yet in log 'goodput_rum-7'"] if is_named else []
+    assert [record.getMessage() for record in caplog.records if "rum-7" in record.getMessage()] == expected
+
+
+def test_how_far_the_mirror_is_behind_is_known_without_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    program = f"from tests.ml_goodput_measurement.test_export_board import start; start('run-7', {now!r})"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+    board = Board(lambda: [("run-7", "goodput_run-7")], local_only=True, clock_ns=lambda: int((now + 600) * SECOND))
+    board.refresh()
+    assert [state.mirror_lag_seconds for state in board.shown().states] == [None]
+    monkeypatch.setenv("ML_DIAGNOSTICS_MIRROR", str(tmp_path / "mirror"))
+    board.refresh()
+    (lag,) = (state.mirror_lag_seconds for state in board.shown().states)
+    assert lag is not None
+    assert 500 < lag <= 600  # Nothing was written yet, since the recorder started.
+    assert not (tmp_path / "mirror").exists()
+    assert cli.main(["mirror", "push"]) == 0
+    board.refresh()
+    assert [state.mirror_lag_seconds for state in board.shown().states] == [0.0]
 
 
 def test_reading_the_board_never_waits_for_a_refresh(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.server
+import socket
 import sys
 import threading
 import time
@@ -179,6 +180,62 @@ def test_a_receiver_that_refuses_is_an_error(receiver: Receiver, capsys: pytest.
     error = capsys.readouterr().err
     assert error == "goodput: the gauges could not be sent: check that the receiver of --endpoint runs\n"
     assert len(receiver.requests) == 1
+
+
+@pytest.mark.parametrize("url", ["collector:4318", "ftp://collector", "http://", "http://[::1", "http://a:b", ""])
+def test_what_is_no_address_is_a_usage_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["export", "otlp", "--once", f"--endpoint={url}"])
+    assert exit_.value.code == 2
+    assert "is not an address such as http://localhost:4318/v1/metrics" in capsys.readouterr().err
+
+
+def test_a_receiver_that_is_not_there_is_an_error(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    record(JOB, "run-7", ends_at=time.time(), is_ended=False)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1/metrics"
+        assert cli.main(["export", "otlp", "run-7", "--once", "--endpoint", url]) == 1
+    assert capsys.readouterr().err == (
+        "goodput: the gauges could not be sent: check that the receiver of --endpoint runs\n"
+    )
+    assert not [entry for entry in caplog.records if entry.name == "ml_diagnostics.goodput"]
+
+
+def test_a_receiver_that_never_answers_is_given_up() -> None:
+    record(JOB, "run-7", ends_at=time.time(), is_ended=False)
+    board = Board(lambda: [("run-7", "goodput_run-7")])
+    board.refresh()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        exporter = OtlpExporter(
+            board,
+            endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}/v1/metrics",
+            interval_seconds=3600,
+            timeout_seconds=0.5,
+            attributes={},
+        )
+        assert not exporter.flush(5.0)
+        started = time.monotonic()
+        exporter.stop(1.0)
+        assert time.monotonic() - started < 20
+
+
+def test_names_without_utf8_are_sent(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    record(JOB, "run-7", ends_at=time.time(), is_ended=False)
+    board = Board(lambda: [("run-7", "goodput_run-7")])
+    board.refresh()
+    (state,) = board.shown().states
+    odd = dataclasses.replace(state, job_name="a\ud800", labels={"team": "b\udfff"})
+    monkeypatch.setattr(board, "shown", lambda: Shown([odd], 0))
+    exporter = exporter_of(board, receiver)
+    assert exporter.flush()
+    exporter.stop()
+    (info,) = (labels for labels, _ in receiver.last()[1]["ml.job.info"][1])
+    assert (info["ml.job.name"], info["ml.job.team"]) == ("a\\ud800", "b\\udfff")
 
 
 def test_a_failure_is_logged_once_until_it_is_over(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:

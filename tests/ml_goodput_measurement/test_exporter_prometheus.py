@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +21,7 @@ from pathlib import Path
 import pytest
 from ml_goodput_measurement import cli
 from ml_goodput_measurement._query.job_state import JobFollower
-from ml_goodput_measurement.exporters.board import Board
+from ml_goodput_measurement.exporters.board import Board, Shown
 from ml_goodput_measurement.goodput import GoodputRecorder
 from ml_goodput_measurement.partition import Bucket
 
@@ -25,6 +29,7 @@ from .simulated import JOB, record
 
 parser = pytest.importorskip("prometheus_client.parser", reason="the extra [prometheus] is not installed")
 
+from ml_goodput_measurement.exporters import prometheus  # noqa: E402
 from ml_goodput_measurement.exporters.prometheus import PrometheusEndpoint  # noqa: E402
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
@@ -95,6 +100,99 @@ def test_buckets_that_are_zero_for_every_job_are_left_out(port: int) -> None:
 
 def test_names_are_escaped(port: int) -> None:
     assert (("job", 'a "b\\c"'),) in scraped(get(port))["ml_job_step"]
+
+
+def test_labels_of_hostile_jobs_are_valid_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Line breaks, quotes, escape sequences and what has no UTF-8, in the name and in labels."""
+    record(JOB, "run-7", ends_at=time.time(), is_ended=False)
+    state = JobFollower("run-7", "goodput_run-7").read()
+    name, team = 'a\nml_job_step{job="b"} 1\n# "\\', "\x1b[31m\ud800"
+    hostile = dataclasses.replace(state, job_name=name, labels={"team": team, "zone": "\u2028"})
+    board = Board(list)
+    monkeypatch.setattr(board, "shown", lambda: Shown([hostile], 0))
+    endpoint = PrometheusEndpoint(board)
+    port = endpoint.start("127.0.0.1", 0)
+    try:
+        text = get(port)
+    finally:
+        endpoint.stop()
+    samples = scraped(text)
+    assert set(samples["ml_job_step"]) == {(("job", name),)}
+    (info,) = map(dict, samples["ml_job_info"])
+    assert info["team"] == "\x1b[31m\\ud800"
+    promtool = shutil.which("promtool")
+    if promtool is not None:
+        done = subprocess.run([promtool, "check", "metrics"], input=text.encode(), capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_request_can_select_gauges(port: int) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics?name[]=ml_job_step", timeout=10) as response:
+        assert set(scraped(response.read().decode())) == {"ml_job_step"}
+
+
+# --- Clients that are no scrapers -----------------------------------------------------------------------------------
+
+
+def test_clients_that_send_nothing_do_not_keep_a_scrape_waiting(port: int) -> None:
+    with contextlib.ExitStack() as clients:
+        silent = [
+            clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+            for _ in range(3 * prometheus._MOST_CLIENTS)
+        ]
+        for client in silent:
+            with contextlib.suppress(OSError):  # It was closed for a later one.
+                client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        assert "ml_job_step" in get(port)
+        threads = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
+        assert len(threads) <= prometheus._MOST_CLIENTS + 5
+        silent[0].settimeout(10)
+        assert silent[0].recv(1) == b""  # The oldest is closed.
+
+
+def test_a_client_that_sends_nothing_is_closed(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus._Handler, "timeout", 0.2)
+    endpoint = PrometheusEndpoint(board)
+    port = endpoint.start("127.0.0.1", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            client.sendall(b"GET /metr")
+            assert client.recv(1) == b""
+    finally:
+        endpoint.stop()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"HEAD /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", b"405"),
+        (b"GET /metrics HTTP/1.1\r\n" + b"X: " + 70_000 * b"x" + b"\r\n\r\n", b"431"),
+        (b"GET /" + 70_000 * b"x" + b" HTTP/1.1\r\n\r\n", b"414"),
+        (b"GET /metrics HTTP/1.1\r\n" + 200 * b"X: y\r\n" + b"\r\n", b"431"),
+        (b"\x16\x03\x01 nonsense\r\n\r\n", b"400"),
+    ],
+)
+def test_requests_that_are_no_scrapes_are_refused_and_nothing_is_printed(
+    request_: bytes, status: bytes, port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(request_)
+        client.shutdown(socket.SHUT_WR)
+        answer = client.recv(1000)
+    assert status in answer.partition(b"\r\n")[0] or answer == b""
+    assert "ml_job_step" in get(port)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_client_that_goes_away_is_not_reported(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(5):
+        client = socket.create_connection(("127.0.0.1", port))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # A reset, not an end.
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        client.close()
+    assert "ml_job_step" in get(port)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_no_step_and_no_pid_is_a_label(port: int) -> None:

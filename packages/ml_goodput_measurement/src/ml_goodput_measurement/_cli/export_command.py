@@ -55,6 +55,7 @@ class ExportCommand:
         parser.add_argument(
             "--endpoint",
             metavar="URL",
+            type=_endpoint,
             help="otlp: where to send (default: OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318/v1/metrics)",
         )
         parser.add_argument(
@@ -100,7 +101,11 @@ class ExportCommand:
         board = _board(options)
         board.refresh()
         exporter = OtlpExporter(
-            board, endpoint=options.endpoint, interval_seconds=options.every, attributes=resource_attributes()
+            board,
+            endpoint=options.endpoint,
+            interval_seconds=options.every,
+            attributes=resource_attributes(),
+            warns_of_failures=not options.once,
         )
         try:
             if options.once:
@@ -113,6 +118,20 @@ class ExportCommand:
             board.stop()
             exporter.stop(_TO_END_SECONDS, is_sent=options.once)
         return DONE
+
+
+def _endpoint(text: str) -> str:
+    """Check the address of a receiver: http://collector:4318/v1/metrics."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # A port that is not a number, or half of an address in brackets.
+        is_valid = False
+    if not is_valid:
+        raise argparse.ArgumentTypeError(f"{text[:200]!r} is not an address such as http://localhost:4318/v1/metrics")
+    return text
 
 
 def _sent_once(is_sent: bool, board: Board, console: Console) -> int:
@@ -130,7 +149,7 @@ def _board(options: argparse.Namespace) -> Board:
     if not options.jobs:
         return Board(jobs_of_this_machine, local_only=True)
     jobs = [find_job(job, None) for job in options.jobs]
-    return Board(lambda: jobs)
+    return Board(lambda: jobs, warns_of_missing=True)
 
 
 def _in_url(address: str) -> str:

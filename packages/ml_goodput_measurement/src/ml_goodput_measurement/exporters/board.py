@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ml_diagnostics_common.environment import configured_mirror
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement._query.job_state import JobFollower, JobState
-from ml_goodput_measurement._query.sources import last_written_ns, logs_of_jobs
+from ml_goodput_measurement._query.sources import last_written_ns, logs_of_jobs, mirror_lags
 from ml_goodput_measurement.exceptions import NoGoodputError
 
 __all__ = ["MOST_JOBS", "REFRESH_SECONDS", "Board", "Shown", "jobs_of_this_machine"]
@@ -59,6 +61,7 @@ class Board:
     Args:
         jobs: Returns the jobs to follow; called at each refresh.
         local_only: True to read this machine's journal alone.
+        warns_of_missing: True to log a warning for a job without records, as one that a user named.
         refresh_seconds: The time between refreshes.
         clock_ns: The clock.
     """
@@ -68,10 +71,11 @@ class Board:
         jobs: Callable[[], Iterable[JobName]],
         *,
         local_only: bool = False,
+        warns_of_missing: bool = False,
         refresh_seconds: float = REFRESH_SECONDS,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._jobs, self._local_only = jobs, local_only
+        self._jobs, self._local_only, self._warns_of_missing = jobs, local_only, warns_of_missing
         self._refresh_seconds, self._clock_ns = max(refresh_seconds, 0.1), clock_ns
         self._followers: dict[JobName, JobFollower] = {}
         self._states: dict[JobName, JobState] = {}
@@ -100,36 +104,53 @@ class Board:
             (state for state in self._states.values() if _is_fresh(state, now_ns)),
             key=lambda state: (-state.last_event_ns, state.job_name, state.log_id),
         )
-        return Shown(_with_single_names(fresh[:MOST_JOBS]), max(0, len(fresh) - MOST_JOBS))
+        single = _with_single_names(fresh)
+        return Shown(single[:MOST_JOBS], max(0, len(single) - MOST_JOBS))
 
     def refresh(self) -> None:
         """Read what is new of each job."""
         wanted = list(self._jobs())
+        lags = self._mirror_lags() if self._local_only else {}
         states: dict[JobName, JobState] = {}
         for name in wanted:
             if self._stopped.is_set():
                 return
             state = self._read(name) or self._states.get(name)
+            if state is not None and self._local_only:
+                state = dataclasses.replace(state, mirror_lag_seconds=lags.get(state.log_id))
             if state is not None:
                 states[name] = state
         self._followers = {name: self._followers[name] for name in wanted if name in self._followers}
         self._states = states  # At once: a scrape meanwhile has the states of one refresh.
 
     def _read(self, name: JobName) -> JobState | None:
-        """Return the state of a job; None if it cannot be read. A failure is logged once."""
+        """Return the state of a job; None if it cannot be read. A failure is logged once until it is over."""
         try:
             if name not in self._followers:
                 self._followers[name] = JobFollower(*name, clock_ns=self._clock_ns)
             state = self._followers[name].read(local_only=self._local_only)
-        except NoGoodputError:
-            return None  # It has recorded nothing yet.
+        except NoGoodputError:  # It has recorded nothing yet.
+            if self._warns_of_missing:
+                self._warn_once(name, f"has recorded nothing yet in log {name[1][:200]!r}")
+            return None
         except (DiagnosticsError, OSError) as error:
-            if name not in self._failed:
-                _log.warning("job %r cannot be read: %s", name[0][:200], error)
-                self._failed.add(name)
+            self._warn_once(name, f"cannot be read: {error}")
             return None
         self._failed.discard(name)
         return state
+
+    def _mirror_lags(self) -> dict[str, float]:
+        """Return how far the mirror of each log is behind, without a request; empty without a mirror."""
+        mirror = configured_mirror()
+        try:
+            return mirror_lags(mirror, self._clock_ns()) if mirror else {}
+        except (DiagnosticsError, OSError):
+            return {}  # The jobs have the same error.
+
+    def _warn_once(self, name: JobName, problem: str) -> None:
+        if name not in self._failed:
+            _log.warning("job %r %s", name[0][:200], problem)
+            self._failed.add(name)
 
     def _run(self) -> None:
         while not self._stopped.is_set():

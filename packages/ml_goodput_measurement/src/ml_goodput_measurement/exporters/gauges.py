@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ml_diagnostics_common.payload import printable
+
 from ml_goodput_measurement._query.job_state import JobState
 from ml_goodput_measurement.exporters.board import Shown
 from ml_goodput_measurement.partition import Bucket
@@ -25,7 +27,7 @@ class Gauge:
         unit: Its unit for OTLP, as UCUM writes it.
         help: A description.
         labels: The names of its labels.
-        values: Returns its values.
+        values: Returns its values; see `read`.
     """
 
     prometheus: str
@@ -34,6 +36,11 @@ class Gauge:
     help: str
     labels: tuple[str, ...]
     values: Callable[[Shown], Iterator[Value]]
+
+    def read(self, shown: Shown) -> Iterator[Value]:
+        """Yield its values. Labels are valid Unicode: one name that is not would fail the whole scrape."""
+        for labels, value in self.values(shown):
+            yield {name: printable(text) for name, text in labels.items()}, value
 
 
 def _times(shown: Shown) -> Iterator[Value]:

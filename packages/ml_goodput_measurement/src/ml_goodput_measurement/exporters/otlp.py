@@ -84,6 +84,7 @@ class OtlpExporter:
         interval_seconds: The time between sends.
         timeout_seconds: How long a send may take.
         attributes: The attributes of the resource.
+        warns_of_failures: False for a caller that reports a failure itself.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class OtlpExporter:
         interval_seconds: float = 60.0,
         timeout_seconds: float = 10.0,
         attributes: Mapping[str, str],
+        warns_of_failures: bool = True,
     ) -> None:
         """Start to send, the first time after an interval."""
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -102,13 +104,13 @@ class OtlpExporter:
         from opentelemetry.sdk.resources import Resource
 
         exporter = self._exporter = OTLPMetricExporter(endpoint=endpoint, timeout=timeout_seconds)
-        self._has_failed, self._is_stopping = False, False
+        self._has_failed, self._warns = False, warns_of_failures
         export = exporter.export
 
         def export_noting_failure(*arguments: Any, **options: Any) -> MetricExportResult:
             result = export(*arguments, **options)
             has_failed = result is not MetricExportResult.SUCCESS
-            if has_failed and not self._has_failed and not self._is_stopping:
+            if has_failed and not self._has_failed and self._warns:
                 _log.warning("the gauges could not be sent; they are sent again each %g s", interval_seconds)
             self._has_failed = has_failed
             return result
@@ -139,7 +141,7 @@ class OtlpExporter:
             timeout_seconds: How long to wait for the last send.
             is_sent: True to send nothing more; otherwise the gauges are sent once more.
         """
-        self._is_stopping = True
+        self._warns = False  # It ends in any case.
         if is_sent:
             self._exporter.shutdown()
         self._provider.shutdown(1000 * timeout_seconds)
@@ -149,7 +151,7 @@ def _callback(gauge: Gauge, board: Board) -> Callable[[CallbackOptions], Iterabl
     from opentelemetry.metrics import Observation
 
     def observe(_: Any) -> Iterable[Observation]:
-        for labels, value in gauge.values(board.shown()):
+        for labels, value in gauge.read(board.shown()):
             attributes = {_ATTRIBUTES.get(name, f"ml.job.{name}"): text for name, text in labels.items() if text}
             yield Observation(value, attributes)
 
