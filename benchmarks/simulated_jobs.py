@@ -40,6 +40,7 @@ class SimulatedJob:
         interval_steps: The steps between two saves.
         between: The mean time between failures.
         restart_seconds: The mean time from a failure to training.
+        background_seconds: How long a save goes on in the background: a failure until then loses it.
     """
 
     name: str
@@ -50,6 +51,7 @@ class SimulatedJob:
     interval_steps: int
     between: float
     restart_seconds: float
+    background_seconds: float = 0.0
 
     def run(
         self,
@@ -92,8 +94,9 @@ class SimulatedJob:
                 run.productive += float(times.sum())
                 run.wall = at + float(done_at[-1])
                 return run
-            # A save is complete if the failure is after its end.
-            saves = int(np.searchsorted(done_at[every - 1 :: every] + self.save_seconds, uptime, side="right"))
+            # A save is complete if the failure is after its end, and that of its background part.
+            saved_at = done_at[every - 1 :: every] + self.save_seconds + self.background_seconds
+            saves = int(np.searchsorted(saved_at, uptime, side="right"))
             log.steps(at, saved, starts, every, self.save_seconds, until=uptime)
             run.failures += 1
             run.productive += float(times[: saves * every].sum())

@@ -57,6 +57,16 @@ def test_a_known_background_part_is_stated(history: JobHistory) -> None:
     assert lines[-1] == "  Asynchronous saves: the background part takes 48 s, so never below that."
 
 
+@pytest.mark.parametrize(("seconds", "end"), [(900.0, "."), (1100.0, "; now it is.")])
+def test_an_interval_of_now_below_the_background_part_or_the_detection_is_stated(
+    history: JobHistory, seconds: float, end: str
+) -> None:
+    lines = advice_lines(dataclasses.replace(history, background_seconds=seconds))
+    assert lines[-1].endswith(f"so never below that{end}")
+    advice = advise(history, detection_seconds=seconds)
+    assert list(format_advice(history, advice, None, is_verbose=False))[-1].endswith(f"so never below that{end}")
+
+
 def test_verbose_advice_has_the_inputs_and_each_method_with_its_range(history: JobHistory) -> None:
     text = "\n".join(advice_lines(history, verbose=True))
     for method in ("Young 1974", "Daly 2006", "availability-optimal, arXiv 2410.18124"):
@@ -111,6 +121,12 @@ def test_data_has_every_range(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["advise", "run-7", "--format", "csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert float(row["interval_low_seconds"]) < float(row["interval_high_seconds"])
+    assert float(row["lever_low_points"]) < float(row["lever_high_points"])
+    assert row["now_a_day_low_micro"] == row["currency"] == ""
+    assert cli.main(["advise", "run-7", "--format", "csv", "--cost", "3.22/chip-hour", "--chips", "256"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert [int(row[f"now_a_day_{end}_micro"]) for end in ("low", "high")] == found["money"]["now_a_day_micro"]
+    assert [int(row[f"lever_a_day_{end}_micro"]) for end in ("low", "high")] == found["money"]["lever_a_day_micro"]
     assert cli.main(["what-if", "run-7", "--interval", "455s", "--format", "json"]) == 0
     prediction = json.loads(capsys.readouterr().out)
     low, high = prediction["same_failures_percent"]

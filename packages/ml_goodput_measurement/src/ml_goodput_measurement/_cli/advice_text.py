@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -13,7 +13,7 @@ from ml_diagnostics_common.texts import format_count, format_duration, format_pe
 from ml_goodput_measurement.advice.advise import FEWEST_FAILURES, Advice, Range
 from ml_goodput_measurement.advice.history import JobHistory
 from ml_goodput_measurement.advice.replay import Prediction
-from ml_goodput_measurement.money import HOUR_NS, Price, format_amount, rounded, unit_of
+from ml_goodput_measurement.money import HOUR_NS, MICRO, Price, format_amount, rounded, unit_of
 
 __all__ = [
     "ADVICE_FIELDS",
@@ -37,6 +37,14 @@ ADVICE_FIELDS = (
     "now_seconds",
     "now_regret_low_points",
     "now_regret_high_points",
+    "worst_regret_points",
+    "lever_low_points",
+    "lever_high_points",
+    "currency",
+    "now_a_day_low_micro",
+    "now_a_day_high_micro",
+    "lever_a_day_low_micro",
+    "lever_a_day_high_micro",
 )
 PREDICTION_FIELDS = (
     "job_name",
@@ -95,7 +103,10 @@ def format_advice(history: JobHistory, advice: Advice, worth: Worth | None, *, i
         )
     yield _background(advice)
     if advice.floor_seconds > (advice.background_seconds or 0.0):
-        yield f"  Failures may stay undetected for {_seconds(advice.floor_seconds)}, so never below that."
+        yield (
+            f"  Failures may stay undetected for {_seconds(advice.floor_seconds)}, so never below that"
+            f"{_now_is_below(advice, advice.floor_seconds)}."
+        )
     if is_verbose:
         yield from _details(history, advice)
 
@@ -126,8 +137,13 @@ def _background(advice: Advice) -> str:
             "shorter than the interval (--background)."
         )
     return (
-        f"  Asynchronous saves: the background part takes {_seconds(advice.background_seconds)}, so never below that."
+        f"  Asynchronous saves: the background part takes {_seconds(advice.background_seconds)}, so never below that"
+        f"{_now_is_below(advice, advice.background_seconds)}."
     )
+
+
+def _now_is_below(advice: Advice, seconds: float) -> str:
+    return "; now it is" if advice.now_seconds is not None and advice.now_seconds < seconds else ""
 
 
 def _details(history: JobHistory, advice: Advice) -> Iterator[str]:
@@ -197,13 +213,15 @@ def advice_as_dict(job_name: str, history: JobHistory, advice: Advice, worth: Wo
 
 def advice_as_row(document: dict[str, Any]) -> dict[str, Any]:
     """Return the row of CSV for a document of `advice_as_dict`."""
-    interval, regret = document["interval_seconds"], document["now_regret_points"] or [None, None]
+    money = document["money"] or {"currency": None, "now_a_day_micro": None, "lever_a_day_micro": None}
     return {
         **document,
-        "interval_low_seconds": interval[0],
-        "interval_high_seconds": interval[1],
-        "now_regret_low_points": regret[0],
-        "now_regret_high_points": regret[1],
+        **_ends("interval", "seconds", document["interval_seconds"]),
+        **_ends("now_regret", "points", document["now_regret_points"]),
+        **_ends("lever", "points", document["lever_points"]),
+        "currency": money["currency"],
+        **_ends("now_a_day", "micro", money["now_a_day_micro"]),
+        **_ends("lever_a_day", "micro", money["lever_a_day_micro"]),
     }
 
 
@@ -221,18 +239,21 @@ def prediction_as_dict(job_name: str, history: JobHistory, prediction: Predictio
 
 def prediction_as_row(document: dict[str, Any]) -> dict[str, Any]:
     """Return the row of CSV for a document of `prediction_as_dict`."""
-    same, other = document["same_failures_percent"], document["other_failures_percent"]
     return {
         **document,
-        "same_failures_low_percent": same[0],
-        "same_failures_high_percent": same[1],
-        "other_failures_low_percent": other[0],
-        "other_failures_high_percent": other[1],
+        **_ends("same_failures", "percent", document["same_failures_percent"]),
+        **_ends("other_failures", "percent", document["other_failures_percent"]),
     }
 
 
+def _ends(name: str, unit: str, values: Sequence[float | None] | None) -> dict[str, float | None]:
+    """Return the columns of a range: its ends, or nothing."""
+    low, high = values or (None, None)
+    return {f"{name}_low_{unit}": low, f"{name}_high_{unit}": high}
+
+
 def _micro(worth: Worth, points: Range | None) -> list[int] | None:
-    return None if points is None else [rounded(worth.a_day(value), Fraction(1, 10**6)) for value in points]
+    return None if points is None else [rounded(worth.a_day(value), MICRO) for value in points]
 
 
 def _finite(values: Range | None) -> list[float | None] | None:

@@ -9,7 +9,6 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement.advice.history import JobHistory
 from ml_goodput_measurement.advice.interval import Costs, availability_optimal, daly, young
-from ml_goodput_measurement.advice.posterior import FailureRate
 from ml_goodput_measurement.advice.replay import LEVEL, Plan, Prediction, predict
 
 __all__ = ["FEWEST_FAILURES", "Advice", "Method", "Range", "advise", "what_if"]
@@ -102,7 +101,7 @@ def advise(
     save = _save_seconds(history, save_seconds)
     background = history.background_seconds if background_seconds is None else background_seconds
     floor = max(background or 0.0, detection_seconds)
-    rate = FailureRate(history.failures, max(history.uptime_seconds, history.period_seconds))
+    rate = history.failure_rate
     costs = Costs(save, history.restart_seconds)
     low, high = rate.mean_seconds_between(LEVEL)
     if not history.failures:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
 from ml_goodput_measurement._ledger import Ledger
+from ml_goodput_measurement.advice.posterior import FailureRate
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption
 
 __all__ = ["JobHistory", "Life", "history_of"]
@@ -91,6 +92,11 @@ class JobHistory:
     def productive_share(self) -> float:
         """The productive share of the time of steps."""
         return self.step_seconds / self.period_seconds
+
+    @property
+    def failure_rate(self) -> FailureRate:
+        """How often the job fails. The moments of two steps may be all of its uptime: it was up for a step at least."""
+        return FailureRate(self.failures, max(self.uptime_seconds, self.period_seconds))
 
     @property
     def restarts(self) -> list[float]:

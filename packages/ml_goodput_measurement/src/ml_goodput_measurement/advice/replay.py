@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ml_goodput_measurement.advice.history import JobHistory, Life
-from ml_goodput_measurement.advice.posterior import FailureRate
 
 __all__ = ["DRAWS", "LEVEL", "Plan", "Prediction", "predict"]
 
@@ -183,7 +182,7 @@ def _other(history: JobHistory, rng: random.Random) -> Iterator[_Uptime]:
 
 def _further(history: JobHistory, elapsed: float, pool: Sequence[float], rng: random.Random) -> Iterator[_Uptime]:
     """Yield drawn uptimes: first that of an attempt that has trained for some seconds, and goes on until it fails."""
-    rate = max(_LEAST_RATE, FailureRate(history.failures, history.uptime_seconds).draw(rng))
+    rate = max(_LEAST_RATE, history.failure_rate.draw(rng))
     for _ in range(_MOST_LIVES):
         yield _Uptime(elapsed + rng.expovariate(rate), rng.choice(pool))
         elapsed = 0.0
