@@ -89,11 +89,15 @@ def pytest_collection() -> Iterator[None]:
     gc.enable()
 
 
+_LONGEST = "test_docs_examples.py"
+"""The file that is run first: it takes minutes of one process, for which the others would wait at the end."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Run tests of timing once more if they fail; every other test fails at once. All workers have the same order."""
     yield
-    items.sort(key=lambda item: item.path)
+    items.sort(key=lambda item: (item.path.name != _LONGEST, item.path))
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
             if item.get_closest_marker("timing"):
