@@ -33,7 +33,8 @@ def bars(view: FleetOverview) -> str:
         for group, loss in zip(groups, lost, strict=True)
     )
     legend = "".join(
-        f'<li><span class="swatch" style="--colour:{_colour(bucket)}"></span> {escape(BUCKET_NAMES[bucket])}</li>'
+        '<li><svg class="swatch" viewBox="0 0 10 10" aria-hidden="true"><rect width="10" height="10" '
+        f'fill="{_colour(bucket)}"/></svg> {escape(BUCKET_NAMES[bucket])}</li>'
         for bucket in view.buckets
     )
     if len(groups) < len(view.groups):
@@ -94,7 +95,7 @@ def trend(view: FleetOverview) -> str:
 
 def _anchor(number: int, count: int) -> str:
     if count == 1:
-        return "middle"
+        return "middle alone"
     return "start" if number == 0 else "end" if number == count - 1 else "middle"
 
 

@@ -1,7 +1,8 @@
 """A fleet's report as one page: a file that opens anywhere, without a server and without any other file.
 
 Its colours and elements are those of the other pages (`ml_diagnostics_common.page`); its drawings are inline SVG, and
-its one script sorts tables.
+its one script sorts tables. `mldiagnostics ui` shows the content of its `<main>`, with the same style sheet and script:
+so no element has a style or a script of its own, and the names of jobs, which become links there, have a class.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ml_diagnostics_fleet._drawings import bars, trend
 from ml_diagnostics_fleet._notes import host_notes, quality_notes
 from ml_diagnostics_fleet.answers import JobSums, Sums
 from ml_diagnostics_fleet.overview import FleetOverview, cause_name
+from ml_diagnostics_fleet.queries import GROUPS
 
 __all__ = ["page_of", "write_page"]
 
@@ -92,7 +94,8 @@ def page_of(view: FleetOverview) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'; img-src data:\">\n"
         f"<title>{escape(title)}</title>\n<style>\n{styles}</style>\n</head>\n<body>\n"
-        f'<main class="fleet stack">{body}</main>\n<script>\n{script}</script>\n</body>\n</html>\n'
+        f'<main class="fleet-page">\n<div class="fleet stack" data-by="{",".join(view.by)}" '
+        f'data-groups="{",".join(GROUPS)}">{body}</div>\n</main>\n<script>\n{script}</script>\n</body>\n</html>\n'
     )
 
 
@@ -165,12 +168,21 @@ class _Cell:
         return f'<td class="number" data-key="{float(self.key)!r}">{escape(self.text)}</td>'
 
 
+class _JobCell(_Cell):
+    """A cell with the name of a job."""
+
+    def html(self) -> str:
+        """Return the cell."""
+        return f'<td><span class="job">{escape(self.text)}</span></td>'
+
+
 def _table(headers: Sequence[str], rows: Iterable[Sequence[_Cell]]) -> str:
     """Return a table that is sorted by a click on a header."""
     lines = list(rows)
     numbers = [cell.key is not None for cell in lines[0]] if lines else [False] * len(headers)
     head = "".join(
-        f'<th{" class=number" if number else ""}><button type="button" class="sort">{escape(header)}</button></th>'
+        f'<th scope="col"{" class=number" if number else ""}><button type="button" class="sort">{escape(header)}'
+        "</button></th>"
         for header, number in zip(headers, numbers, strict=True)
     )
     body = "".join(f"<tr>{''.join(cell.html() for cell in line)}</tr>" for line in lines)
@@ -275,7 +287,7 @@ def _savers(view: FleetOverview) -> str:
             money = [_Cell(amount_range(one.lost_cost, view.currency), micro(one.lost_cost[0]))]
         rows.append(
             [
-                _Cell(one.job.key.job),
+                _JobCell(one.job.key.job),
                 _Cell(one.job.team),
                 _Cell(f"{one.job.failures:,}", one.job.failures),
                 _Cell(f"{one.advice.now_seconds or 0:,.0f} s", one.advice.now_seconds or 0),
@@ -298,7 +310,7 @@ def _jobs(jobs: Sequence[JobSums], view: FleetOverview) -> str:
         money = [] if view.currency is None else [_Cell(amount(job.lost.cost, view.currency), job.lost.cost)]
         rows.append(
             [
-                _Cell(job.key.job),
+                _JobCell(job.key.job),
                 _Cell(job.team),
                 _Cell(job.accelerator),
                 _Cell("-" if job.chips is None else f"{job.chips:,}", job.chips or 0),
