@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .browser import CHROMIUM, Browser, opened_browser
+from .fleet_mirror import make_rows
 from .made_runs import hang
 from .recorded import FAILS, record
 from .served import served
@@ -30,6 +31,8 @@ _KILL_AT_STEP = 75
 _WIDTH, _PHONE_WIDTH = 1400, 390
 _HOSTS = 64
 _WIDE = "llama3-8b-pretrain-7"
+_FLEET = "fleet"
+_JOBS = 200
 
 
 class Scene:
@@ -59,6 +62,7 @@ SCENES = (
     Scene("logs", "/runs/digits/logs", "logs", 480),
     Scene("compare", "/compare?runs=digits-resumed,digits-small-batch", "compare", 900),
     Scene("phone", f"/runs/{_WIDE}", "overview", 844, width=_PHONE_WIDTH),
+    Scene(_FLEET, "/fleet", _FLEET, 1000, themes=_BOTH),
 )
 
 
@@ -116,10 +120,10 @@ def take(browser: Browser, base: str, scene: Scene, theme: str) -> bytes:
     return packed.getvalue()
 
 
-def take_all(base: str, browser: Browser) -> Mapping[str, bytes]:
-    """Return all pictures by the names of their files."""
+def take_all(base: str, browser: Browser, scenes: Iterable[Scene]) -> Mapping[str, bytes]:
+    """Return the pictures of scenes by the names of their files."""
     pictures = {}
-    for scene in SCENES:
+    for scene in scenes:
         for theme in scene.themes:
             name = f"{scene.name}-dark.png" if theme == "dark" else f"{scene.name}.png"
             pictures[name] = take(browser, base, scene, theme)
@@ -138,8 +142,13 @@ def main(arguments: list[str]) -> int:
         root = work / "ml-diagnostics"
         root.mkdir()
         make_runs(root)
-        with served(root) as server, opened_browser(work) as browser:
-            pictures = take_all(f"http://{server.host}", browser)
+        mirror = make_rows(work / "mirror", jobs=_JOBS)
+        pictures: dict[str, bytes] = {}
+        with opened_browser(work) as browser:
+            for is_fleet, options in ((False, ()), (True, ("--mirror", str(mirror)))):
+                scenes = [scene for scene in SCENES if (scene.name == _FLEET) == is_fleet]
+                with served(root, *options) as server:
+                    pictures |= take_all(f"http://{server.host}", browser, scenes)
     finally:
         shutil.rmtree(work)
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,12 +9,14 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .browser import Browser, needs_browser, opened_browser
+from .fleet_mirror import make_rows
 from .made_runs import hang
 from .recorded import FAILS, record
 from .served import Served, served
@@ -77,6 +79,7 @@ class Site:
             "logs": f"/runs/{failed}/logs",
             "configs": f"/runs/{failed}/configs?against={hung}",
             "compare": f"/compare?runs={failed},{hung}",
+            "fleet": "/fleet",
         }
 
     def resize(self, width: int, height: int, scale: float = 1.0) -> None:
@@ -119,7 +122,11 @@ def _grave(violations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 _ELEMENTS = "document.querySelectorAll('*').length"
-PAGES = ["runs", "overview", "metrics", "stacks", "profiles", "logs", "configs", "compare"]
+HAS_DUCKDB = find_spec("duckdb") is not None
+PAGES = [
+    *("runs", "overview", "metrics", "stacks", "profiles", "logs", "configs", "compare"),
+    pytest.param("fleet", marks=pytest.mark.skipif(not HAS_DUCKDB, reason="DuckDB 2 needs Python 3.11")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +134,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("recorded")
     record(folder, FAILS)
     hung = hang(folder, 16)
-    with served(folder) as server, opened_browser(tmp_path_factory.mktemp("browser")) as browser:
+    mirror = tmp_path_factory.mktemp("mirror")
+    if HAS_DUCKDB:
+        make_rows(mirror, jobs=20)
+    with (
+        served(folder, "--mirror", str(mirror)) as server,
+        opened_browser(tmp_path_factory.mktemp("browser")) as browser,
+    ):
         yield Site(browser, server, hung)
         assert browser.complaints() == []
 

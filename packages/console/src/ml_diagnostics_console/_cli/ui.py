@@ -41,6 +41,12 @@ class UiCommand:
         )
         parser.add_argument("--region", metavar="REGION", help="the region of its runs (default: us-central1)")
         parser.add_argument(
+            "--mirror",
+            metavar="URL",
+            help="the mirror of a fleet, for the page Fleet: gs://bucket/prefix, or a folder (default: "
+            "ML_DIAGNOSTICS_MIRROR)",
+        )
+        parser.add_argument(
             "--host",
             metavar="ADDRESS",
             default="",
@@ -59,9 +65,12 @@ class UiCommand:
         if options.region and not options.read_from:
             raise UsageError("--region needs --read-from")
         from google_cloud_mldiagnostics.control_plane import resource_id
+        from ml_diagnostics_common.environment import configured_mirror
 
+        from ml_diagnostics_console._web.fleet_reports import mirror_path
         from ml_diagnostics_console._web.serving import listen, serve
 
+        mirror = mirror_path(configured_mirror() if options.mirror is None else options.mirror)
         source = source_of(options.read_from, options.region, console)
         path = f"/runs/{quote(resource_id(source.find(options.run)), safe='')}" if options.run else "/"
         listener = listen(options.host, options.port, has_token=options.token)
@@ -71,7 +80,13 @@ class UiCommand:
             with contextlib.suppress(OSError):  # The terminal may be closed.
                 console.notify("Press Ctrl-C to end it.")
             opens = not options.no_browser and not options.host
-            serve(source, listener, console.warn, on_ready=lambda: _open_browser(url) if opens else None)
+            serve(
+                source,
+                listener,
+                console.warn,
+                on_ready=lambda: _open_browser(url) if opens else None,
+                mirror=mirror,
+            )
         except KeyboardInterrupt:
             pass
         finally:

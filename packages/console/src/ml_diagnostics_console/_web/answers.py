@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 __all__ = [
+    "GREATEST_ANSWER_BYTES",
     "Answer",
     "BadQueryError",
     "NotThereError",
@@ -17,6 +18,8 @@ __all__ = [
     "json_answer",
     "text_answer",
 ]
+
+GREATEST_ANSWER_BYTES: Final = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

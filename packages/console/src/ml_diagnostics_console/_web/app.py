@@ -15,9 +15,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ml_diagnostics_console._web.answers import Answer, NotThereError, json_answer
+from ml_diagnostics_console._web.answers import GREATEST_ANSWER_BYTES, Answer, NotThereError, json_answer
 from ml_diagnostics_console._web.assets import Asset, Assets
 from ml_diagnostics_console._web.bundle import Bundle
+from ml_diagnostics_console._web.fleet_page import FILES, fleet_document, problem_document, runs_of_jobs
+from ml_diagnostics_console._web.fleet_reports import FleetError, FleetReports
 from ml_diagnostics_console._web.guard import SECURITY_HEADERS, SPEEDSCOPE_POLICY, Guard, Token
 from ml_diagnostics_console._web.modules import ModuleError
 from ml_diagnostics_console._web.request_threads import RequestThreads
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from ml_diagnostics_console._web.store import Store
 
 __all__ = ["GREATEST_ANSWER_BYTES", "make_app"]
-
-GREATEST_ANSWER_BYTES: Final = 8 * 1024 * 1024
 
 _ZIPPED_FROM_BYTES: Final = 2048
 _ZIPPED_TYPES: Final = ("application/json", "text/")
@@ -54,7 +54,13 @@ _FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 
 
 def make_app(
-    store: Store, refreshing: Refreshing, stream: EventStream, assets: Assets, guard: Guard, token: Token | None
+    store: Store,
+    refreshing: Refreshing,
+    stream: EventStream,
+    assets: Assets,
+    guard: Guard,
+    token: Token | None,
+    fleet: FleetReports | None = None,
 ) -> ASGIApp:
     """Return the application.
 
@@ -65,15 +71,18 @@ def make_app(
         assets: The static files.
         guard: Rejects requests that are not from the page.
         token: The secret of clients; None if the server listens on loopback alone.
+        fleet: The reports of a fleet; None for none.
     """
-    page = _Page(store, refreshing, stream, assets, token)
+    page = _Page(store, refreshing, stream, assets, token, fleet or FleetReports(""))
     app = Starlette(
         routes=[
             Route("/static/{name:path}", page.static),
             Route("/favicon.ico", page.icon),
             Route("/api/token", page.token),
             Route("/api/events", page.events),
+            Route("/api/fleet.html", page.fleet_file),
             Route("/api/{path:path}", page.api),
+            Route("/fleet", page.fleet),
             Route("/{path:path}", page.shell),
         ],
         exception_handlers={Exception: _failed},
@@ -85,10 +94,17 @@ class _Page:
     """The endpoints."""
 
     def __init__(
-        self, store: Store, refreshing: Refreshing, stream: EventStream, assets: Assets, token: Token | None
+        self,
+        store: Store,
+        refreshing: Refreshing,
+        stream: EventStream,
+        assets: Assets,
+        token: Token | None,
+        fleet: FleetReports,
     ) -> None:
         self._store, self._refreshing, self._stream = store, refreshing, stream
-        self._assets, self._bundle, self._token = assets, Bundle(assets), token
+        self._assets, self._bundle, self._token = assets, Bundle(assets, has_fleet=fleet.has_mirror), token
+        self._fleet, self._fleet_threads = fleet, RequestThreads(1)
         self._threads = RequestThreads()
         self._exports = RequestThreads(1)  # Each takes the processor for seconds; those that wait keep no thread.
 
@@ -125,6 +141,14 @@ class _Page:
         except ModuleError as error:
             return PlainTextResponse(str(error), 500)
         return _file(shell, request, 200 if _PAGE.fullmatch(path) else 404)
+
+    async def fleet(self, request: Request) -> Response:
+        """Answer the page of the fleet: the shell with the report, which takes seconds for new rows."""
+        return await self._fleet_threads.call(lambda: self._fleet_page(request))
+
+    async def fleet_file(self, request: Request) -> Response:
+        """Answer the report as the file that `goodput fleet report --html` writes."""
+        return await self._fleet_threads.call(lambda: self._fleet_file(request))
 
     def locked(self, request: Request) -> Response:
         """Answer a page without the token's cookie: a page that exchanges the token in the URL for it."""
@@ -171,6 +195,33 @@ class _Page:
 
         self._refreshing.freshen()
         return _respond(case_answer(self._store, run_id, self._assets), request)
+
+    def _fleet_page(self, request: Request) -> Response:
+        try:
+            shell = self._bundle.shell(has_charts=False).data.decode()
+            text, status = self._fleet_document(shell, request)
+        except (ModuleError, ValueError) as error:
+            return PlainTextResponse(str(error), 500)
+        return _file(Asset(text.encode(), ".html"), request, status)
+
+    def _fleet_document(self, shell: str, request: Request) -> tuple[str, int]:
+        try:
+            report = self._fleet.report(dict(request.query_params))
+        except FleetError as error:
+            return problem_document(shell, error.sentence), error.status
+        self._refreshing.freshen()
+        self._store.wait_for_rows()
+        with self._store.lock:
+            runs = runs_of_jobs(self._store.runs())
+        return fleet_document(shell, report, runs, self._bundle.links(*FILES)), 200
+
+    def _fleet_file(self, request: Request) -> Response:
+        try:
+            report = self._fleet.report(dict(request.query_params))
+        except FleetError as error:
+            return _respond(json_answer({"error": error.sentence}, error.status), request)
+        headers = {"content-disposition": 'attachment; filename="fleet.html"'}
+        return _file(Asset(report.encode(), ".html"), request, headers=headers)
 
     def _redirect_to_last(self, rest: str, query: str) -> Response:
         self._refreshing.freshen()

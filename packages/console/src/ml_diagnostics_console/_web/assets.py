@@ -18,8 +18,8 @@ __all__ = ["STATIC", "Asset", "Assets", "page_folders"]
 
 STATIC: Final = Path(__file__).parent / "static"
 
-_XPROFILER: Final = "xprofiler/"
-_XPROFILER_FOLDER: Final = ("serve", "static")
+_OF_OTHERS: Final = {"xprofiler/": ("xprofiler", "serve", "static"), "fleet/": ("ml_diagnostics_fleet", "page_parts")}
+"""The package and the folder in it of the files of distributions that may be missing, by the start of their names."""
 
 _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -70,16 +70,17 @@ class Asset:
 def page_folders() -> dict[str, Path]:
     """Return the folders of the page's files, by the start of their names.
 
-    Elements, texts and colours are a part of common, the drawing of a profile is one of xprofiler; its own page has
-    both, too. Nothing of xprofiler is imported here.
+    Elements, texts and colours are a part of common, the drawing of a profile is one of xprofiler, and the report of a
+    fleet one of the fleet; their own pages have them, too. Nothing of xprofiler or the fleet is imported here.
     """
     folders = {"": STATIC, "common/": page.FOLDER}
-    try:
-        found = importlib.util.find_spec(_XPROFILER.rstrip("/"))
-    except (ImportError, ValueError):
-        found = None
-    for folder in (found.submodule_search_locations or ()) if found is not None else ():
-        folders[_XPROFILER] = Path(folder, *_XPROFILER_FOLDER)
+    for prefix, (package, *below) in _OF_OTHERS.items():
+        try:
+            found = importlib.util.find_spec(package)
+        except (ImportError, ValueError):
+            found = None
+        for folder in (found.submodule_search_locations or ()) if found is not None else ():
+            folders[prefix] = Path(folder, *below)
     return folders
 
 

@@ -30,6 +30,7 @@ _URL: Final = re.compile(r'url\("?([^)"]+)"?\)')
 _NEXT_MODULE: Final = re.compile(r'(?<=[}=][,{])(?="[\w./]+":\(__exported\)=>\{)')
 _NAMED: Final = re.compile(r"/static/(?:v/\w+/)?([\w./-]+)")
 _OPTIONAL: Final = "xprofiler/"
+_ROOT: Final = '<html lang="en"'
 _FIRST_FONT: Final = "vendor/inter/inter-latin-wght-normal.woff2"
 
 
@@ -110,10 +111,11 @@ class Bundle:
 
     Args:
         assets: The files of the page.
+        has_fleet: True if the page has a fleet, to which its header leads.
     """
 
-    def __init__(self, assets: Assets) -> None:
-        self._assets = assets
+    def __init__(self, assets: Assets, *, has_fleet: bool = False) -> None:
+        self._assets, self._has_fleet = assets, has_fleet
         self._sources: dict[str, Asset | None] = {}
         self._made: dict[str, Asset] = {}
 
@@ -140,6 +142,20 @@ class Bundle:
         self._freshen()
         return self._made["charts" if has_charts else "plain"]
 
+    def links(self, *names: str) -> str:
+        """Return the elements that load style sheets and scripts of one page, beside those of all; of files that exist.
+
+        Args:
+            names: Their names.
+        """
+        found = {name: address(asset, name) for name in names if (asset := self._assets.find(name)) is not None}
+        return "".join(
+            f'<link rel="stylesheet" href="{path}">\n'
+            if name.endswith(".css")
+            else f'<script defer src="{path}"></script>\n'
+            for name, path in found.items()
+        )
+
     def _freshen(self) -> None:
         """Make all of them again if one of their files has changed."""
         if self._made and all(self._assets.find(name) is known for name, known in self._sources.items()):
@@ -163,6 +179,8 @@ class Bundle:
         lines.append(f'<link rel="preload" href="{font}" as="font" type="font/woff2" crossorigin>')
         lines += [f'<script defer src="{each}"></script>' for each in (*scripts, address(made[SCRIPT], SCRIPT))]
         text = _REFERENCE.sub(lambda found: self._address(found[1]), shell.text)
+        if self._has_fleet:
+            text = text.replace(_ROOT, f"{_ROOT} data-fleet", 1)
         return text.replace("</head>", "\n".join([*lines, "</head>"]), 1)
 
     def _address(self, name: str) -> str:

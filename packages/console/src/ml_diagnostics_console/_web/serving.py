@@ -92,7 +92,12 @@ def listen(host: str, port: int, *, has_token: bool) -> Listener:
 
 
 def serve(
-    source: RunSource, listener: Listener, report: Callable[[str], None], on_ready: Callable[[], None] = lambda: None
+    source: RunSource,
+    listener: Listener,
+    report: Callable[[str], None],
+    on_ready: Callable[[], None] = lambda: None,
+    *,
+    mirror: str = "",
 ) -> None:
     """Serve the page until SIGTERM, SIGINT or SIGHUP.
 
@@ -101,10 +106,12 @@ def serve(
         listener: The sockets; closed at the end.
         report: Prints a note for the user.
         on_ready: Called when requests are answered.
+        mirror: The mirror of the page of the fleet, as an absolute path; empty for none.
     """
     from ml_diagnostics_console._web.app import make_app
     from ml_diagnostics_console._web.assets import Assets
     from ml_diagnostics_console._web.event_stream import EventStream
+    from ml_diagnostics_console._web.fleet_reports import FleetReports
     from ml_diagnostics_console._web.page_server import PageServer
     from ml_diagnostics_console._web.refreshing import Refreshing
     from ml_diagnostics_console._web.store import Store
@@ -114,7 +121,8 @@ def serve(
     refreshing = Refreshing(store, report)
     stream = EventStream(store, refreshing.watch)
     refreshing.on_change(stream.wake)
-    app = make_app(store, refreshing, stream, Assets(), listener.guard, listener.token)
+    fleet = FleetReports(mirror)
+    app = make_app(store, refreshing, stream, Assets(), listener.guard, listener.token, fleet)
 
     def start() -> None:
         refreshing.start()
@@ -127,6 +135,7 @@ def serve(
         server.run_on(listener.sockets)
     finally:
         refreshing.stop()
+        fleet.close()
         store.close()
         listener.close()
 

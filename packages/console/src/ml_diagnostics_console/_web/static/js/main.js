@@ -14,6 +14,7 @@ import { startTheme } from "./theme.js";
 const PAGES = {
   runs: () => import("./pages/runs.js"),
   compare: () => import("./pages/compare.js"),
+  fleet: () => import("./pages/fleet.js"),
   overview: () => import("./pages/overview.js"),
   metrics: () => import("./pages/metrics.js"),
   stacks: () => import("./pages/stacks.js"),
@@ -21,7 +22,7 @@ const PAGES = {
   logs: () => import("./pages/logs.js"),
   configs: () => import("./pages/configs.js"),
 };
-const TITLES = { runs: "Runs", compare: "Compare", missing: "Not found" };
+const TITLES = { runs: "Runs", compare: "Compare", fleet: "Fleet", missing: "Not found" };
 
 const source = caseSource(document) ?? netSource();
 const api = createApi(source);

@@ -12,7 +12,7 @@ const RUN_TABS = ["overview", "metrics", "stacks", "profiles", "logs", "configs"
  *
  * @param {string} url For example "/runs/digits-7/logs?level=error".
  * @returns {{page: string, run: string|null, session: string|null, params: Object<string, string>, path: string}}
- *   `page` is runs, compare, overview, metrics, stacks, profiles, logs, configs or missing.
+ *   `page` is runs, compare, fleet, overview, metrics, stacks, profiles, logs, configs or missing.
  */
 export function parse(url) {
   const [path, search = ""] = url.split("#")[0].split("?");
@@ -20,7 +20,7 @@ export function parse(url) {
   const parts = path.split("/").filter(Boolean).map(unescaped);
   const base = { path, params, run: null, session: null };
   if (parts.length === 0) return { ...base, page: "runs" };
-  if (parts[0] === "compare" && parts.length === 1) return { ...base, page: "compare" };
+  if (["compare", "fleet"].includes(parts[0]) && parts.length === 1) return { ...base, page: parts[0] };
   if (parts[0] !== "runs" || parts.length < 2) return { ...base, page: "missing" };
   const [, run, tab = "overview", session = null] = parts;
   const isKnown = RUN_TABS.includes(tab) && parts.length <= (tab === "profiles" ? 4 : 3);
@@ -106,7 +106,8 @@ export function createRouter(onNavigate, { isFile = false, start = "/" } = {}) {
     const link = event.target instanceof Element ? event.target.closest("a[href]") : null;
     if (!link || event.defaultPrevented || !(isPlain || isFile) || link.target || link.hasAttribute("download")) return;
     const href = link.getAttribute("href");
-    if (!href.startsWith("/") || /^\/(api|static|xprof)\//.test(href)) return;
+    // The server puts the fleet's report into the document.
+    if (!href.startsWith("/") || /^\/((api|static|xprof)\/|fleet(\?|$))/.test(href)) return;
     event.preventDefault();
     go(href);
   });

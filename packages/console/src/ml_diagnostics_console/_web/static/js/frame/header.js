@@ -1,12 +1,13 @@
 // The line at the top of all pages: where one is, whether it is live, keys, theme.
 
-import { copyText, fill, h, s, setText } from "../../common/dom.js";
+import { copyText, fill, h, s, setAttribute, setText } from "../../common/dom.js";
 import { showList } from "../keys.js";
 import { runPath } from "../router.js";
 import { brandMark } from "../shapes.js";
 import { chosenTheme, nextTheme } from "../theme.js";
 import { showAbout } from "./about_file.js";
 
+const NAMES = { compare: "Compare", fleet: "Fleet" };
 const LIVE = { live: "live", paused: "paused", lost: "connection lost", file: "case file", waiting: "connecting" };
 
 /**
@@ -22,6 +23,8 @@ export function createHeader(element, api) {
       on: { click: () => showAbout(api.about) } },
       h("span.live-dot"), word)
     : h("span.live", { role: "status" }, h("span.live-dot"), word);
+  const fleet = h("a", { href: "/fleet" }, "Fleet");
+  const hasFleet = "fleet" in document.documentElement.dataset;
   const said = h("span.visually-hidden", { role: "status" });
   const theme = h("button.icon-button", { type: "button", on: { click: change } }, halfMoon());
   const help = h("button.icon-button.help-button", {
@@ -30,7 +33,7 @@ export function createHeader(element, api) {
   fill(element, h("div.top-inner", null,
     h(api.isFile ? "span.brand" : "a.brand", { href: api.isFile ? null : "/" }, brandMark(),
       h("span", null, "ML Diagnostics")), crumbs,
-    h("div.top-right", null, said, live, help, theme)));
+    h("div.top-right", null, hasFleet && h("nav.top-nav", { "aria-label": "Pages" }, fleet), said, live, help, theme)));
   nameTheme(chosenTheme());
   setLive(api.isFile ? "file" : "waiting");
 
@@ -66,8 +69,9 @@ export function createHeader(element, api) {
           h("a.name", { href: runPath(state.run), "aria-current": "page" }, state.run));
       } else {
         fill(crumbs, runs(), separator(),
-          h("span", { "aria-current": "page" }, state.page === "compare" ? "Compare" : "Not found"));
+          h("span", { "aria-current": "page" }, NAMES[state.page] ?? "Not found"));
       }
+      setAttribute(fleet, "aria-current", state.page === "fleet" && "page");
     },
   };
 }
