@@ -15,6 +15,7 @@ from ml_diagnostics_fleet._cli.options import (
     add_by_option,
     add_mirror_options,
     add_report_options,
+    add_since_option,
     mirror_of,
     open_reports,
 )
@@ -23,12 +24,16 @@ from ml_diagnostics_fleet.queries import DIALECTS, QUESTIONS
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
+    from ml_diagnostics_fleet.compact import Compaction
+    from ml_diagnostics_fleet.compact_view import ViewCompaction
+
 __all__ = ["FleetCommand"]
 
 _Part = Callable[[argparse.Namespace, "Console"], int]
 _MOST = 10_000
 _TABLES = "tables"
 _SOURCES = ("events", "segments")
+_BIGQUERY = "bigquery:"
 
 
 class FleetCommand:
@@ -71,11 +76,31 @@ class FleetCommand:
 
 def _prepare_compact(parser: argparse.ArgumentParser) -> None:
     add_mirror_options(parser, "add the days that end by this time (default: now)")
-    _add_strict_option(parser, "entries are missing, or an object is damaged")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="SOURCE",
+        type=_source,
+        default=_SOURCES[1],
+        help="what is read: segments of the mirror, or bigquery:DATASET.VIEW or bigquery:PROJECT.DATASET.VIEW with "
+        "the entries of Cloud Logging (needs the extra [bigquery]; default: %(default)s)",
+    )
+    add_since_option(parser, "of BigQuery, only entries from this time on, such as 3d or 2026-11-20 (default: all)")
+    _add_strict_option(parser, "entries are missing, an object is damaged, or a row cannot be read")
     add_format_option(parser)
 
 
+def _source(text: str) -> str:
+    if text != _SOURCES[1] and not text.startswith(_BIGQUERY):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {_SOURCES[1]}, or {_BIGQUERY}DATASET.VIEW")
+    return text
+
+
 def _compact(options: argparse.Namespace, console: Console) -> int:
+    if options.source.startswith(_BIGQUERY):
+        return _compact_view(options, console)
+    if options.since is not None:
+        raise UsageError(f"--since is for --from {_BIGQUERY}DATASET.VIEW: of a mirror, what is new is known")
     from ml_diagnostics_common.command.formats import format_data
     from ml_diagnostics_common.texts import format_count
 
@@ -104,9 +129,54 @@ def _compact(options: argparse.Namespace, console: Console) -> int:
         console.warn(text)
     for path in done.damaged:
         console.warn(f"{path} is damaged, and was passed over")
+    _warn_gaps(done, console)
+    return FAILED if options.strict and (done.gaps or done.damaged) else DONE
+
+
+def _compact_view(options: argparse.Namespace, console: Console) -> int:
+    from ml_diagnostics_common.command.formats import format_data
+    from ml_diagnostics_common.texts import format_count
+
+    from ml_diagnostics_fleet.compact_view import compact_view
+
+    view = options.source.removeprefix(_BIGQUERY)
+    done = compact_view(mirror_of(options), view, since_ns=options.since, through_ns=options.as_of)
+    found = {
+        "version": done.version,
+        "rows": done.rows,
+        "events": done.events,
+        "known": done.known,
+        "without_payload": done.without_payload,
+        "without_job": done.without_job,
+        "unreadable": sum(done.unreadable.values()),
+        "files": len(done.files),
+        "merged": done.merged,
+        "deleted": done.deleted,
+        "missing": sum(gap.last - gap.first + 1 for gap in done.gaps),
+    }
+    if options.format == "table":
+        console.data(
+            f"{format_count(done.events, 'event')} of {format_count(done.rows, 'row')} added in "
+            f"{format_count(len(done.files), 'file')}: version {done.version}"
+        )
+    else:
+        console.data(format_data(found, options.format, [found], tuple(found)))
+    for text in done.warnings:
+        console.warn(text)
+    for name, count in (("were in the table", done.known), ("have no JSON payload", done.without_payload)):
+        if count:
+            console.notify(f"{format_count(count, 'row')} {name}")
+    if done.without_job:
+        console.notify(f"{format_count(done.without_job, 'row')} name no job")
+    for reason, count in done.unreadable.items():
+        console.warn(f"{format_count(count, 'row')} passed over: {reason}: {', '.join(done.unreadable_ids[reason])}")
+    _warn_gaps(done, console)
+    return FAILED if options.strict and (done.gaps or done.unreadable) else DONE
+
+
+def _warn_gaps(done: Compaction | ViewCompaction, console: Console) -> None:
     for gap in done.gaps:
         console.warn(f"entries {gap.first} to {gap.last} of {gap.writer} are missing, in {gap.log}")
-    return FAILED if options.strict and (done.gaps or done.damaged) else DONE
 
 
 def _prepare_run(parser: argparse.ArgumentParser) -> None:

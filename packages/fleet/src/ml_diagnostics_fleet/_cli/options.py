@@ -13,7 +13,15 @@ from ml_diagnostics_fleet.queries import GROUPS
 if TYPE_CHECKING:
     from ml_diagnostics_fleet.reports import FleetReports
 
-__all__ = ["add_by_option", "add_mirror_options", "add_report_options", "groups", "mirror_of", "open_reports"]
+__all__ = [
+    "add_by_option",
+    "add_mirror_options",
+    "add_report_options",
+    "add_since_option",
+    "groups",
+    "mirror_of",
+    "open_reports",
+]
 
 _MIRROR = "ML_DIAGNOSTICS_MIRROR"
 _OF_TABLE = "table"
@@ -29,6 +37,16 @@ def add_mirror_options(parser: argparse.ArgumentParser, as_of: str) -> None:
     """
     parser.add_argument("--mirror", metavar="URL", help=f"gs://bucket/prefix, or a folder (default: {_MIRROR})")
     parser.add_argument("--as-of", metavar="TIME", type=_moment, help=as_of)
+
+
+def add_since_option(parser: argparse.ArgumentParser, since: str) -> None:
+    """Add the option for a first moment.
+
+    Args:
+        parser: The parser.
+        since: Its help text.
+    """
+    parser.add_argument("--since", metavar="TIME", type=_moment, help=since)
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
