@@ -158,7 +158,7 @@ def test_a_damaged_file_of_events_is_not_merged_and_the_new_segments_are_added(t
     file = tmp_path / "v1" / latest_events(tmp_path).files[3].path
     data = bytearray(file.read_bytes())
     data[30] ^= 1
-    file.write_bytes({"cut": data[:-30], "bit": data, "empty": b"", "gone": b""}[damage])
+    file.write_bytes({"cut": bytes(data[:-30]), "bit": bytes(data), "empty": b"", "gone": b""}[damage])
     if damage == "gone":
         file.unlink()
     write_objects(objects[8:])

@@ -15,7 +15,7 @@ from ml_diagnostics_common.exceptions import ObjectNotFoundError
 
 from ml_diagnostics_fleet._paths import FleetPaths, age_ns, new_run
 from ml_diagnostics_fleet.event_tables import EventTables, deduplicated
-from ml_diagnostics_fleet.events import DamagedEventsError, EventsFile, EventsWriter, RowGroup
+from ml_diagnostics_fleet.events import DamagedEventsError, EventsFile, EventsWriter, RowGroup, checksum
 from ml_diagnostics_fleet.manifest import EventsEntry, EventsManifest
 from ml_diagnostics_fleet.schemas import JobKey, group_of
 
@@ -81,11 +81,11 @@ class EventFilesWriter:
     def _store(self, group: str) -> None:
         writer, file = self._open[group]
         writer.close()
+        path = f"events/group={group}/{self._run}-{len(self._done)}-{checksum(file)}.parquet"
         file.seek(0)
         data = file.read()
         file.close()
         del self._open[group]
-        path = f"events/group={group}/{self._run}-{len(self._done)}.parquet"
         self._paths.storage.write(self._paths.full(path), data, if_generation=0)
         self._done.append(
             EventsEntry(path, group, writer.rows, len(data), len(writer.jobs), writer.first_t_ns, writer.last_t_ns)

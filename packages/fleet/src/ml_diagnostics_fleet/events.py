@@ -1,12 +1,17 @@
 """Events in Parquet: an entry a row, sorted by job and time, and read a job at a time.
 
 A file has the jobs of one group; each row group has the events of one job. The encodings fit the columns: numbers that
-rise are deltas, and texts that repeat are dictionaries, so an event takes about six bytes. Each page has a checksum.
+rise are deltas, and texts that repeat are dictionaries, so an event takes about six bytes.
+
+Each page has a checksum, and that of the file's end is in its name: Arrow ends the process on some damage there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,6 +34,7 @@ __all__ = [
     "EventsFile",
     "EventsWriter",
     "RowGroup",
+    "checksum",
     "deduplicated",
     "write_events",
 ]
@@ -38,6 +44,9 @@ _BATCH_ROWS: Final = 131_072
 """Rows that are decoded at a time: few enough to take little memory, enough to be fast."""
 _DELTAS: Final = ("seq", "t_ns", "at_ns", "step", "duration_ns")
 _LEVEL: Final = 3
+_MAGIC_BYTES: Final = 8
+"""At the end: the length of what describes the file, before that, and four letters."""
+_CHECKSUM: Final = re.compile(r"-([0-9a-f]{8})\.parquet", re.ASCII)
 
 
 class DamagedEventsError(StorageError, ValueError):
@@ -139,6 +148,7 @@ class EventsFile:
         self.name = path if isinstance(path, str) else "events"
         try:
             self._source = _source(path)
+            self._check_end()
             self._file = pq.ParquetFile(
                 self._source,
                 read_dictionary=list(DICTIONARIES),
@@ -188,18 +198,29 @@ class EventsFile:
         with self._checked():
             for group in groups:
                 self._fetch([group])
-                yield from self._file.iter_batches(
+                for batch in self._file.iter_batches(
                     batch_size=_BATCH_ROWS,
                     row_groups=[group.number],
                     columns=None if columns is None else list(columns),
                     use_threads=False,
-                )
+                ):
+                    batch.validate(full=True)  # The head of a page has no checksum.
+                    yield batch
 
     def table(self, groups: Sequence[RowGroup]) -> pa.Table:
         """Return the events of some row groups."""
         with self._checked():
             self._fetch(groups)
-            return self._file.read_row_groups([group.number for group in groups], use_threads=False)
+            table = self._file.read_row_groups([group.number for group in groups], use_threads=False)
+            table.validate(full=True)
+            return table
+
+    def _check_end(self) -> None:
+        """Check that the file's end is that of its name, if that has a checksum."""
+        expected = _CHECKSUM.fullmatch(self.name[-17:])
+        if expected is not None and checksum(self._source) != expected[1]:
+            raise DamagedEventsError(f"{self.name} is damaged: its end is not what was written")
+        self._source.seek(0)
 
     @contextlib.contextmanager
     def _checked(self) -> Iterator[None]:
@@ -208,7 +229,9 @@ class EventsFile:
             yield
         except StorageError:
             raise
-        except (pa.ArrowInvalid, OSError) as error:
+        except MemoryError:
+            raise
+        except (pa.ArrowException, OSError) as error:
             raise DamagedEventsError(f"{self.name} is damaged: {error}") from None
 
     def _fetch(self, groups: Sequence[RowGroup]) -> None:
@@ -237,6 +260,19 @@ class EventsFile:
                 f"{self.name}: row group {number} has {len(values)} values of {name!r}; expected one"
             )
         return str(values[0])
+
+
+def checksum(file: Any) -> str:
+    """Return the checksum of the end of a file of events, which describes it: the last part of its name.
+
+    Args:
+        file: The file, opened for reading.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _MAGIC_BYTES))
+    length = int.from_bytes(file.read(_MAGIC_BYTES)[:4], "little")
+    file.seek(max(0, size - _MAGIC_BYTES - length))
+    return f"{zlib.crc32(file.read()):08x}"
 
 
 def _source(path: str | bytes) -> Any:

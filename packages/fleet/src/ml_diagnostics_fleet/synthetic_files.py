@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import tempfile
@@ -18,7 +19,7 @@ from ml_diagnostics_common.mirror.segments import encode_segment
 
 from ml_diagnostics_fleet._paths import FleetPaths, new_run
 from ml_diagnostics_fleet._workers import Failed, run_tasks
-from ml_diagnostics_fleet.events import EventsWriter
+from ml_diagnostics_fleet.events import EventsWriter, checksum
 from ml_diagnostics_fleet.manifest import EventsEntry, EventsManifest, commit, latest_events
 from ml_diagnostics_fleet.rows_files import write_dimensions
 from ml_diagnostics_fleet.schemas import group_of
@@ -86,7 +87,7 @@ def segments_of(mirror: str, job: SyntheticJob, table: pa.Table) -> Iterator[tup
 class _GroupTask(NamedTuple):
     mirror: str
     fleet: SyntheticFleet
-    path: str
+    run: str
     group: str
     jobs: tuple[int, ...]
 
@@ -105,14 +106,13 @@ def write_event_files(mirror: str | os.PathLike[str], fleet: SyntheticFleet, *, 
         by_group.setdefault(group_of(job.key), []).append(job)
     tasks = []
     for number, (group, jobs) in enumerate(sorted(by_group.items())):
-        path = f"events/group={group}/{run}-{number}.parquet"
         members = tuple(job.index for job in sorted(jobs, key=lambda job: job.key))
-        tasks.append(_GroupTask(paths.mirror, fleet, path, group, members))
+        tasks.append(_GroupTask(paths.mirror, fleet, f"{run}-{number}", group, members))
     entries: list[EventsEntry] = []
     done = run_tasks(_write_group, tasks, processes) if processes > 1 else ((one, _write_group(one)) for one in tasks)
     for _, entry in done:
         if isinstance(entry, Failed):
-            raise RuntimeError(f"{entry.task.path}: {entry.reason}")
+            raise RuntimeError(f"events of group {entry.task.group}: {entry.reason}")
         entries.append(entry)
     known = latest_events(mirror)
     files = (*known.files, *sorted(entries, key=lambda entry: entry.path))
@@ -127,9 +127,10 @@ def _write_group(task: _GroupTask) -> EventsEntry:
                 job = task.fleet.job(index)
                 writer.write(job.key, job.table())
         data, paths = file.read_bytes(), FleetPaths(task.mirror)
-    paths.storage.write(paths.full(task.path), data, if_generation=0)
+    path = f"events/group={task.group}/{task.run}-{checksum(io.BytesIO(data))}.parquet"
+    paths.storage.write(paths.full(path), data, if_generation=0)
     times = writer.first_t_ns, writer.last_t_ns
-    return EventsEntry(task.path, task.group, writer.rows, len(data), len(writer.jobs), *times)
+    return EventsEntry(path, task.group, writer.rows, len(data), len(writer.jobs), *times)
 
 
 def _header(job: SyntheticJob, row: Mapping[str, Any]) -> bytes:
