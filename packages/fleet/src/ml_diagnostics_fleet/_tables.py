@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
 import os
 from functools import lru_cache
 from typing import Any, Final
@@ -11,9 +10,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 from ml_diagnostics_common.command.errors import NotFoundError
-from ml_diagnostics_common.exceptions import ConfigurationError, ObjectNotFoundError
 
 from ml_diagnostics_fleet._paths import FleetPaths
+from ml_diagnostics_fleet.dimensions import read_dimension
 from ml_diagnostics_fleet.manifest import RowsSnapshot
 from ml_diagnostics_fleet.rows_files import newest_rows, row_paths
 from ml_diagnostics_fleet.schemas import DIMENSIONS, TABLES
@@ -33,44 +32,6 @@ _CALENDAR: Final = (
     "CAST(date_trunc('week', day) AS DATE) AS week\n"
     "FROM range(DATE '1970-01-01', DATE '2100-01-01', INTERVAL 1 DAY) AS days(day)"
 )
-
-
-def read_dimension(mirror: str | os.PathLike[str], name: str) -> Any:
-    """Return a table of `DIMENSIONS`; empty if there is none.
-
-    Args:
-        mirror: The mirror.
-        name: `jobs`, `prices` or `causes`.
-
-    Raises:
-        ConfigurationError: It is not a Parquet file with these columns.
-        StorageError: It cannot be read.
-    """
-    paths, schema = FleetPaths(mirror), DIMENSIONS[name]
-    file = f"dimensions/{name}.parquet"
-    try:
-        data = paths.storage.read(paths.full(file))
-    except ObjectNotFoundError:
-        return schema.empty_table()
-    try:
-        table = pq.read_table(io.BytesIO(data))
-    except (pa.ArrowException, OSError) as error:
-        raise ConfigurationError(f"{file} is not a Parquet file: {error}") from None
-    columns = []
-    for field in schema:
-        if field.name in table.column_names:
-            try:
-                column = table[field.name].cast(field.type)
-            except pa.ArrowException as error:
-                raise ConfigurationError(f"{file}: column {field.name} is not {field.type}: {error}") from None
-        elif field.nullable:
-            column = pa.nulls(table.num_rows, field.type)
-        else:
-            raise ConfigurationError(f"{file} has no column {field.name}")
-        if column.null_count and not field.nullable:
-            raise ConfigurationError(f"{file}: column {field.name} must not have nulls")
-        columns.append(column)
-    return pa.table(columns, schema=schema)
 
 
 @lru_cache(maxsize=1)

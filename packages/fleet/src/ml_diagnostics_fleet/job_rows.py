@@ -10,7 +10,7 @@ import datetime
 import json
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,7 @@ from ml_goodput_measurement.reading import RULES, JobLedger, Writer
 from ml_diagnostics_fleet._batches import FOREIGN, Identities, event_batch, parts_of
 from ml_diagnostics_fleet.schemas import TABLES, JobKey
 
-__all__ = ["ERROR", "Cause", "JobRows", "error_rows", "job_rows"]
+__all__ = ["ERROR", "AttemptHosts", "Cause", "JobCauses", "JobRows", "error_rows", "job_rows"]
 
 ERROR: Final = "error: "
 """`rules` of a job starts with it if its map failed."""
@@ -40,6 +40,37 @@ class Cause:
     host: str | None
     confidence: str
     """`proven`, `likely` or `possible`."""
+    last_event_ns: int | None = None
+    """The last event of the attempt that was judged: a disruption with another one has no known cause. None for any."""
+
+    def columns(self, last_event_ns: int) -> tuple[str | None, str | None, str | None]:
+        """Return cause, host and confidence of the disruption with that last event."""
+        if self.last_event_ns not in (None, last_event_ns):
+            return None, None, None
+        return self.rule, self.host, self.confidence
+
+
+class AttemptHosts(NamedTuple):
+    """The hosts of an attempt that started at a moment."""
+
+    start_ns: int
+    hosts: tuple[str, ...]
+
+    def added_to(self, recorded: Iterable[str], start_ns: int) -> list[str]:
+        """Return the hosts of the attempt that started then, with those that recorded something, by name."""
+        return sorted({*recorded, *(self.hosts if self.start_ns == start_ns else ())})
+
+
+class JobCauses(dict[int, Cause]):
+    """The doctor's findings on a job: the causes of its disruptions by number.
+
+    Attributes:
+        hosts: The hosts of its attempts by number, also those that record no goodput.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hosts: dict[int, AttemptHosts] = {}
 
 
 @dataclass(slots=True)
@@ -107,7 +138,7 @@ def job_rows(
         as_of_ns: The moment at which jobs that run end, in ns since 1970; the same for all jobs of a fleet.
         missing: The number of entries that did not arrive, by writer, as far as their numbers show that.
         ended: The writers that recorded their end; None if that is not known.
-        causes: Causes of the job's disruptions, by their numbers.
+        causes: Causes of the job's disruptions, by their numbers; the hosts of `JobCauses` are part of its attempts.
     """
     ledger, seen = JobLedger(key.job), Identities()
     recorded: dict[tuple[str, str], _Recorded] = {}
@@ -142,8 +173,9 @@ def job_rows(
     ]
     job = _job_row(key, report, ledger.saves())
     starts = [attempt.start_ns for attempt in report.attempts]
+    hosts = causes.hosts if isinstance(causes, JobCauses) else {}
     attempts = [
-        _attempt_row(key, attempt, first_ns, writers, until_ns)
+        _attempt_row(key, attempt, first_ns, writers, until_ns, hosts.get(attempt.number))
         for attempt, first_ns, until_ns in zip(
             report.attempts, ledger.first_step_times(), [*starts[1:], None], strict=True
         )
@@ -176,12 +208,18 @@ def _job_row(key: JobKey, report: JobReport, saves: int) -> tuple[Any, ...]:
 
 
 def _attempt_row(
-    key: JobKey, attempt: AttemptSummary, first_step_ns: int | None, writers: list[_Recorded], until_ns: int | None
+    key: JobKey,
+    attempt: AttemptSummary,
+    first_step_ns: int | None,
+    writers: list[_Recorded],
+    until_ns: int | None,
+    known: AttemptHosts | None,
 ) -> tuple[Any, ...]:
     present = [
         one for one in writers if one.last_ns >= attempt.start_ns and (until_ns is None or one.first_ns < until_ns)
     ]
     chips = (_chips(one.labels) for one in present)
+    recorded = {one.writer.host for one in present if one.writer.host}
     return (
         *key,
         attempt.number,
@@ -193,7 +231,7 @@ def _attempt_row(
         first_step_ns,
         attempt.steps_kept,
         attempt.steps_lost,
-        sorted({one.writer.host for one in present if one.writer.host}),
+        sorted(recorded) if known is None else known.added_to(recorded, attempt.start_ns),
         next((count for count in chips if count is not None), None),
     )
 
@@ -213,7 +251,7 @@ def _disruption_row(key: JobKey, one: Disruption, cause: Cause | None) -> tuple[
         one.recompute_ns,
         one.failed_attempts,
         one.steps_lost,
-        *((None, None, None) if cause is None else (cause.rule, cause.host, cause.confidence)),
+        *((None, None, None) if cause is None else cause.columns(one.last_event_ns)),
     )
 
 

@@ -100,10 +100,13 @@ def run_local(
 
     Raises:
         ManifestError: The manifest is damaged, or of a newer version.
+        ConfigurationError: A table of causes or of hosts is damaged.
         StorageError: The mirror cannot be read or written.
     """
     paths = FleetPaths(mirror)
     manifest = latest_events(mirror)
+    _known_of.cache_clear()  # Causes may have changed since an earlier run of this process.
+    read_causes(mirror)  # A damaged table is an error here, not one of each job.
     writer = RowsWriter(mirror, as_of_ns, time.time_ns() if now_ns is None else now_ns)
     groups = sorted(manifest.groups().items(), key=lambda one: (-sum(entry.rows for entry in one[1]), one[0]))
     tasks = [

@@ -6,7 +6,7 @@ The rows of one moment are replaced as a whole; a reader takes those of the newe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -17,7 +17,8 @@ from ml_goodput_measurement.reading import RULES
 
 from ml_diagnostics_fleet._parquet import decoded, encoded
 from ml_diagnostics_fleet._paths import FleetPaths, age_ns, new_run
-from ml_diagnostics_fleet.job_rows import ERROR, Cause, JobRows
+from ml_diagnostics_fleet.dimensions import as_dimension, dimension_path, read_causes
+from ml_diagnostics_fleet.job_rows import ERROR, JobRows
 from ml_diagnostics_fleet.manifest import (
     ManifestConflictError,
     ManifestError,
@@ -26,7 +27,7 @@ from ml_diagnostics_fleet.manifest import (
     commit,
     latest_rows,
 )
-from ml_diagnostics_fleet.schemas import DIMENSIONS, TABLES, JobKey
+from ml_diagnostics_fleet.schemas import TABLES, JobKey
 
 __all__ = [
     "RowsWriter",
@@ -37,6 +38,7 @@ __all__ = [
     "read_causes",
     "read_table",
     "replace_jobs",
+    "replace_tables",
     "row_paths",
     "write_dimensions",
 ]
@@ -214,6 +216,48 @@ def replace_jobs(mirror: str | os.PathLike[str], jobs: Iterable[JobRows], now_ns
     return snapshot
 
 
+def replace_tables(
+    mirror: str | os.PathLike[str], changed: Callable[[RowsSnapshot], Mapping[str, pa.Table]], now_ns: int
+) -> RowsSnapshot | None:
+    """Replace some tables of the newest snapshot, which keeps its moment.
+
+    Args:
+        mirror: The mirror.
+        changed: Returns the new tables by name, of the snapshot that it is given; none if nothing changes. Called again
+            if another process has written rows meanwhile.
+        now_ns: The time, in ns since 1970.
+
+    Returns:
+        The newest snapshot; None if there is none.
+
+    Raises:
+        ManifestError: The manifest is damaged.
+        StorageError: The mirror cannot be read or written.
+    """
+    paths = FleetPaths(mirror)
+    for number in range(_TRIES):
+        known = latest_rows(mirror)
+        base = known.snapshots[0] if known.snapshots else None
+        tables = {} if base is None else changed(base)
+        if base is None or not tables:
+            return base
+        files, run = dict(base.files), new_run(now_ns)
+        for name, table in tables.items():
+            path = f"rows/{name}/as_of={base.as_of_ns}/{run}-0.parquet"
+            paths.storage.write(paths.full(path), encoded(table), if_generation=0)
+            files[name] = (path,)
+        snapshot = replace(base, files=files)
+        try:
+            manifest = commit(mirror, _with_snapshot(known, snapshot, now_ns), now_ns)
+        except ManifestConflictError:
+            if number == _TRIES - 1:
+                raise
+            continue
+        break
+    _delete_old(paths, manifest, now_ns)
+    return snapshot
+
+
 def check_rules(snapshot: RowsSnapshot | None) -> None:
     """Check that rows can be added to a snapshot.
 
@@ -282,25 +326,16 @@ def read_table(mirror: str | os.PathLike[str], snapshot: RowsSnapshot, table: st
 
 
 def write_dimensions(mirror: str | os.PathLike[str], tables: Mapping[str, pa.Table]) -> None:
-    """Write tables of `DIMENSIONS`, and replace those that exist."""
+    """Write tables of `DIMENSIONS`, and replace those that exist.
+
+    Raises:
+        ConfigurationError: A table lacks a column, or has one of another type.
+        StorageError: It cannot be written.
+    """
     paths = FleetPaths(mirror)
     for name, table in tables.items():
-        data = encoded(table.cast(DIMENSIONS[name]))
-        paths.storage.write(paths.full(f"dimensions/{name}.parquet"), data)
-
-
-def read_causes(mirror: str | os.PathLike[str]) -> dict[JobKey, dict[int, Cause]]:
-    """Return the causes of disruptions, by job and number, as far as `dimensions/causes.parquet` has them."""
-    paths = FleetPaths(mirror)
-    try:
-        table = decoded(paths.storage.read(paths.full("dimensions/causes.parquet")))
-    except ObjectNotFoundError:
-        return {}
-    causes: dict[JobKey, dict[int, Cause]] = {}
-    for row in table.select(DIMENSIONS["causes"].names).to_pylist():
-        cause = Cause(row["cause"], row["cause_host"], row["confidence"])
-        causes.setdefault(JobKey(row["log"], row["job"]), {})[row["number"]] = cause
-    return causes
+        file = dimension_path(name)
+        paths.storage.write(paths.full(file), encoded(as_dimension(table, name, file)))
 
 
 def _without_continuous(known: RowsManifest, now_ns: int) -> RowsManifest:
@@ -319,8 +354,9 @@ def _with_snapshot(known: RowsManifest, snapshot: RowsSnapshot, now_ns: int) -> 
     """Return a manifest with one more snapshot, in place of that of the same moment."""
     others = [one for one in known.snapshots if one.as_of_ns != snapshot.as_of_ns]
     replaced = [one for one in known.snapshots if one.as_of_ns == snapshot.as_of_ns]
+    kept = {path for files in snapshot.files.values() for path in files}
     removed = {path: at_ns for path, at_ns in known.removed.items() if now_ns - at_ns <= 2 * _KEPT_NS}
-    removed |= {path: now_ns for one in replaced for files in one.files.values() for path in files}
+    removed |= {path: now_ns for one in replaced for files in one.files.values() for path in files if path not in kept}
     snapshots = tuple(sorted([*others, snapshot], key=lambda one: -one.as_of_ns))
     return RowsManifest(known.version, known.created_ns, snapshots, removed)
 

@@ -155,11 +155,23 @@ DIMENSIONS: Final[Mapping[str, pa.Schema]] = {
             *_texts("cause"),
             *_texts("cause_host", nullable=True),
             *_texts("confidence"),
+            *_integers("last_event_ns", nullable=True),
+            *_texts("judged_by", nullable=True),
+        ]
+    ),
+    "hosts": pa.schema(
+        [
+            *_KEY,
+            pa.field("attempt", pa.int32(), nullable=False),
+            *_integers("start_ns"),
+            pa.field("hosts", pa.list_(pa.string()), nullable=False),
         ]
     ),
 }
 """Tables that others write, `v1/dimensions/<table>.parquet`; each is optional.
 
 Of `jobs` and `prices` the rows of one key have disjoint times, half-open. `causes` has the causes of disruptions, by
-their numbers: an engine joins them to its rows.
+their numbers, and `hosts` the hosts of attempts that recorded no goodput themselves: an engine joins both to its rows.
+`goodput fleet causes` writes these two. A row of it counts only while that number has the same `last_event_ns`, and
+that attempt the same `start_ns`: late entries may change numbers. Rows without `judged_by` are of others.
 """

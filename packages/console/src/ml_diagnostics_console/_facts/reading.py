@@ -62,6 +62,7 @@ class Question:
         project: The project of Google Cloud to read; None reads this machine.
         region: The region of its runs; None for the usual one.
         kubernetes: The context of kubectl; empty for the current one, if the job has pods; `off` asks no cluster.
+        has_goodput: False to leave out the goodput of the job, for which its whole history is read.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Question:
     project: str | None = None
     region: str | None = None
     kubernetes: str = ""
+    has_goodput: bool = True
 
 
 class JobReader:
@@ -289,6 +291,8 @@ class JobReader:
 
 def _read_ledger(job: str, question: Question) -> Fact[JobReport] | Unknown:
     """Return the goodput of a job, of the same project."""
+    if not question.has_goodput:
+        return Unknown("the goodput of the job was not read", is_by_choice=True)
     from ml_goodput_measurement.report import report
 
     try:

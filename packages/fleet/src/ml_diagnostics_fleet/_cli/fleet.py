@@ -11,6 +11,7 @@ from ml_diagnostics_common.command.errors import DONE, EXIT_CODES, FAILED, Usage
 from ml_diagnostics_common.command.formats import add_format_option
 from ml_diagnostics_common.command.options import picture, whole_number
 
+from ml_diagnostics_fleet._cli.causes import causes, prepare_causes
 from ml_diagnostics_fleet._cli.options import (
     add_by_option,
     add_mirror_options,
@@ -48,6 +49,7 @@ class FleetCommand:
         for name, prepare, run, summary in (
             ("compact", _prepare_compact, _compact, "add what jobs have mirrored to the table of events"),
             ("run", _prepare_run, _run, "make the rows of all jobs"),
+            ("causes", prepare_causes, causes, "ask the doctor for the causes of disruptions"),
             ("report", _prepare_report, _report, "report how the fleet spent its time and its money"),
             ("worst", _prepare_worst, _worst, "list the jobs that lost most"),
             ("hosts", _prepare_hosts, _hosts, "list the hosts that fail too often"),

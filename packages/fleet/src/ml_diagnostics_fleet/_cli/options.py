@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_by_option",
+    "add_mirror_option",
     "add_mirror_options",
     "add_report_options",
     "add_since_option",
@@ -35,8 +36,13 @@ def add_mirror_options(parser: argparse.ArgumentParser, as_of: str) -> None:
         parser: The parser.
         as_of: The help text of the moment.
     """
-    parser.add_argument("--mirror", metavar="URL", help=f"gs://bucket/prefix, or a folder (default: {_MIRROR})")
+    add_mirror_option(parser)
     parser.add_argument("--as-of", metavar="TIME", type=_moment, help=as_of)
+
+
+def add_mirror_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the mirror."""
+    parser.add_argument("--mirror", metavar="URL", help=f"gs://bucket/prefix, or a folder (default: {_MIRROR})")
 
 
 def add_since_option(parser: argparse.ArgumentParser, since: str) -> None:

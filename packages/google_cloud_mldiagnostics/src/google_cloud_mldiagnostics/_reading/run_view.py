@@ -225,7 +225,7 @@ class _Judge:
             traceback=_traceback(fields.get("traceback")),
             file_systems=tuple(map(_file_system, mappings(fields.get("file_systems")))),
         )
-        view.has_own_end = state.has_ended
+        view.has_own_end = state.has_ended and not is_end_missing(reason)  # Else the next attempt recorded it.
         if not state.has_ended:
             self._judge(key, view, kept)
         elif reason == UNSEEN_EXIT or is_end_missing(reason):
