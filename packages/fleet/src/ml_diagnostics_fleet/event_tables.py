@@ -23,7 +23,7 @@ _MOST_CONTEXTS: Final = 1_000
 
 
 class _WriterColumns(NamedTuple):
-    """What is the same for all entries of a writer; labels as JSON."""
+    """Columns that all entries of a writer have in common; labels as JSON."""
 
     process_index: int
     name: str
