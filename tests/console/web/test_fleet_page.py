@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from html import escape, unescape
@@ -15,8 +16,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from ml_diagnostics_common.storage import storage_for
 from ml_diagnostics_console._web.fleet_page import fleet_document
 from ml_diagnostics_console._web.fleet_reports import FleetError, FleetReports
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 from tests.console.web.browser import Browser, needs_browser, opened_browser
 from tests.console.web.fleet_mirror import AS_OF, make_rows, report_file
@@ -176,6 +179,23 @@ def test_a_mirror_that_cannot_be_read_is_a_sentence_and_the_runs_are_still_there
         assert len(running.json("/api/runs")["rows"]) == 2
 
 
+def test_a_fleet_in_a_bucket_is_shown_and_a_bucket_that_is_gone_is_a_sentence(
+    root: Path, mirror: Path, report: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CloudStorageServer(buckets=["bucket"]) as cloud:
+        for name, value in cloud.environment().items():
+            monkeypatch.setenv(name, value)
+        storage = storage_for("gs://bucket/fleet")
+        for file in mirror.rglob("*.*"):
+            storage.write(f"gs://bucket/fleet/{file.relative_to(mirror).as_posix()}", file.read_bytes())
+        with served(root, "--mirror", "gs://bucket/fleet") as running:
+            assert running.get("/api/fleet.html").body.decode() == report
+            cloud.close()
+            assert problem(running, "/fleet", 503).startswith("The mirror cannot be read: ")
+            assert len(running.json("/api/runs")["rows"]) == 2
+        storage.close()  # type: ignore[attr-defined]
+
+
 def test_the_mirror_is_that_of_the_environment_unless_given(
     root: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +270,17 @@ def test_a_command_that_does_not_end_is_ended(mirror: Path, tmp_path: Path) -> N
         reports.report({})
     assert raised.value.status == 503
     assert time.monotonic() - started < 30
+
+
+def test_the_end_of_the_server_ends_the_command(mirror: Path, tmp_path: Path) -> None:
+    reports = FleetReports(str(mirror), argv=command(tmp_path, "time.sleep(600)"))
+    closing = threading.Timer(1.0, reports.close)
+    closing.start()
+    started = time.monotonic()
+    with pytest.raises(FleetError, match="exit code -9"):
+        reports.report({})
+    assert time.monotonic() - started < 30
+    closing.join()
 
 
 @pytest.mark.parametrize(
