@@ -100,9 +100,11 @@ class Costs:
             high: The largest one.
         """
         first, last = self.best_interval(low), self.best_interval(high)
+        # As in `regret`, without a search for the best interval at each step: a report of a fleet advises many jobs.
+        best_low, best_high = self.share(first, low), self.share(last, high)
         for _ in range(_HALVINGS):
             middle = (first + last) / 2
-            if self.regret(middle, low) < self.regret(middle, high):
+            if max(0.0, best_low - self.share(middle, low)) < max(0.0, best_high - self.share(middle, high)):
                 first = middle
             else:
                 last = middle
