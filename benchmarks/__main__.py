@@ -53,6 +53,7 @@ TABLES = [
     "faultbench",
     "page",
     "fleet",
+    "fleet_report",
     "fleet_beam",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
