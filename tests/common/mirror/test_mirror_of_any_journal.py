@@ -21,7 +21,7 @@ from .mirrors import identities, objects, raw_identities, read_mirror
 DAY_NS = 86_400 * 10**9
 TIMES = st.one_of(
     st.integers(1_763_700_000 * 10**9, 1_763_700_000 * 10**9 + 2 * DAY_NS),
-    st.sampled_from([0, -1, 2**63 - 1, DAY_NS - 1, DAY_NS]),
+    st.sampled_from([0, -1, 2**63 - 1, DAY_NS - 1, DAY_NS, 4 * 10**20, -7 * 10**19, -(10**30)]),
 )
 JUNK = st.one_of(
     st.binary(max_size=40).map(lambda data: data.replace(b"\n", b"")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -336,8 +337,8 @@ def merge(streams: Sequence[_Stream]) -> Iterator[list[LogEntry]]:
             enter(number)
 
 
-_END = (2**63, 0)
-"""After every entry."""
+_END = (math.inf, 0)
+"""After every entry: a line of a journal may have any integer as its time."""
 
 
 def in_order(entries: list[LogEntry]) -> list[LogEntry]:
