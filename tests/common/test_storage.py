@@ -612,6 +612,20 @@ def test_an_emulator_gets_no_token(server: Any) -> None:
     assert not any("token" in request.headers.get("authorization", "") for request in server.requests)
 
 
+def test_a_netrc_does_not_replace_the_token(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login user password secret\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    server.requests.clear()
+    environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{server.url}/storage/v1/"}
+    cloud = storage.GoogleCloudStorage(Credentials("token"), environ=environ, deadline_seconds=2)
+    cloud.write("gs://bucket/x", b"1")
+    assert cloud.read("gs://bucket/x") == b"1"
+    cloud.close()
+    assert {request.headers["authorization"] for request in server.requests} == {"Bearer token"}
+
+
 def test_a_missing_extra_is_one_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
     monkeypatch.delattr("google.cloud.storage", raising=False)

@@ -244,6 +244,7 @@ class GoogleCloudStorage:
         client._bucket_metadata_cache = None  # Otherwise a thread of the client requests the bucket's metadata.
         for prefix in ("http://", "https://"):
             client._http.mount(prefix, TimedHeadersAdapter())
+        _read_settings_once(client._http, client._connection.API_BASE_URL)
         return client
 
     def _call(self, verb: str, path: str, attempt_once: Callable[[float, int], _T]) -> _T:
@@ -288,6 +289,20 @@ class GoogleCloudStorage:
         elif failure.is_from_api:
             why = f"{failure.message}; check the bucket and the name"
         return StorageError(f"{problem}: {why}")
+
+
+def _read_settings_once(http: Any, url: str) -> None:
+    """Read the variables for proxies and authorities now, and ~/.netrc, with logins that replace tokens, never.
+
+    A `requests.Session` does so for each request, which is a third of its cost.
+
+    Args:
+        http: The session.
+        url: The URL of its only server.
+    """
+    settings = http.merge_environment_settings(url, {}, None, None, None)
+    http.proxies, http.verify, http.cert = settings["proxies"], settings["verify"], settings["cert"]
+    http.trust_env = False
 
 
 def split_path(path: str, *, key_required: bool = True) -> tuple[str, str]:
