@@ -174,17 +174,19 @@ def make_private_folder(folder: Path) -> None:
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Replace a small JSON file: another process or thread sees the old state or the new one, never a part."""
     make_private_folder(path.parent)
-    new = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.new")
+    new = os.path.join(path.parent, f".{path.name}.{os.getpid()}-{get_ident()}.new")  # noqa: PTH118 - A tenth of the time.
+    text = json.dumps(state).encode()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(new, flags, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(state, file)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
             file.flush()
-            os.fsync(file.fileno())  # Else a power cut may leave the new name with no content.
-        new.replace(path)
+            os.fsync(descriptor)  # Else a power cut may leave the new name with no content.
+        os.replace(new, path)  # noqa: PTH105
     except BaseException:
-        new.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)  # noqa: PTH108
         raise
     if path.parent not in _cleaned_in_this_process:
         _cleaned_in_this_process.add(path.parent)
