@@ -7,6 +7,7 @@ start and two marks of its data loading, written as recorders write them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import statistics
 import time
@@ -23,6 +24,8 @@ _START_NS = 1_763_769_600_000_000_000
 _STEP_NS = 1_003_141_593
 _ENTRIES_A_SECOND = 10
 _PACE_SECONDS = 30
+_OBJECT_BYTES = 6_000
+"""The size of an object of 30 s, packed."""
 _REQUEST_SECONDS = 0.05
 
 
@@ -63,23 +66,23 @@ def _round(job: _Job, mirror: str = _MIRROR) -> Any:
     return MirrorRound(Bucket(mirror), job.root, {log_folder_name(LOG)}, Counters())
 
 
-def written(objects: int, large_entries: int) -> dict[str, float]:
-    """Write objects of 30 s, and one of 4 MB; return CPU seconds of an object, and of an entry."""
+def written(mirror: str, objects: int, large_entries: int) -> dict[str, float]:
+    """Write objects of 30 s, and of 4 MB; return CPU seconds of one, of the storage alone for it, and of an entry."""
     from ml_diagnostics_common.guard import Counters
     from ml_diagnostics_common.journal import JournalPosition, list_segments
     from ml_diagnostics_common.mirror._journal_lines import JournalLines
     from ml_diagnostics_common.mirror.segments import encode_segment
 
     job = _Job()
-    round_ = _round(job, "gs://bucket/written")
+    mirror = mirror or str(job.root / "mirror")
+    round_ = _round(job, mirror)
     job.run(1)
     round_.write_own(deadline=lambda: 1e18)  # Connects.
-    spent = 0.0
-    for _ in range(objects):
+    spent, alone = [], []
+    for number in range(objects):
         job.run(_ENTRIES_A_SECOND * _PACE_SECONDS)
-        started = time.process_time()
-        assert round_.write_own(deadline=lambda: 1e18)
-        spent += time.process_time() - started
+        spent.append(_cpu(lambda: round_.write_own(deadline=lambda: 1e18)))
+        alone.append(_cpu(functools.partial(_create, f"{mirror}/alone/{number}", os.urandom(_OBJECT_BYTES))))
     job.run(large_entries)
     (segment,) = list_segments(job.root / "journal" / LOG)
     lines = JournalLines(segment.writer, job.root / "journal" / LOG, Counters())
@@ -88,7 +91,17 @@ def written(objects: int, large_entries: int) -> dict[str, float]:
     while (found := lines.next([segment], position, most_bytes=4 * 10**6, ended=True)) is not None:
         encode_segment(found.header, found.text, 0)
         position, entries = found.end, entries + found.entries
-    return {"object": spent / objects, "entry": (time.process_time() - started) / entries}
+    return {
+        "object": statistics.median(spent),
+        "alone": statistics.median(alone),
+        "entry": (time.process_time() - started) / entries,
+    }
+
+
+def _create(path: str, data: bytes) -> None:
+    from ml_diagnostics_common.storage import storage_for
+
+    storage_for(path).write(path, data, if_generation=0)
 
 
 def read(entries: int, ticks: int) -> dict[str, Any]:
@@ -217,13 +230,24 @@ class _Trainer(paired.Trainer):
         self._record(step)
 
 
+def _rows_of_small_objects(where: str, cost: dict[str, float]) -> list[Row]:
+    entry = cost["object"] / (_ENTRIES_A_SECOND * _PACE_SECONDS)
+    alone = f"the storage alone {seconds(cost['alone'])}"
+    return [
+        Row(f"an object of 30 s, in {where}", seconds(cost["object"]), alone),
+        Row(f"an entry of it, in {where}", seconds(entry), "", "", "<= 3 µs", entry <= 3e-6),
+    ]
+
+
 def measure(*, quick: bool) -> list[Table]:
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
     entries = 100_000 if quick else 1_000_000
     with CloudStorageServer(buckets=["bucket"]) as server:
         environment = server.environment()
-        cost = process.ours(written, environment=environment, objects=20 if quick else 200, large_entries=entries // 5)
+        amount = {"objects": 20 if quick else 200, "large_entries": entries // 5}
+        cost = process.ours(written, environment=environment, mirror="gs://bucket/written", **amount)
+        folder = process.ours(written, mirror="", **amount)
         found = process.ours(read, environment=environment, entries=entries, ticks=5 if quick else 20)
     turns = process.ours(record, rounds=3 if quick else 12, steps=300 if quick else 1_000)
     share = cost["object"] / _PACE_SECONDS
@@ -242,7 +266,8 @@ def measure(*, quick: bool) -> list[Table]:
             "<= 3 µs",
             cost["entry"] <= 3e-6,
         ),
-        Row("an object of 30 s, with its request", seconds(cost["object"])),
+        *_rows_of_small_objects("a bucket", cost),
+        *_rows_of_small_objects("a folder", folder),
         Row(
             f"share of a core, at {_ENTRIES_A_SECOND} entries a second",
             f"{share:.4%}",

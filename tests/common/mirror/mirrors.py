@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,25 @@ from ml_diagnostics_common.files import read_at
 from ml_diagnostics_common.journal import list_segments, log_directory
 from ml_diagnostics_common.journal._layout import opened_segment
 from ml_diagnostics_common.mirror._bucket import Bucket
-from ml_diagnostics_common.mirror.names import LogPaths, SegmentName, day_of, parse_name
+from ml_diagnostics_common.mirror._round import MirrorRound
+from ml_diagnostics_common.mirror.names import EndName, LogPaths, SegmentName, day_of, parse_name
 from ml_diagnostics_common.mirror.reader import MirrorReader
 from ml_diagnostics_common.mirror.segments import SegmentContent, encode_segment, read_stamps
 
 from ..journals import LOG
 
-__all__ = ["flat", "identities", "journal_lines", "mirror_by_hand", "objects", "put", "raw_identities", "read_mirror"]
+__all__ = [
+    "ends",
+    "flat",
+    "identities",
+    "journal_lines",
+    "mirror_by_hand",
+    "objects",
+    "put",
+    "raw_identities",
+    "read_mirror",
+    "write",
+]
 
 
 def flat(batches: Iterator[list[LogEntry]]) -> list[LogEntry]:
@@ -87,3 +100,15 @@ def raw_identities(mirror: str, log_id: str = LOG) -> list[str]:
         for lines in SegmentContent(bucket.read(path), path).lines():
             found += [f"{name.writer}.{stamp.sequence}" for stamp in read_stamps(lines) or []]
     return found
+
+
+def write(round_: MirrorRound, *, is_last: bool = False) -> bool:
+    return round_.write_own(deadline=lambda: 1e18, is_last=is_last)
+
+
+def ends(mirror: str) -> dict[str, Any]:
+    bucket = Bucket(mirror)
+    paths = bucket.list_paths(LogPaths.of(bucket.path, LOG).folder)
+    return {
+        name.writer: json.loads(bucket.read(path)) for path in paths if isinstance(name := parse_name(path), EndName)
+    }

@@ -104,12 +104,12 @@ def test_what_is_new_is_read_and_nothing_twice(mirror: str, tmp_path: Path) -> N
 def test_late_objects_of_old_days_are_found_by_the_full_list(tmp_path: Path) -> None:
     mirror, now = str(tmp_path / "mirror"), [0.0]
     job_of_two_hosts(tmp_path / "root", 10)
-    (first, (header, lines)), (second, (_, late)) = journal_lines(tmp_path / "root").items()
+    (first, (header, lines)), (second, (other, late)) = journal_lines(tmp_path / "root").items()
     put(mirror, first, header, lines)
     put(mirror, first, header, [line.replace(b'"t":176', b'"t":177').replace(b'"s":1', b'"s":2') for line in lines])
     reader = MirrorReader(LOG, mirror=mirror, clock=lambda: now[0], full_listing_seconds=600)
     assert len(flat(reader.read_new())) == 20
-    put(mirror, second, header, late)
+    put(mirror, second, other, late)
     assert flat(reader.read_new()) == []
     now[0] = 601.0
     assert len(flat(reader.read_new())) == 10

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from ml_diagnostics_common.mirror._bucket import Bucket
 from ml_diagnostics_common.mirror._pace import Pace
 from ml_diagnostics_common.mirror._round import MirrorRound
 from ml_diagnostics_common.mirror._upload import Upload
-from ml_diagnostics_common.mirror.names import EndName, LogPaths, parse_name
 from ml_diagnostics_common.mirror.reader import MirrorReader
 from ml_diagnostics_common.mirror.writer import Mirror, finish_mirrors, start_mirror
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
@@ -29,7 +26,7 @@ from ml_diagnostics_testing.faults import Hang, Status
 
 from ...waiting import wait_until
 from ..journals import LOG, Clock, new_journal, read_all
-from .mirrors import flat, identities, objects, raw_identities, read_mirror
+from .mirrors import ends, flat, identities, objects, raw_identities, read_mirror, write
 
 HOUR = 3600.0
 
@@ -37,34 +34,6 @@ HOUR = 3600.0
 def new_mirror(mirror: str, root: Path, **options: Any) -> Mirror:
     options = {"grace_period_seconds": 20.0, "start_seconds": 1e9, "seconds": 1e9, "request_seconds": 5.0, **options}
     return Mirror(mirror, root=root, **options)
-
-
-@pytest.fixture
-def round_of() -> Iterator[Any]:
-    """Make rounds without a thread, and release their writers at the end."""
-    rounds: list[MirrorRound] = []
-
-    def make(mirror: str, root: Path, **options: Any) -> MirrorRound:
-        names = {log_folder_name(LOG)}
-        bucket = Bucket(mirror, deadline_seconds=5.0)
-        rounds.append(MirrorRound(bucket, root, names, options.pop("counters", Counters()), **options))
-        return rounds[-1]
-
-    yield make
-    for each in rounds:
-        each.release()
-
-
-def write(round_: MirrorRound, *, is_last: bool = False) -> bool:
-    return round_.write_own(deadline=lambda: 1e18, is_last=is_last)
-
-
-def ends(mirror: str) -> dict[str, Any]:
-    bucket = Bucket(mirror)
-    paths = bucket.list_paths(LogPaths.of(bucket.path, LOG).folder)
-    return {
-        name.writer: json.loads(bucket.read(path)) for path in paths if isinstance(name := parse_name(path), EndName)
-    }
 
 
 # --- What is written ----------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from ml_diagnostics_common.worker import in_parallel
 
 __all__ = ["Bucket", "mirror_path"]
 
+_MOST_BYTES = 64 * 2**20
+
 
 def mirror_path(mirror: str | os.PathLike[str]) -> str:
     """Return a mirror as its objects' paths start: absolute, without a slash at the end.
@@ -69,8 +71,13 @@ class Bucket:
         return self.storage.list_prefix(prefix, after=after, limit=limit)
 
     def read(self, path: str) -> bytes:
-        """Return the content of an object; raise `ObjectNotFoundError`, or another `StorageError`."""
-        return self.storage.read(path)
+        """Return the content of an object, or the first 64 MiB, which none of ours has.
+
+        Raises:
+            ObjectNotFoundError: There is no such object.
+            StorageError: It cannot be read.
+        """
+        return self.storage.read_with_generation(path, first_bytes=_MOST_BYTES)[0]
 
     def read_each(self, paths: Sequence[str], most_threads: int) -> list[bytes | Exception]:
         """Return the content of each object, or the Exception of its read, in the order of the paths."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -47,6 +47,7 @@ class Lines(NamedTuple):
         last: The greatest.
         first_ns: The time of the first line, in ns since 1970.
         end: The position behind them.
+        labels: The labels in the header.
     """
 
     header: bytes
@@ -56,6 +57,7 @@ class Lines(NamedTuple):
     last: int
     first_ns: int
     end: JournalPosition
+    labels: Mapping[str, str]
 
 
 class JournalLines:
@@ -142,12 +144,12 @@ class JournalLines:
                     return None  # It is being written.
                 self._skipped.add("unreadable_segment")
             if header is None or not header.mirror:
-                return Lines(b"", b"", 0, 0, 0, 0, JournalPosition(segment.number, size))
+                return Lines(b"", b"", 0, 0, 0, 0, JournalPosition(segment.number, size), {})
             reading = _Reading(descriptor, max(offset, header_bytes), self._skipped)
             reading.read(most_bytes, complete=complete)
             if reading.offset == offset:
                 return None
-            return reading.lines(line, segment.number)
+            return reading.lines(line, header.labels, segment.number)
 
 
 class _Reading:
@@ -170,26 +172,24 @@ class _Reading:
             if not data or not self._add(data, at_end=at_end, complete=complete) or at_end:
                 return
 
-    def lines(self, header: bytes, segment: int) -> Lines:
+    def lines(self, header: bytes, labels: Mapping[str, str], segment: int) -> Lines:
         """Return what was read."""
         end = JournalPosition(segment, self.offset)
         first = self._first if self._count else 0
-        return Lines(header, b"".join(self._pieces), self._count, first, max(0, self._last), self._first_ns or 0, end)
+        text, first_ns = b"".join(self._pieces), self._first_ns or 0
+        return Lines(header, text, self._count, first, max(0, self._last), first_ns, end, labels)
 
     def _add(self, data: bytes, *, at_end: bool, complete: bool) -> bool:
         """Add lines; return False if the object ends with them."""
         stamps = read_stamps(data)
-        if stamps and self._is_of_the_day(stamps):
-            self._keep(data, stamps, len(data))
-            return True
+        if stamps:
+            times = [stamp.timestamp_ns for stamp in stamps]
+            numbers = [stamp.sequence for stamp in stamps]
+            first, last, day = min(numbers), max(numbers), self._day or day_of(times[0])
+            if first >= 0 and last <= _GREATEST_SEQUENCE and day_of(min(times)) == day == day_of(max(times)):
+                self._keep(data, len(data), len(times), first, last, times[0])
+                return True
         return self._add_each(data, at_end=at_end, complete=complete)
-
-    def _is_of_the_day(self, stamps: Sequence[Stamp]) -> bool:
-        times = [stamp.timestamp_ns for stamp in stamps]
-        numbers = [stamp.sequence for stamp in stamps]
-        day = self._day or day_of(times[0])
-        is_named = min(numbers) >= 0 and max(numbers) <= _GREATEST_SEQUENCE
-        return is_named and day_of(min(times)) == day == day_of(max(times))
 
     def _add_each(self, data: bytes, *, at_end: bool, complete: bool) -> bool:
         """Add the whole lines; those behind the last one of the object's day belong to another object."""
@@ -214,21 +214,24 @@ class _Reading:
         is_all = len(kept) == len(found)
         consumed = end if is_all else kept[-1][2] if kept else 0
         self._skipped.add("damaged_line", sum(each <= consumed for each in damaged))
-        self._keep(b"".join(line for line, _, _ in kept), [stamp for _, stamp, _ in kept], consumed)
+        if not kept:
+            self.offset += consumed
+            self._bytes += consumed
+            return is_all
+        numbers = [stamp.sequence for _, stamp, _ in kept]
+        text = b"".join(line for line, _, _ in kept)
+        self._keep(text, consumed, len(kept), min(numbers), max(numbers), kept[0][1].timestamp_ns)
         return is_all
 
-    def _keep(self, text: bytes, stamps: Sequence[_Stamp], consumed: int) -> None:
+    def _keep(self, text: bytes, consumed: int, count: int, first: int, last: int, first_ns: int) -> None:
+        """Add lines to the object: their number, their least and greatest sequence number, the time of the first."""
         self.offset += consumed
         self._bytes += consumed
-        if not stamps:
-            return
         self._pieces.append(text)
-        self._count += len(stamps)
-        numbers = [stamp.sequence for stamp in stamps]
-        self._first, self._last = min(self._first, *numbers), max(self._last, *numbers)
+        self._count += count
+        self._first, self._last = min(self._first, first), max(self._last, last)
         if self._first_ns is None:
-            self._first_ns = stamps[0].timestamp_ns
-            self._day = day_of(self._first_ns)
+            self._first_ns, self._day = first_ns, day_of(first_ns)
 
 
 def _whole_lines(descriptor: int, offset: int, size: int) -> tuple[bytes, bool]:

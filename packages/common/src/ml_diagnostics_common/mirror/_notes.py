@@ -28,6 +28,7 @@ class MirrorNote(NamedTuple):
         day: The day of its last object; empty for none.
         written_ns: When the last object was written, in ns since 1970.
         has_ended: True once the mirror has the object that it has ended.
+        is_rolled_up: True once its objects are those of hours, after its end.
     """
 
     mirror: str
@@ -36,6 +37,7 @@ class MirrorNote(NamedTuple):
     day: str = ""
     written_ns: int = 0
     has_ended: bool = False
+    is_rolled_up: bool = False
 
 
 def notes_folder(root: Path, folder_name: str) -> Path:
@@ -65,6 +67,7 @@ def read_note(root: Path, folder_name: str, writer: str, mirror: str) -> MirrorN
         str(state.get("day") or ""),
         _natural(state.get("written_ns")),
         state.get("has_ended") is True,
+        state.get("is_rolled_up") is True,
     )
 
 
@@ -78,6 +81,7 @@ def write_note(root: Path, folder_name: str, writer: str, note: MirrorNote) -> N
         "day": note.day,
         "written_ns": note.written_ns,
         "has_ended": note.has_ended,
+        "is_rolled_up": note.is_rolled_up,
     }
     write_state(notes_folder(root, folder_name) / f"{writer}.json", state)
 

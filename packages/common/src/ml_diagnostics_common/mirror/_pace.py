@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
-__all__ = ["SLOW_SECONDS", "Pace"]
+__all__ = ["OTHERS_SECONDS", "SLOW_SECONDS", "Pace", "is_of_first_process"]
 
 SLOW_SECONDS: Final = 120.0
+OTHERS_SECONDS: Final = 600.0
+"""The time between two objects of a process other than the job's first.
+
+Goodput is that of the first process, while hundreds of others record their checkpoints or their state: an object each
+two minutes of 256 hosts would be 184,000 a day, for the user to pay and each reader to list.
+"""
 _NEW_SECONDS: Final = 600.0
 _WATCHED_SECONDS: Final = 300.0
 
@@ -18,9 +24,13 @@ class Pace:
     Args:
         seconds: The short time.
         clock: Return monotonic seconds.
+
+    Attributes:
+        is_of_first_process: False for the long time of the job's other processes, whether or not a command watches.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self.is_of_first_process = True
         self._seconds = seconds
         self._clock = clock
         self._started = clock()
@@ -29,6 +39,8 @@ class Pace:
 
     def seconds(self) -> float:
         """Return the time between two objects, from now on."""
+        if not self.is_of_first_process:
+            return max(self._seconds, OTHERS_SECONDS)
         is_watched = self._clock() < self._watched_until
         return max(self._seconds, SLOW_SECONDS) if self.is_old() and not is_watched else self._seconds
 
@@ -46,3 +58,8 @@ class Pace:
         if self._generations.get(path) != generation:
             self._generations[path] = generation
             self._watched_until = self._clock() + _WATCHED_SECONDS
+
+
+def is_of_first_process(labels: Mapping[str, str]) -> bool:
+    """Return True for the labels of a job's process 0, or of one whose index is not known."""
+    return labels.get("process_index", "") in ("", "0")

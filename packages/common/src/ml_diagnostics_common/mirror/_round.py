@@ -17,7 +17,7 @@ from ml_diagnostics_common.mirror._pace import Pace
 from ml_diagnostics_common.mirror._upload import Upload
 from ml_diagnostics_common.mirror.names import LogPaths, SegmentName
 from ml_diagnostics_common.mirror.rest import EndedWriters
-from ml_diagnostics_common.mirror.rollup import roll_up
+from ml_diagnostics_common.mirror.rollup import NS_PER_HOUR, roll_up
 
 __all__ = ["MirrorRound"]
 
@@ -178,12 +178,26 @@ class MirrorRound:
             self._may_roll_up = not classify(error).access
 
     def unwritten_bytes(self) -> int:
-        """Return how much of the journal is not in the mirror, in bytes."""
-        return sum(upload.unwritten_bytes(upload.segments()) for upload in list(self._uploads.values()))
+        """Return how much of the journal is not in the mirror, in bytes; raises OSError."""
+        return sum(
+            upload.unwritten_bytes(segments)
+            for folder_name in sorted(self.folder_names)
+            for writer, segments in self._own_segments(folder_name).items()
+            if (upload := self._uploads.get((folder_name, writer))) is not None
+        )
+
+    def is_of_first_process(self) -> bool:
+        """Return False if all writers are of another process of the job than the first."""
+        return not self._uploads or any(upload.is_of_first_process for upload in self._uploads.values())
 
     def check_watch(self, pace: Pace) -> None:
-        """Check if a command watches one of the writers."""
-        for upload in list(self._uploads.values()) if self._may_watch else ():
+        """Check if a command watches one of the writers that have written in the last hour."""
+        if not self._may_watch or not pace.is_of_first_process:
+            return
+        watched_ns = time.time_ns() - NS_PER_HOUR
+        for upload in list(self._uploads.values()):
+            if upload.note.written_ns < watched_ns or not upload.is_of_first_process:
+                continue
             path = upload.paths.watch(upload.writer)
             try:
                 self._counters.add("requests")

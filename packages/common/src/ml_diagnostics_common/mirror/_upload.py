@@ -14,8 +14,9 @@ from ml_diagnostics_common.journal import JournalPosition, Segment, list_segment
 from ml_diagnostics_common.mirror._bucket import Bucket
 from ml_diagnostics_common.mirror._journal_lines import JournalLines, Lines, position_behind
 from ml_diagnostics_common.mirror._notes import MirrorNote, lock_path, read_note, write_note
+from ml_diagnostics_common.mirror._pace import is_of_first_process
 from ml_diagnostics_common.mirror.names import EndName, LogPaths, SegmentName, day_of
-from ml_diagnostics_common.mirror.segments import SegmentContent, encode_segment, read_stamps
+from ml_diagnostics_common.mirror.segments import SegmentContent, encode_segment, sequence_numbers
 from ml_diagnostics_common.shipper._outbox import OutboxLock
 
 __all__ = ["OBJECT_BYTES", "Upload", "WrittenObject"]
@@ -82,6 +83,8 @@ class Upload:
         known = read_note(root, folder_name, writer, bucket.path)
         self.is_new = known is None
         self.note = known or MirrorNote(bucket.path)
+        self.is_of_first_process = True
+        """False if it is of another process of the job than the first, as far as an object showed that."""
         self._pending: _Pending | None = None
 
     @classmethod
@@ -97,6 +100,9 @@ class Upload:
             if lock is None:
                 return False
             self._lock, self._is_held = lock, True
+            # Another process may have gone on meanwhile, as a push by hand does.
+            self.note = read_note(self._root, self._folder_name, self.writer, self._bucket.path) or self.note
+            self._pending = None
         return True
 
     def release(self) -> None:
@@ -141,11 +147,10 @@ class Upload:
         """Return the sequence number of an object's last line; None if the object cannot be read."""
         path = self.paths.path(name)
         try:
-            last = None
-            for lines in SegmentContent(self._bucket.read(path), path).lines():
-                stamps = read_stamps(lines)
-                last = stamps[-1].sequence if stamps else last
-            return last
+            numbers: list[int] = []
+            for lines in SegmentContent(self._bucket.read(path), path, writer=name.writer).lines():
+                numbers = sequence_numbers(lines) or numbers
+            return numbers[-1] if numbers else None
         except StorageError:
             return None  # What is written again is dropped by readers.
 
@@ -168,6 +173,7 @@ class Upload:
         while (pending := self._pending or self._next(segments, ended=ended)) is not None:
             self._pending = pending
             name, data, lines = pending
+            self.is_of_first_process = is_of_first_process(lines.labels)
             self._counters.add("requests")
             is_created = self._bucket.create(self.paths.path(name), data)
             end = lines.end if is_created else self._end_of(name, segments) or lines.end
@@ -202,6 +208,11 @@ class Upload:
         """
         last = self._last_line_of(name)
         return None if last is None else position_behind(segments, self.note.position, last)
+
+    def note_rolled_up(self) -> None:
+        """Note that an ended writer has no small objects left that this user can roll up."""
+        self.note = self.note._replace(is_rolled_up=True)
+        self._save()
 
     def write_end(self, by: str) -> None:
         """Write that the writer has ended, and that all of it is in the mirror.

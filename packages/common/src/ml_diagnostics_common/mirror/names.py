@@ -37,6 +37,7 @@ CONTENT_TYPE: Final = "application/gzip"
 _SUFFIX = ".jsonl.gz"
 _SEGMENT = re.compile(r"(?P<writer>.+)\.(?P<first>\d{12})-(?P<last>\d{12})\.(?P<level>\d)\.jsonl\.gz", re.ASCII)
 _DAY = re.compile(r"day=(\d{4}-\d\d-\d\d)", re.ASCII)
+_FIRST_DAY, _LAST_DAY = -30_610_224_000, 253_402_300_800  # From the year 1000 to 9999.
 _VERSION = re.compile(r"v(\d{1,4})", re.ASCII)
 
 
@@ -126,16 +127,16 @@ def parse_name(path: str) -> SegmentName | EndName | None:
         return None
     found = _SEGMENT.fullmatch(name)
     if found is not None:
-        return SegmentName(day[1], found["writer"], int(found["first"]), int(found["last"]), int(found["level"]))
+        segment = SegmentName(day[1], found["writer"], int(found["first"]), int(found["last"]), int(found["level"]))
+        return segment if segment.first <= segment.last else None
     return EndName(day[1], name.removesuffix(".end")) if name.endswith(".end") and name != ".end" else None
 
 
 def day_of(timestamp_ns: int) -> str:
     """Return the UTC day of a time in ns since 1970, as 2026-11-22."""
-    try:
-        return time.strftime("%Y-%m-%d", time.gmtime(timestamp_ns // 1_000_000_000))
-    except (OverflowError, OSError, ValueError):
-        return "1970-01-01"  # A caller may pass any integer as a time.
+    seconds = timestamp_ns // 1_000_000_000
+    # A caller may pass any integer as a time, and a year of other than four digits is not read back from a name.
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds)) if _FIRST_DAY <= seconds < _LAST_DAY else "1970-01-01"
 
 
 def newer_layout(path: str, mirror: str) -> int | None:

@@ -8,19 +8,16 @@ from typing import Any
 
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError, StorageError
+from ml_diagnostics_common.mirror._completeness import Covers, MirroredWriter, is_complete, lag_seconds, missing
 from ml_diagnostics_common.mirror.names import SegmentName, parse_name
-from ml_diagnostics_common.mirror.reader import MirroredWriter, MirrorReader
+from ml_diagnostics_common.mirror.reader import MirrorReader
 from ml_diagnostics_common.mirror.segments import NewerFormatError
 from ml_diagnostics_common.texts import format_duration
 
 __all__ = ["MirrorPart"]
 
 _PAUSE_SECONDS = 60.0
-_FRESH_NS = 300 * 10**9
-_LIVE_NS = 3_600 * 10**9
-
-Covers = Callable[[str, int, int], bool]
-"""Return True if all entries of a writer from a sequence number to another were read, from any source."""
+_LATE_SECONDS = 300.0
 
 
 class MirrorPart:
@@ -95,31 +92,14 @@ class MirrorPart:
             covers: Return True for entries that were read, from any source.
             journal: The writers in the journal of this machine, which has all of their entries.
         """
-        now_ns, writers = self._clock_ns(), self._writers()
-        return (
-            self._was_read
-            and self.failure is None
-            and bool(writers)
-            and all(
-                (writer.has_ended or writer.writer in journal or now_ns - writer.last_ns < _FRESH_NS)
-                and all(covers(writer.writer, *gap) for gap in writer.gaps)
-                for writer in writers
-            )
-        )
+        was_read = self._was_read and self.failure is None
+        return was_read and is_complete(self._writers(), self._clock_ns(), covers, journal)
 
     def incomplete(self, covers: Covers, journal: Collection[str]) -> list[str]:
         """Return sentences on what is missing in the union of the sources; the arguments are those of `is_complete`."""
         notes = [] if self.failure is None else [f"the mirror could not be read to the end: {self.failure}"]
         notes += [f"{path} is damaged" for path, is_filled in self._damaged(covers) if not is_filled]
-        now_ns = self._clock_ns()
-        for writer in self._writers():
-            for first, last in writer.gaps:
-                if not covers(writer.writer, first, last):
-                    notes.append(f"entries {first} to {last} of writer {writer.writer} are not in the mirror")
-            is_silent = not writer.has_ended and now_ns - writer.last_ns >= _FRESH_NS
-            if is_silent and writer.writer not in journal:
-                notes.append(f"no end from writer {writer.writer}: its last entries may be missing")
-        return notes
+        return [*notes, *missing(self._writers(), self._clock_ns(), covers, journal)]
 
     def lacks(self, covers: Covers, journal: Collection[str]) -> list[str]:
         """Return sentences on what only the mirror lacks; the arguments are those of `is_complete`."""
@@ -128,34 +108,18 @@ class MirrorPart:
             for path, is_filled in self._damaged(covers)
             if is_filled
         ]
-        lag_seconds = self.lag_seconds(covers, journal) or 0.0
-        if lag_seconds * 1e9 >= _FRESH_NS:
-            notes.append(f"the mirror is {format_duration(lag_seconds)} behind")
+        seconds = self.lag_seconds(covers, journal) or 0.0
+        if seconds >= _LATE_SECONDS:
+            notes.append(f"the mirror is {format_duration(seconds)} behind")
         return notes
 
     def lag_seconds(self, covers: Covers, journal: Collection[str]) -> float | None:
-        """Return how old the last mirrored entry of the writers is that run and have newer ones, or may have.
-
-        Args:
-            covers: Return True for entries that were read, from any source.
-            journal: The writers in the journal of this machine.
-
-        Returns:
-            Seconds, 0 if nothing is missing; None if the mirror has nothing of the job.
-        """
-        now_ns, writers = self._clock_ns(), self._writers()
-        ages = [
-            now_ns - writer.last_ns
-            for writer in writers
-            if not writer.has_ended
-            and now_ns - writer.last_ns < _LIVE_NS
-            and (writer.writer not in journal or covers(writer.writer, writer.last + 1, writer.last + 1))
-        ]
-        return max([0, *ages]) / 1e9 if writers else None
+        """Return how far the mirror is behind, as `_completeness.lag_seconds`; None if it has nothing of the job."""
+        return lag_seconds(self._writers(), self._clock_ns(), covers, journal)
 
     def ask_to_hurry(self) -> int:
         """Ask the writers that run to write more often: see `MirrorReader.ask_to_hurry`."""
-        return self._reader.ask_to_hurry(self._clock_ns()) if self.failure is None else 0
+        return self._reader.ask_to_hurry(self._clock_ns(), job=self._job_name) if self.failure is None else 0
 
     def searched(self) -> str:
         """Return where entries are read from."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
+from ml_diagnostics_common.failures import classify
 from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import (
@@ -67,6 +68,7 @@ class EndedWriters:
         counters: Counts objects, entries and bytes.
         folder_names: Logs to mirror, besides those that a process with this folder has mirrored before. None for all.
         ended_pids: Processes of this host that have ended, whether or not their parents have noticed.
+        on_unreadable: Called with a writer that is left out, because its journal or its note cannot be read, and why.
         clock: Return monotonic seconds.
     """
 
@@ -79,12 +81,15 @@ class EndedWriters:
         counters: Counters | None = None,
         folder_names: Collection[str] | None = (),
         ended_pids: Collection[int] = (),
+        on_unreadable: Callable[[str, OSError], None] = lambda writer, error: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bucket, self._root, self._by = bucket, root, by
         self._counters = counters if counters is not None else Counters()
         self._folder_names, self._ended_pids = folder_names, ended_pids
-        self._clock = clock
+        self._on_unreadable, self._clock = on_unreadable, clock
+        self._may_be_incomplete = False
+        """True after a list that failed, and may succeed later."""
 
     def run(
         self,
@@ -118,8 +123,10 @@ class EndedWriters:
                     if names is None:
                         names = self._list(upload.paths)
                     pushed = self._push(upload, segments, names.get(writer, []), deadline, pause)
-                except OSError:
-                    self._counters.add("unreadable_writer")
+                except StorageError:
+                    raise  # Also of a bucket that does not exist, which is an OSError, too.
+                except OSError as error:
+                    self._note_unreadable(writer, error)
                     continue
                 finally:
                     upload.release()
@@ -133,16 +140,21 @@ class EndedWriters:
     def _claim(self, folder_name: str, writer: str) -> Upload | None:
         try:
             return Upload.claim(self._bucket, self._root, folder_name, writer, self._counters)
-        except OSError:
-            self._counters.add("unreadable_writer")
+        except OSError as error:
+            self._note_unreadable(writer, error)
             return None
+
+    def _note_unreadable(self, writer: str, error: OSError) -> None:
+        self._counters.add("unreadable_writer")
+        self._on_unreadable(writer, error)
 
     def _is_due(self, folder_name: str, segments: list[Segment]) -> bool:
         """Return True if a writer's process has ended, or a user asks, and the mirror may lack something."""
         writer = segments[0].writer
         note = read_note(self._root, folder_name, writer, self._bucket.path)
         last = segments[-1]
-        if note is not None and note.has_ended and note.position >= (last.number, last.size):
+        is_whole = note is not None and note.has_ended and note.position >= (last.number, last.size)
+        if is_whole and note is not None and note.is_rolled_up:
             return False
         if note is None and not self._is_mirrored(folder_name, writer):
             return False
@@ -172,9 +184,11 @@ class EndedWriters:
         by_writer: dict[str, list[SegmentName]] = {}
         try:
             found = self._bucket.list_paths(f"{paths.folder}day=")
-        except StorageError:
+        except StorageError as error:
             self._counters.add("not_listed")
+            self._may_be_incomplete = not classify(error).access
             return by_writer
+        self._may_be_incomplete = False
         for path in found:
             name = parse_name(path)
             if isinstance(name, SegmentName):
@@ -200,10 +214,13 @@ class EndedWriters:
             if self._clock() >= deadline():
                 return PushedWriter(_shown(upload.paths.folder_name), upload.writer, entries, has_ended=False)
             start = time.thread_time()
+        had_ended = upload.note.has_ended
         if has_ended:
             upload.write_end(self._by)
-            if self._clock() < deadline():
-                self._roll_up(upload.paths, names)
+            if self._clock() < deadline() and not self._may_be_incomplete:
+                self._roll_up(upload, names)
+        if had_ended and not entries:
+            return None
         return PushedWriter(_shown(upload.paths.folder_name), upload.writer, entries, has_ended)
 
     def _has_ended(self, writer: str, last: Segment) -> bool:
@@ -218,11 +235,16 @@ class EndedWriters:
         name = WriterName.parse(writer)
         return name is not None and name.host == host_name() and name.pid in self._ended_pids
 
-    def _roll_up(self, paths: LogPaths, names: list[SegmentName]) -> None:
+    def _roll_up(self, upload: Upload, names: list[SegmentName]) -> None:
+        """Roll up the objects of a writer at its end, also of one that wrote that itself: it had no time for more."""
         try:
-            self._counters.add("rolled_up", roll_up_ended(self._bucket, paths, names))
-        except StorageError:
-            self._counters.add("not_rolled_up")  # With the permission to create alone, the compactor does it.
+            self._counters.add("rolled_up", roll_up_ended(self._bucket, upload.paths, names))
+        except StorageError as error:
+            self._counters.add("not_rolled_up")
+            if not classify(error).access:
+                return
+            # With the permission to create alone, the compactor does it.
+        upload.note_rolled_up()
 
 
 def push(
@@ -231,6 +253,7 @@ def push(
     *,
     by: str = "command",
     ended_pids: Collection[int] = (),
+    on_unreadable: Callable[[str, OSError], None] = lambda writer, error: None,
     seconds: float = math.inf,
     deadline_seconds: float = 60.0,
 ) -> Iterator[PushedWriter]:
@@ -242,6 +265,7 @@ def push(
         by: `command` for what a user asks for: every writer of every log but those of this process. `companion`: those
             of processes that have ended, in logs that were mirrored before.
         ended_pids: Processes of this host that have ended, even if they still await their parents.
+        on_unreadable: See `EndedWriters`.
         seconds: How long to go on.
         deadline_seconds: The deadline of one call to Cloud Storage.
 
@@ -254,7 +278,9 @@ def push(
     give_up_at = time.monotonic() + seconds
     bucket = Bucket(mirror, deadline_seconds=deadline_seconds)
     folder_names = None if by == "command" else ()
-    writers = EndedWriters(bucket, root, by=by, folder_names=folder_names, ended_pids=ended_pids)
+    writers = EndedWriters(
+        bucket, root, by=by, folder_names=folder_names, ended_pids=ended_pids, on_unreadable=on_unreadable
+    )
     yield from writers.run(deadline=lambda: give_up_at)
 
 
@@ -300,6 +326,8 @@ def status(root: Path, mirror: str) -> list[WriterStatus]:
             by_writer.setdefault(segment.writer, []).append(segment)
         for writer, segments in by_writer.items():
             header = _header(segments)
+            if header is not None and not header.mirror:
+                continue  # It stays on this machine.
             note = read_note(root, folder.name, writer, path) or MirrorNote(path)
             found.append(
                 WriterStatus(

@@ -13,7 +13,13 @@ from typing import NamedTuple
 from ml_diagnostics_common.exceptions import ObjectNotFoundError
 from ml_diagnostics_common.mirror._bucket import Bucket
 from ml_diagnostics_common.mirror.names import LogPaths, SegmentName
-from ml_diagnostics_common.mirror.segments import DamagedObjectError, SegmentContent, encode_segment, read_stamps
+from ml_diagnostics_common.mirror.segments import (
+    DamagedObjectError,
+    SegmentContent,
+    encode_segment,
+    first_time_ns,
+    sequence_numbers,
+)
 
 __all__ = ["NS_PER_HOUR", "ROLLED_UP_BYTES", "delete_covered", "roll_up", "roll_up_ended"]
 
@@ -41,14 +47,15 @@ def roll_up(bucket: Bucket, paths: LogPaths, names: Sequence[SegmentName]) -> Se
         names: Objects of one writer, in the order of its journal.
 
     Returns:
-        The name of the object of level 1; None if there is nothing to do, or an object is damaged or has vanished: then
-        nothing is deleted.
+        The name of the object of level 1; None if there is nothing to do, or an object is damaged, has vanished or has
+        another header: then nothing is deleted.
 
     Raises:
         StorageError: The mirror does not permit it, or failed.
     """
-    parts = _read_parts(bucket, paths, names)
-    return _replace(bucket, paths, parts) if len(parts) > 1 and len(parts) == len(names) else None
+    parts = list(_parts(bucket, paths, names))
+    is_whole = len(parts) > 1 and len(parts) == len(names) and len({part.header for part in parts}) == 1
+    return _replace(bucket, paths, parts) if is_whole else None
 
 
 def roll_up_ended(bucket: Bucket, paths: LogPaths, names: Iterable[SegmentName]) -> int:
@@ -89,10 +96,10 @@ def delete_covered(bucket: Bucket, paths: LogPaths, names: Iterable[SegmentName]
         if not covered:
             continue
         content = _read(bucket, paths, large)
-        numbers = set() if content is None else _numbers(b"".join(content.lines()))
+        numbers = set() if content is None else _numbers(content.lines())
         for name in covered:
             part = _read(bucket, paths, name)
-            if part is not None and _numbers(b"".join(part.lines())) <= numbers:
+            if part is not None and _numbers(part.lines()) <= numbers:
                 bucket.delete(paths.path(name))
                 deleted += 1
     return deleted
@@ -117,24 +124,20 @@ def _has_all(bucket: Bucket, paths: LogPaths, large: SegmentName, parts: Sequenc
     content = _read(bucket, paths, large)
     if content is None:
         return False
-    return set().union(*(_numbers(part.text) for part in parts)) <= _numbers(b"".join(content.lines()))
+    return _numbers(part.text for part in parts) <= _numbers(content.lines())
 
 
-def _numbers(text: bytes) -> set[int]:
-    return {stamp.sequence for stamp in read_stamps(text) or []}
+def _numbers(pieces: Iterable[bytes]) -> set[int]:
+    return {number for lines in pieces for number in sequence_numbers(lines)}
 
 
 def _read(bucket: Bucket, paths: LogPaths, name: SegmentName) -> SegmentContent | None:
     """Return the content of an object; None if it is damaged, or not there any more."""
     path = paths.path(name)
     try:
-        return SegmentContent(bucket.read(path), path)
+        return SegmentContent(bucket.read(path), path, writer=name.writer)
     except (DamagedObjectError, ObjectNotFoundError):
         return None
-
-
-def _read_parts(bucket: Bucket, paths: LogPaths, names: Sequence[SegmentName]) -> list[_Part]:
-    return list(_parts(bucket, paths, names))
 
 
 def _parts(bucket: Bucket, paths: LogPaths, names: Sequence[SegmentName]) -> Iterator[_Part]:
@@ -147,13 +150,13 @@ def _parts(bucket: Bucket, paths: LogPaths, names: Sequence[SegmentName]) -> Ite
             if isinstance(data, Exception):
                 raise data
             try:
-                content = SegmentContent(data, paths.path(name))
+                content = SegmentContent(data, paths.path(name), writer=name.writer)
             except DamagedObjectError:
                 continue
             text = b"".join(content.lines())
-            stamps = read_stamps(text)
-            if stamps:
-                yield _Part(name, content.header_line, text, stamps[0].timestamp_ns // NS_PER_HOUR)
+            first_ns = first_time_ns(text)  # Not of each line: a trainer's interpreter would wait for 4 MB of them.
+            if first_ns is not None:
+                yield _Part(name, content.header_line, text, first_ns // NS_PER_HOUR)
 
 
 def _groups(parts: Iterable[_Part]) -> Iterator[list[_Part]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -24,14 +24,16 @@ __all__ = [
     "SegmentContent",
     "Stamp",
     "encode_segment",
+    "first_time_ns",
     "read_stamps",
+    "sequence_numbers",
 ]
 
 _COMPRESSION = {0: 1, 1: 6}
 """The compression by level: at 0 it costs a job as little as possible, at 1 the objects are smaller."""
 _GZIP = 16 + zlib.MAX_WBITS
 _PIECE_BYTES = 2**18
-_LONGEST_LINE_BYTES = 16 * 2**20
+_LONGEST_LINE_BYTES = 2**25  # Of entries, a writer copies up to half of that.
 _MOST_BYTES = 2**30
 
 
@@ -66,6 +68,22 @@ def read_stamps(lines: bytes) -> list[Stamp] | None:
         return None
 
 
+def sequence_numbers(lines: bytes) -> list[int]:
+    """Return the sequence numbers of whole lines, in their order."""
+    entries: Sequence[Stamp | LogEntry] | None = read_stamps(lines)
+    if entries is None:  # Some lines are entries for a reader, and not for msgspec.
+        entries = decode_entries(lines, Counter())
+    return [entry.sequence for entry in entries]
+
+
+def first_time_ns(lines: bytes) -> int | None:
+    """Return the time of the first of whole lines that start with a newline, in ns since 1970; None without one."""
+    end = lines.find(b"\n", 1)
+    line = lines if end < 0 else lines[:end]
+    entries: Sequence[Stamp | LogEntry] = read_stamps(line) or decode_entries(line, Counter())
+    return entries[0].timestamp_ns if entries else None
+
+
 def encode_segment(header: bytes, lines: bytes, level: int) -> bytes:
     """Return the content of an object; the same for the same lines, whichever process makes it.
 
@@ -83,14 +101,15 @@ class SegmentContent:
     Args:
         data: The object's bytes.
         path: Its path, for errors.
+        writer: The writer in its name; empty for any.
 
     Raises:
-        DamagedObjectError: It is not gzip, or its checksum or its header is wrong. Nothing of it may be used.
+        DamagedObjectError: It is not gzip, its checksum or its header is wrong, or that of another writer, or a line is
+            longer than that of any entry. Nothing of it may be used.
         NewerFormatError: Its header is of a newer schema than that of this version.
     """
 
-    def __init__(self, data: bytes, path: str) -> None:
-        self._data = data
+    def __init__(self, data: bytes, path: str, *, writer: str = "") -> None:
         # All of it is unpacked once for its checksum: a wrong bit in the middle may still be valid JSON.
         self.size = _checked_size(data, path)
         """Bytes, unpacked."""
@@ -98,6 +117,8 @@ class SegmentContent:
         self._rest = b""
         self.header_line = self._read_header_line()
         self.header: Header = _decoded_header(self.header_line, path)
+        if writer and self.header.writer != writer:
+            raise DamagedObjectError(f"{path} is damaged: its header is that of the writer {self.header.writer}")
         self.context = EntryContext(
             log_id=self.header.log_id,
             log_name="",
@@ -160,12 +181,16 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
 
 
 def _checked_size(data: bytes, path: str) -> int:
-    size = 0
+    size = line_start = 0
     try:
         for piece in _unpacked(data):
+            newline = piece.rfind(b"\n")
+            line_start = size + newline if newline >= 0 else line_start
             size += len(piece)
             if size > _MOST_BYTES:
                 raise DamagedObjectError(f"{path} is damaged: it has more than {_MOST_BYTES:,} bytes, unpacked")
+            if size - line_start > _LONGEST_LINE_BYTES:
+                raise DamagedObjectError(f"{path} is damaged: a line has more than {_LONGEST_LINE_BYTES:,} bytes")
     except zlib.error as error:
         raise DamagedObjectError(f"{path} is damaged: {error}") from error
     if not size:

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.environment import configured_mirror, diagnostics_directory, mirror_seconds
-from ml_diagnostics_common.exceptions import MissingExtraError
-from ml_diagnostics_common.failures import RemoteError, classify
 from ml_diagnostics_common.files import make_private_folder
 from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
 from ml_diagnostics_common.journal import log_folder_name
@@ -26,6 +24,7 @@ from ml_diagnostics_common.mirror._bucket import Bucket, mirror_path
 from ml_diagnostics_common.mirror._notes import notes_folder
 from ml_diagnostics_common.mirror._pace import Pace
 from ml_diagnostics_common.mirror._round import MirrorRound
+from ml_diagnostics_common.mirror._setbacks import Setbacks, code_of
 from ml_diagnostics_common.mirror._upload import OBJECT_BYTES
 from ml_diagnostics_common.process_hooks import ExitOrder, LiveObjects, at_exit, at_fork
 from ml_diagnostics_common.program_end import exit_deadline, preserve_interrupt
@@ -96,18 +95,15 @@ class Mirror:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = mirror_path(mirror)
-        self._root, self._seconds = root, seconds
-        self._grace_period_seconds, self._request_seconds = grace_period_seconds, request_seconds
-        self._start_seconds = start_seconds
-        self._backoff = backoff or Backoff(first_seconds=1.0, longest_seconds=60.0)
-        self._access_backoff = access_backoff or Backoff(first_seconds=60.0, longest_seconds=600.0)
-        self._clock, self._by = clock, by
-        self._folder_names: set[str] = set()
+        self._root, self._clock = root, clock
+        self._grace_period_seconds = grace_period_seconds
         self._noted: set[str] = set()
         self._counters = Counters()
+        self._setbacks = Setbacks(self.path, root / "journal", self._counters, backoff, access_backoff)
         self._changed = threading.Condition()
         self._thread: Task | None = None
-        self._round: MirrorRound | None = None
+        bucket = Bucket(self.path, deadline_seconds=request_seconds)
+        self._round = MirrorRound(bucket, root, frozenset(), self._counters, clock, by=by)
         self._pace = Pace(seconds, clock)
         self._state, self._last_error = "idle", ""
         self._next_at = clock() + min(start_seconds, seconds)
@@ -119,7 +115,7 @@ class Mirror:
         """Mirror a log of this process; start the thread if it does not run. Return immediately; never raise."""
         preserve_interrupt()  # The thread imports clients, perhaps while the program ends.
         with self._changed:
-            self._folder_names = self._folder_names | {log_folder_name(log_id)}  # Another: the thread iterates over it.
+            self._round.folder_names |= {log_folder_name(log_id)}  # Another set: the thread iterates over it.
             self._changed.notify_all()
             if self._thread is not None:
                 return
@@ -181,7 +177,7 @@ class Mirror:
     def _write_what_is_held(self, timeout_seconds: float) -> bool:
         """Have the journals write what they hold in memory: the mirror is written from their files."""
         deadline = self._clock() + min(timeout_seconds, _JOURNAL_SECONDS)
-        folders = [self._root / "journal" / name for name in sorted(self._folder_names)]
+        folders = [self._root / "journal" / name for name in sorted(self._round.folder_names)]
         written = [flush_journals(folder, max(0.0, deadline - self._clock())) for folder in folders]
         return all(written)
 
@@ -201,9 +197,9 @@ class Mirror:
     def _abandon(self) -> None:
         """Release what a forked child has inherited: its thread does not exist there."""
         self._changed = threading.Condition()
+        self._counters.renew_lock()
         self._state = "stopped"
-        if self._round is not None:
-            self._round.release()
+        self._round.release()
 
     # --- The thread -----------------------------------------------------------------------------------
 
@@ -224,8 +220,7 @@ class Mirror:
                     self._root / "journal",
                 )
             finally:
-                if self._round is not None:
-                    self._round.release()
+                self._round.release()
                 self._set_state("stopped", self._last_error)
 
     def _run_to_the_end(self) -> None:
@@ -244,13 +239,13 @@ class Mirror:
         """Write what is new; return True if the mirror has everything, or the thread has nothing else to try now."""
         wanted = self._flushes_tried = self._flushes_wanted
         try:
-            is_complete = self._opened_round().write_own(deadline=self._deadline, pause=self._rest, is_last=is_last)
+            is_complete = self._round.write_own(deadline=self._deadline, pause=self._rest, is_last=is_last)
         except Exception as error:
             self._failed(error)
             return False
         now = self._clock()
-        self._backoff.succeeded()
-        self._access_backoff.succeeded()
+        self._setbacks.succeeded()
+        self._pace.is_of_first_process = self._round.is_of_first_process()
         if is_complete:
             self._flushes_done = wanted
             self._complete_at = now
@@ -259,23 +254,15 @@ class Mirror:
         self._set_state("mirroring")
         return is_complete
 
-    def _opened_round(self) -> MirrorRound:
-        if self._round is None:
-            bucket = Bucket(self.path, deadline_seconds=self._request_seconds)
-            self._round = MirrorRound(bucket, self._root, self._folder_names, self._counters, self._clock, by=self._by)
-        self._round.folder_names = self._folder_names
-        return self._round
-
     def _maintain(self) -> None:
         """Roll up, mirror ended writers, and check if a command watches; what fails is tried again another time."""
-        round_ = self._opened_round()
         try:
-            round_.maintain(deadline=self._maintenance_deadline, pause=self._rest)
+            self._round.maintain(deadline=self._maintenance_deadline, pause=self._rest)
             if self._pace.is_old():
-                round_.check_watch(self._pace)
+                self._round.check_watch(self._pace)
                 self._next_at = min(self._next_at, self._clock() + self._pace.seconds())
         except Exception as error:
-            self._counters.add(f"maintenance_failed_{_code_of(error)}")
+            self._counters.add(f"maintenance_failed_{code_of(error)}")
 
     def _deadline(self) -> float:
         return math.inf if self._stop_at is None else self._stop_at
@@ -287,30 +274,8 @@ class Mirror:
 
     def _failed(self, error: Exception) -> None:
         """Record a failure, and set the time of the next attempt."""
-        failure = classify(error)
-        self._counters.add(f"failed_{_code_of(error)}")
-        self._explain(error, failure)
-        is_temporary = failure.is_temporary and not isinstance(error, MissingExtraError)
-        wait = (self._backoff if is_temporary else self._access_backoff).failed(failure.retry_after_seconds)
-        self._next_at = self._clock() + wait
+        self._next_at = self._clock() + self._setbacks.failed(error)
         self._set_state("waiting", str(error) or type(error).__name__)
-
-    def _explain(self, error: Exception, failure: RemoteError) -> None:
-        todo = ""
-        if failure.access and self.path.startswith("gs://"):
-            todo = (
-                " Its account needs storage.objects.create on the bucket, which must exist: grant it "
-                "roles/storage.objectUser, or roles/storage.objectCreator to let it only create objects."
-            )
-        warn_once(
-            ("mirror", self.path, "access" if failure.access else "failure"),
-            "The mirror %s cannot be written: %s.%s The job goes on. Its entries are kept in %s and tried again, every "
-            "ten minutes in the end.",
-            self.path,
-            str(error).rstrip("."),
-            todo,
-            self._root / "journal",
-        )
 
     def _set_state(self, state: str, error: str = "") -> None:
         """Set the state, and wake the threads that wait for a flush."""
@@ -330,12 +295,19 @@ class Mirror:
                 if self._stop_at is not None or is_wanted or now >= self._next_at:
                     return
                 self._changed.wait(min(self._next_at - now, _CHECK_SECONDS))
-            if self._state != "waiting" and self._round is not None and self._round.unwritten_bytes() >= OBJECT_BYTES:
+            if self._state != "waiting" and self._has_enough():
                 return
+
+    def _has_enough(self) -> bool:
+        """Return True if there is enough for an object, or a round has to find out why that is not known."""
+        try:
+            return self._round.unwritten_bytes() >= OBJECT_BYTES
+        except OSError:  # Such as that the program has too many files open.
+            return True
 
     def _note_logs(self) -> None:
         """Note which logs are mirrored: if this process is killed before its first object, a later one writes it."""
-        for name in self._folder_names - self._noted:
+        for name in self._round.folder_names - self._noted:
             self._noted.add(name)
             try:
                 make_private_folder(notes_folder(self._root, name))
@@ -347,10 +319,6 @@ class Mirror:
         with self._changed:
             if self._stop_at is None:
                 self._changed.wait(min(1.0, cpu_seconds * (1 - _SHARE_OF_CPU) / _SHARE_OF_CPU))
-
-
-def _code_of(error: Exception) -> str:
-    return classify(error).code if not isinstance(error, MissingExtraError) else type(error).__name__
 
 
 def start_mirror(log_id: str, root: Path | None = None, *, by: str = "next") -> Mirror | None:
