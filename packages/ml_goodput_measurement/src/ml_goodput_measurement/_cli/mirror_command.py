@@ -182,8 +182,13 @@ def _push(root: Path, mirror: str, options: argparse.Namespace, console: Console
     from ml_diagnostics_common.command.formats import format_data, format_table
     from ml_diagnostics_common.mirror.rest import push
 
-    pushed = []
-    for writer in push(root, mirror):
+    pushed, unreadable = [], []
+
+    def note_unreadable(writer: str, error: OSError) -> None:
+        unreadable.append(writer)
+        console.warn(f"{writer} cannot be read, and is left out: {error}")
+
+    for writer in push(root, mirror, on_unreadable=note_unreadable):
         console.notify(f"{writer.writer}: {writer.entries:,} entries")
         pushed.append(writer)
     rows = [
@@ -199,9 +204,9 @@ def _push(root: Path, mirror: str, options: argparse.Namespace, console: Console
         ]
         headers = ("log", "writer", "entries", "state")
         console.data("\n".join(format_table(headers, cells, "<<><", width=console.width, cut=["log"])))
-    else:
+    elif not unreadable:
         console.notify(f"the mirror {mirror} lacks nothing of {root}")
-    return DONE
+    return FAILED if unreadable else DONE
 
 
 def _lifecycle(options: argparse.Namespace, console: Console) -> int:
