@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.mirror._bucket import Bucket
 from ml_diagnostics_common.mirror.names import LogPaths, SegmentName, parse_name
 from ml_diagnostics_common.storage import storage_for
@@ -156,3 +157,37 @@ def test_actions_are_completed_in_a_shell(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         cli.main(["--print-completion", "bash"])
     assert "_shtab_goodput_mirror_pos_0_choices=(status push lifecycle)" in capsys.readouterr().out
+
+
+def test_a_push_to_a_bucket_that_does_not_exist_fails(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CloudStorageServer(buckets=["bucket"]) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        out, err = run(capsys, "push", str(root), "--mirror", "gs://no-such-bucket/m", code=3)
+        storage_for("gs://no-such-bucket/m").close()  # type: ignore[attr-defined]
+    assert out == ""
+    assert "there is no such object, or no such bucket" in err
+
+
+def test_a_journal_that_cannot_be_read_is_named_and_the_others_are_pushed(
+    root: Path, mirror: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = root / "journal" / "goodput_run-7"
+    (folder / "w-1-1-0.0.jsonl").symlink_to(next(folder.glob("*.jsonl")))  # A link, which no journal has.
+    out, err = run(capsys, "push", str(root), "--mirror", mirror, code=1)
+    assert out.splitlines()[2].split()[2:] == ["9", "ended"]
+    assert "w-1-1-0 cannot be read, and is left out" in err
+    out, err = run(capsys, "push", str(root), "--mirror", mirror, code=1)
+    assert out == ""
+    assert "lacks nothing" not in err
+
+
+def test_what_stays_on_the_machine_is_not_shown_as_missing(
+    root: Path, mirror: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Journal("goodput_run-7", root=root, labels={"job": "run-7"}, mirrored=False).append({"text": "what it printed"})
+    run(capsys, "push", str(root), "--mirror", mirror)
+    out, _ = run(capsys, "status", str(root), "--mirror", mirror, "--strict")
+    assert len([line for line in out.splitlines() if line.startswith("run-7 ")]) == 1
