@@ -436,6 +436,19 @@ def test_old_files_that_may_not_be_deleted_are_a_warning(server: CloudStorageSer
     assert compact(MIRROR, now_ns=NOW_NS + 8 * DAY_NS, rolls_up=False).deleted == 9
 
 
+def test_old_rows_that_may_not_be_deleted_are_a_warning(
+    server: CloudStorageServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_to_bucket(one_job())
+    compact(MIRROR, now_ns=NOW_NS)
+    for now_ns in (NOW_NS, NOW_NS):
+        run_local(MIRROR, NOW_NS, processes=1, now_ns=now_ns)
+    server.faults.always(Status(403), on="delete")
+    run = run_local(MIRROR, NOW_NS + 1, processes=1, now_ns=NOW_NS + 8 * DAY_NS)
+    assert latest_rows(MIRROR).snapshots[0] == run.snapshot
+    assert "Old files of rows are kept, for they cannot be deleted" in caplog.text
+
+
 # --- Many small objects -----------------------------------------------------------------------------------------------
 
 _TINY = """

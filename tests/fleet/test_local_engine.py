@@ -21,7 +21,7 @@ from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet, SyntheticJo
 from ml_diagnostics_fleet.synthetic_files import write_event_files
 
 from .fleets import NOW_NS, Job, assert_equals_report, fleets, report_of, rows_of, rows_of_files, same_rows, write_files
-from .worker_tasks import work
+from .worker_tasks import map_group, work
 
 FLEET = SyntheticFleet(seed=2, jobs=10, events=6_000)
 
@@ -264,3 +264,39 @@ def test_a_group_that_fails_twice_is_named_with_its_jobs(tmp_path: Path, monkeyp
     assert run.errors
     assert {error for _, error in run.errors} == {f"group {group} failed twice: {reason}"}
     assert run.jobs == 10
+
+
+def test_a_worker_that_is_killed_twice_by_a_group_costs_no_other_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = write_event_files(tmp_path, FLEET)
+    entry = manifest.files[1]
+    (tmp_path / "killed").write_text(entry.group)
+    monkeypatch.setattr(local_engine, "_map_group", map_group)
+    run = run_local(tmp_path, AS_OF_NS, processes=2)
+    assert run.failed_groups == [(entry.group, "its worker was ended by SIGKILL")]
+    assert {error for _, error in run.errors} == {f"group {entry.group} failed twice: its worker was ended by SIGKILL"}
+    assert (len(run.errors), run.jobs) == (entry.jobs, 10)
+    monkeypatch.undo()
+    whole = run_local(tmp_path, AS_OF_NS - 1, processes=1)
+    names = {key.job for key, _ in run.errors}
+    kept = [row for row in rows_but_moment(tmp_path, whole.snapshot) if row["job"] not in names]
+    assert [row for row in rows_but_moment(tmp_path, run.snapshot) if row["job"] not in names] == kept
+
+
+def rows_but_moment(mirror: Path, snapshot: Any) -> list[dict[str, Any]]:
+    """The rows of jobs that have ended, without the moment of the run."""
+    rows = read_table(mirror, snapshot, "jobs").drop_columns(["as_of_ns"]).to_pylist()
+    return [row for row in sorted(rows, key=lambda row: str(row["job"])) if not row["running"]]
+
+
+def test_all_jobs_of_a_run_have_one_moment(tmp_path: Path) -> None:
+    """Whatever the clock says meanwhile, and however many processes there are: jobs that run end then."""
+    write_event_files(tmp_path, SyntheticFleet(seed=2, jobs=40, events=6_000))
+    for processes in (1, 2):
+        run = run_local(tmp_path, AS_OF_NS, processes=processes, now_ns=AS_OF_NS + 12_345)
+        for name in ("jobs", "ledger_rows"):
+            assert set(read_table(tmp_path, run.snapshot, name)["as_of_ns"].to_pylist()) == {AS_OF_NS}
+        running = [row for row in read_table(tmp_path, run.snapshot, "jobs").to_pylist() if row["running"]]
+        assert running
+        assert {row["end_ns"] for row in running} == {AS_OF_NS}

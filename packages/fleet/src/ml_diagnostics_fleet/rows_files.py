@@ -5,6 +5,7 @@ The rows of one moment are replaced as a whole; a reader takes those of the newe
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from ml_diagnostics_common.exceptions import ObjectNotFoundError
+from ml_diagnostics_common.exceptions import ObjectNotFoundError, StorageError
 from ml_goodput_measurement.reading import RULES
 
 from ml_diagnostics_fleet._parquet import decoded, encoded
@@ -42,6 +43,8 @@ __all__ = [
     "row_paths",
     "write_dimensions",
 ]
+
+_logger = logging.getLogger(__name__)
 
 _MOST_ROWS: Final = 500_000
 _AS_OF: Final = TABLES["jobs"].get_field_index("as_of_ns")
@@ -373,3 +376,6 @@ def _delete_old(paths: FleetPaths, manifest: RowsManifest, now_ns: int) -> None:
                 paths.storage.delete(full)
             except ObjectNotFoundError:
                 continue
+            except StorageError as error:  # The rows count already.
+                _logger.warning("Old files of rows are kept, for they cannot be deleted: %s", error)
+                return

@@ -32,6 +32,7 @@ __all__ = ["FleetCommand"]
 
 _Part = Callable[[argparse.Namespace, "Console"], int]
 _MOST = 10_000
+_MOST_WARNINGS = 20
 _TABLES = "tables"
 _SOURCES = ("events", "segments")
 _BIGQUERY = "bigquery:"
@@ -129,8 +130,10 @@ def _compact(options: argparse.Namespace, console: Console) -> int:
         console.data(format_data(found, options.format, [found], tuple(found)))
     for text in done.warnings:
         console.warn(text)
-    for path in done.damaged:
+    for path in done.damaged[:_MOST_WARNINGS]:
         console.warn(f"{path} is damaged, and was passed over")
+    if len(done.damaged) > _MOST_WARNINGS:
+        console.warn(f"{len(done.damaged) - _MOST_WARNINGS:,} more objects are damaged")
     _warn_gaps(done, console)
     return FAILED if options.strict and (done.gaps or done.damaged) else DONE
 
@@ -177,8 +180,10 @@ def _compact_view(options: argparse.Namespace, console: Console) -> int:
 
 
 def _warn_gaps(done: Compaction | ViewCompaction, console: Console) -> None:
-    for gap in done.gaps:
+    for gap in done.gaps[:_MOST_WARNINGS]:
         console.warn(f"entries {gap.first} to {gap.last} of {gap.writer} are missing, in {gap.log}")
+    if len(done.gaps) > _MOST_WARNINGS:
+        console.warn(f"{len(done.gaps) - _MOST_WARNINGS:,} more gaps; the manifest has all of them")
 
 
 def _prepare_run(parser: argparse.ArgumentParser) -> None:
