@@ -413,7 +413,7 @@ def test_errors_of_jobs_are_counted(tmp_path: Path) -> None:
 
 def test_the_texts_of_the_tables_work_in_duckdb_alone(tmp_path: Path) -> None:
     import duckdb
-    from ml_diagnostics_fleet._tables import calendar_table, tables_text
+    from ml_diagnostics_fleet._tables import tables_text
     from ml_diagnostics_fleet.queries import QUESTIONS, question
 
     small_fleet(tmp_path)
@@ -423,8 +423,12 @@ def test_the_texts_of_the_tables_work_in_duckdb_alone(tmp_path: Path) -> None:
         for name in QUESTIONS:
             connection.execute(question(name, ["zone", "week"])).fetchall()
         calendar = connection.execute("SELECT day, day_ns, week FROM calendar ORDER BY day").fetchall()
-        made = calendar_table()
-    assert calendar == list(zip(*(made[name].to_pylist() for name in ("day", "day_ns", "week")), strict=True))
+    days = [datetime.date(1970, 1, 1) + datetime.timedelta(days=number) for number in range(47_482)]
+    weeks = [day - datetime.timedelta(days=day.weekday()) for day in days]
+    assert calendar == [
+        (day, number * DAY_NS, week) for number, (day, week) in enumerate(zip(days, weeks, strict=True))
+    ]
+    assert days[-1] == datetime.date(2099, 12, 31)
 
 
 def test_a_report_reads_rows_alone(tmp_path: Path) -> None:

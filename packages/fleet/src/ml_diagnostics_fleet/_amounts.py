@@ -21,6 +21,7 @@ __all__ = [
     "micro",
     "per_thousand_steps",
     "percent",
+    "percents",
     "points",
     "sums_as_dict",
 ]
@@ -68,6 +69,11 @@ def hours(times: Sequence[int]) -> list[str]:
 def percent(share: Fraction | None, digits: int = 1) -> str:
     """Format a share; a dash if there is none."""
     return format_percent(None if share is None else float(100 * share), digits)
+
+
+def percents(shares: Sequence[Fraction]) -> list[str]:
+    """Format the shares of a column, so that they sum to the whole."""
+    return [f"{units // 10}.{units % 10} %" for units in apportion(shares, Fraction(1, 1000))]
 
 
 def points(share: Fraction) -> str:

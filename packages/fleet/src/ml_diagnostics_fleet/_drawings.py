@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 from fractions import Fraction
 from html import escape
 
-from ml_diagnostics_common.texts import format_count
+from ml_diagnostics_common.texts import format_count, one_line
 from ml_goodput_measurement.partition import Bucket
 from ml_goodput_measurement.reading import BUCKET_KEYS, BUCKET_NAMES
 
@@ -64,10 +65,10 @@ def trend(view: FleetOverview) -> str:
     if not weeks:
         return '<p class="empty">There is no time yet.</p>'
     shares = [float(Fraction(view.unit.of(group.productive), view.unit.of(group.all))) for group in weeks]
-    span = _WIDTH - _LEFT - _RIGHT
-    step = span / max(1, len(weeks) - 1)
-    height = _HEIGHT - _TOP - _BOTTOM
-    xs = [_LEFT + step * number if len(weeks) > 1 else _LEFT + span / 2 for number in range(len(weeks))]
+    span, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    days = [datetime.date.fromisoformat(group.key[0]).toordinal() for group in weeks]
+    # By date, so that a week without jobs leaves a gap.
+    xs = [_LEFT + span * (day - days[0]) / (days[-1] - days[0]) if len(days) > 1 else _LEFT + span / 2 for day in days]
     ys = [_TOP + height * (1 - share) for share in shares]
     lines = "".join(
         f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{_TOP + height * (1 - part / 100):.1f}" '
@@ -104,4 +105,4 @@ def _colour(bucket: Bucket) -> str:
 
 
 def _name(group: GroupSums) -> str:
-    return ", ".join(group.key)
+    return one_line(", ".join(group.key))

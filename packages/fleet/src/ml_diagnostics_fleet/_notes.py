@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ml_diagnostics_common.texts import format_count
+from ml_diagnostics_common.texts import format_count, one_line
 
 from ml_diagnostics_fleet.lemons import LemonHosts
 from ml_diagnostics_fleet.overview import DataQuality
 
 __all__ = ["host_notes", "quality_notes"]
 
-_MOST_TEXT = 300
+_MOST_HOSTS = 5
+_LONGEST_NAME = 60
 _KINDS = {
     "failed": "could not be read",
     "no time": "without a known time",
@@ -19,9 +20,9 @@ _KINDS = {
     "lost": "that lost entries",
     "skipped": "with entries that are not valid",
     "no end": "with processes without an end",
-    "no chips": "without chips",
+    "no chips": "without chips, in no chip-hours and no amount",
     "no team": "without a team",
-    "no price": "without a price",
+    "no price": "without a price, in no amount",
 }
 
 
@@ -32,8 +33,12 @@ def host_notes(hosts: LemonHosts) -> Iterator[str]:
         return
     lemons = hosts.lemons
     if lemons:
-        names = (f"{one.host.host} ({one.host.blamed} disruptions, {one.expected:.1f} expected)" for one in lemons)
-        yield f"{format_count(len(lemons), 'host fails', 'hosts fail')} too often: {', '.join(names)}"[:_MOST_TEXT]
+        names = [
+            f"{_name(one.host.host)} ({one.host.blamed} disruptions, {one.expected:.1f} expected)"
+            for one in lemons[:_MOST_HOSTS]
+        ]
+        names += ["..."] if len(lemons) > _MOST_HOSTS else []
+        yield f"{format_count(len(lemons), 'host fails', 'hosts fail')} too often: {', '.join(names)}"
     findable = [group.findable for group in hosts.groups]
     known = [factor for factor in findable if factor is not None]
     if len(known) == len(findable):
@@ -52,7 +57,11 @@ def quality_notes(quality: DataQuality) -> Iterator[str]:
     for kind, text in _KINDS.items():
         count = quality.counts.get(kind, 0)
         if count:
-            names = ", ".join(name[:60] for name in quality.examples[kind])
+            names = ", ".join(map(_name, quality.examples[kind]))
             names += ", ..." if count > len(quality.examples[kind]) else ""
             missing = f": incomplete, {format_count(quality.missing, 'entry', 'entries')} missing"
             yield f"{format_count(count, 'job')} {text} ({names}){missing if kind == 'gaps' else ''}"
+
+
+def _name(text: str) -> str:
+    return one_line(text, _LONGEST_NAME)

@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-from functools import lru_cache
-from typing import Any, Final
+import re
+from collections.abc import Iterable
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from ml_diagnostics_common.command.errors import NotFoundError
 
 from ml_diagnostics_fleet._paths import FleetPaths
-from ml_diagnostics_fleet.dimensions import read_dimension
+from ml_diagnostics_fleet.dimensions import dimension_path, read_dimension
 from ml_diagnostics_fleet.manifest import RowsSnapshot
 from ml_diagnostics_fleet.rows_files import newest_rows, row_paths
 from ml_diagnostics_fleet.schemas import DIMENSIONS, TABLES
 
-__all__ = ["calendar_table", "read_dimension", "rows_at", "tables_text", "view_text"]
+__all__ = ["CALENDAR", "rows_at", "tables_text", "view_text"]
 
-_DAY_NS: Final = 86_400 * 10**9
-_DAYS: Final = 47_482
-"""The days from 1970 to 2099."""
-_FIRST_MONDAY: Final = 4
-"""1970-01-05, in days since 1970-01-01."""
 _DIMENSIONS: Final = {"jobs": "job_dimensions", "prices": "prices"}
-_DUCKDB_TYPES: Final = {pa.string(): "VARCHAR", pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.bool_(): "BOOLEAN"}
-_CALENDAR: Final = (
+_DUCKDB_TYPES: Final = {
+    pa.string(): "VARCHAR",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.bool_(): "BOOLEAN",
+    pa.date32(): "DATE",
+    pa.list_(pa.string()): "VARCHAR[]",
+}
+_COLUMNS: Final = {"labels": "CASE WHEN json_valid(labels) THEN labels ELSE '{}' END AS labels"}
+"""JSON may have half of a character, and DuckDB has no text for it: one such label would end each question."""
+CALENDAR: Final = (
     "CREATE TABLE calendar AS\n"
     "SELECT CAST(day AS DATE) AS day, CAST(epoch(day) AS BIGINT) * 1000000000 AS day_ns, "
     "CAST(date_trunc('week', day) AS DATE) AS week\n"
     "FROM range(DATE '1970-01-01', DATE '2100-01-01', INTERVAL 1 DAY) AS days(day)"
 )
-
-
-@lru_cache(maxsize=1)
-def calendar_table() -> Any:
-    """Return the days from 1970 to 2099 in UTC, when each starts, and the Monday of its week."""
-    days = range(_DAYS)
-    first = datetime.date(1970, 1, 1).toordinal()
-    return pa.table(
-        {
-            "day": pa.array([datetime.date.fromordinal(first + day) for day in days], pa.date32()),
-            "day_ns": pa.array([day * _DAY_NS for day in days], pa.int64()),
-            "week": pa.array(
-                [datetime.date.fromordinal(first + day - (day - _FIRST_MONDAY) % 7) for day in days], pa.date32()
-            ),
-        }
-    )
+"""The statement that creates the days from 1970 to 2099 in UTC, when each starts, and the Monday of its week."""
 
 
 def tables_text(mirror: str | os.PathLike[str], as_of_ns: int | None = None) -> str:
@@ -64,27 +52,27 @@ def tables_text(mirror: str | os.PathLike[str], as_of_ns: int | None = None) -> 
     statements = [view_text(table, row_paths(mirror, snapshot, table)) for table in TABLES]
     paths = FleetPaths(mirror)
     for name, table in _DIMENSIONS.items():
-        file = paths.full(f"dimensions/{name}.parquet")
+        statements.append(_empty_text(table, DIMENSIONS[name]))
         if read_dimension(mirror, name).num_rows:
-            statements.append(f"CREATE TABLE {table} AS\nSELECT *\nFROM read_parquet({_quoted(file)})")
-        else:
-            columns = ", ".join(f"{field.name} {_DUCKDB_TYPES[field.type]}" for field in DIMENSIONS[name])
-            statements.append(f"CREATE TABLE {table} ({columns})")
-    statements.append(_CALENDAR)
+            # The file has some of the columns, in any order, and maybe more.
+            columns = "|".join(DIMENSIONS[name].names)
+            file = _parquet([paths.full(dimension_path(name))])
+            statements.append(f"INSERT INTO {table} BY NAME\nSELECT COLUMNS('^({columns})$')\nFROM {file}")
+    statements.append(CALENDAR)
     return "".join(f"{statement};\n\n" for statement in statements).rstrip("\n") + "\n"
 
 
 def view_text(table: str, files: list[str]) -> str:
-    """Return the statement that creates a view of a table of rows.
+    """Return the statement that creates a view of a table of rows, or an empty table.
 
     Args:
         table: Its name.
-        files: Its files, at least one.
+        files: Its files.
     """
-    columns = ", ".join(f'"{name}"' for name in TABLES[table].names)
-    names = ", ".join(map(_quoted, files))
-    # Without the columns that DuckDB would make of the names of folders.
-    return f"CREATE VIEW {table} AS\nSELECT {columns}\nFROM read_parquet([{names}], hive_partitioning = false)"
+    if not files:
+        return _empty_text(table, TABLES[table])
+    columns = ", ".join(_COLUMNS.get(name, f'"{name}"') for name in TABLES[table].names)
+    return f"CREATE VIEW {table} AS\nSELECT {columns}\nFROM {_parquet(files)}"
 
 
 def rows_at(mirror: str | os.PathLike[str], as_of_ns: int | None) -> RowsSnapshot:
@@ -100,6 +88,18 @@ def rows_at(mirror: str | os.PathLike[str], as_of_ns: int | None) -> RowsSnapsho
     return snapshot
 
 
-def _quoted(text: str) -> str:
-    doubled = text.replace("'", "''")
+def _empty_text(table: str, schema: pa.Schema) -> str:
+    columns = ", ".join(f"{field.name} {_DUCKDB_TYPES[field.type]}" for field in schema)
+    return f"CREATE TABLE {table} ({columns})"
+
+
+def _parquet(files: Iterable[str]) -> str:
+    """Return the call of DuckDB that reads some files, without the columns that it would make of names of folders."""
+    return f"read_parquet([{', '.join(map(_quoted, files))}], hive_partitioning = false)"
+
+
+def _quoted(path: str) -> str:
+    """Return a path as text of SQL, and not as a pattern: a folder may be named `fleet[1]`."""
+    plain = re.sub(r"[*?\[]", r"[\g<0>]", path)
+    doubled = plain.replace("'", "''")
     return f"'{doubled}'"

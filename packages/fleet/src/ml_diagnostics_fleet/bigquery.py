@@ -60,6 +60,7 @@ def load_jobs(mirror: str, snapshot: RowsSnapshot, project: str, dataset: str) -
 
     A job has an id of the table, the moment and the files: inserted again it is refused, and rows are not loaded twice.
     It replaces the partition of its hour, so rows of the same moment that were made again take the place of the old.
+    Insert each after the one before it is done: the views show a run when its last table, `jobs`, is loaded.
 
     Args:
         mirror: The mirror, `gs://bucket/prefix`.
@@ -74,8 +75,10 @@ def load_jobs(mirror: str, snapshot: RowsSnapshot, project: str, dataset: str) -
         raise ConfigurationError(f"BigQuery loads from gs:// only, got {mirror!r}")
     hour = time.strftime("%Y%m%d%H", time.gmtime(snapshot.as_of_ns // 10**9))
     jobs = []
-    for table in TABLES:
+    for table in sorted(TABLES, key=lambda name: name == "jobs"):
         files = [f"{mirror.rstrip('/')}/v1/{path}" for path in snapshot.files[table]]
+        if not files:  # Of a fleet without jobs; BigQuery refuses a job that loads nothing.
+            continue
         digest = hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]
         target = {"projectId": project, "datasetId": dataset, "tableId": f"{table}{RUNS}${hour}"}
         load = {

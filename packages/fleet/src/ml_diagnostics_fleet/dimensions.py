@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from ml_diagnostics_common.exceptions import ConfigurationError, ObjectNotFoundError, PreconditionFailedError
+from ml_diagnostics_common.texts import one_line
 
 from ml_diagnostics_fleet._parquet import decoded, encoded
 from ml_diagnostics_fleet._paths import FleetPaths
@@ -18,6 +21,10 @@ from ml_diagnostics_fleet.schemas import DIMENSIONS, JobKey
 __all__ = ["as_dimension", "change_dimension", "dimension_path", "read_causes", "read_dimension"]
 
 _TRIES: Final = 20
+_LONGEST_REASON: Final = 200
+_MOST: Final = {"chips": 2**31 - 1, "micro_per_chip_hour": 10**12}
+"""Amounts of larger numbers would not fit into the 38 digits of a sum."""
+_CURRENCY: Final = re.compile(r"[$€£¥]|[A-Z]{3}")
 
 
 def dimension_path(name: str) -> str:
@@ -34,22 +41,20 @@ def as_dimension(table: pa.Table, name: str, file: str) -> pa.Table:
         file: Its name in errors.
 
     Raises:
-        ConfigurationError: It lacks a column, or has one of another type, or with nulls.
+        ConfigurationError: It lacks a column, or has one of another type, with nulls, or with values that would make
+            sums wrong.
     """
     columns = []
     for field in DIMENSIONS[name]:
-        if field.name in table.column_names:
-            try:
-                column = table[field.name].cast(field.type)
-            except pa.ArrowException as error:
-                raise ConfigurationError(f"{file}: column {field.name} is not {field.type}: {error}") from None
+        count = table.column_names.count(field.name)
+        if count > 1:
+            raise ConfigurationError(f"{file} has {count} columns {field.name}")
+        if count:
+            columns.append(_cast(table[field.name], field, file))
         elif field.nullable:
-            column = pa.nulls(table.num_rows, field.type)
+            columns.append(pa.nulls(table.num_rows, field.type))
         else:
             raise ConfigurationError(f"{file} has no column {field.name}")
-        if column.null_count and not field.nullable:
-            raise ConfigurationError(f"{file}: column {field.name} must not have nulls")
-        columns.append(column)
     return pa.table(columns, schema=DIMENSIONS[name])
 
 
@@ -129,5 +134,33 @@ def _read(paths: FleetPaths, name: str) -> tuple[pa.Table, int]:
     try:
         table = decoded(data)
     except (pa.ArrowException, OSError) as error:
-        raise ConfigurationError(f"{file} is not a Parquet file: {error}") from None
+        raise ConfigurationError(f"{file} is not a Parquet file: {one_line(str(error), _LONGEST_REASON)}") from None
     return as_dimension(table, name, file), generation
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field, file: str) -> pa.ChunkedArray:
+    found = column.type
+    # Arrow casts a time to the integer of its own unit, which need not be the nanosecond, and true to 1.
+    if pa.types.is_temporal(found) or (pa.types.is_boolean(found) and found != field.type):
+        raise ConfigurationError(f"{file}: expected column {field.name} of {field.type}, got {found}")
+    try:
+        values = column.cast(field.type)
+    except pa.ArrowException as error:
+        reason = one_line(str(error), _LONGEST_REASON)
+        raise ConfigurationError(
+            f"{file}: expected column {field.name} of {field.type}, got {found}: {reason}"
+        ) from None
+    if values.null_count and not field.nullable:
+        raise ConfigurationError(f"{file}: column {field.name} must not have nulls")
+    if field.name in _MOST:
+        bounds = pc.min_max(values).as_py()
+        low, high = bounds["min"], bounds["max"]
+        if low is not None and not 0 <= low <= high <= _MOST[field.name]:
+            raise ConfigurationError(
+                f"{file}: expected 0 to {_MOST[field.name]:,} in column {field.name}, got {low:,} to {high:,}"
+            )
+    if field.name == "currency":
+        wrong = next((text for text in pc.unique(values).to_pylist() if not _CURRENCY.fullmatch(text)), None)
+        if wrong is not None:
+            raise ConfigurationError(f"{file}: expected a currency such as USD or $, got {wrong[:40]!r}")
+    return values

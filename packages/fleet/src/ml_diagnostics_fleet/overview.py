@@ -137,6 +137,11 @@ class FleetOverview:
     saving: SavingAdvice
     hosts: LemonHosts
     quality: DataQuality
+    _causes_of: dict[tuple[str, ...], list[CauseSums]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for one in self.causes:
+            self._causes_of.setdefault(one.key, []).append(one)
 
     @property
     def all(self) -> Sums:
@@ -155,10 +160,9 @@ class FleetOverview:
             key: A group; None for the whole fleet.
         """
         sums: dict[Cause, Sums] = {}
-        for one in self.causes:
-            if key is None or one.key == key:
-                cause = one.bucket, one.label
-                sums[cause] = one.lost.plus(sums[cause]) if cause in sums else one.lost
+        for one in self.causes if key is None else self._causes_of.get(key, ()):
+            cause = one.bucket, one.label
+            sums[cause] = one.lost.plus(sums[cause]) if cause in sums else one.lost
         return sorted(sums.items(), key=lambda item: (-self.unit.of(item[1]), item[0][0].value, item[0][1]))
 
     def lost(self, sums: Sums) -> int:
@@ -193,6 +197,11 @@ class FleetOverview:
         """The buckets with any time, in the order of reports."""
         found = {bucket for (bucket, _), part in self.lost_to() if self.unit.of(part)} | {Bucket.PRODUCTIVE}
         return [bucket for bucket in BUCKET_NAMES if bucket in found]
+
+    @property
+    def has_steps(self) -> bool:
+        """True if the kept steps of a group belong to its time: rows have the steps of an attempt, not of its weeks."""
+        return "week" not in self.by
 
     @property
     def has_failed(self) -> bool:
@@ -242,22 +251,39 @@ def worst_jobs(jobs: Iterable[JobSums], unit: Unit, most: int) -> tuple[list[Job
         unit: The measure of time.
         most: The number of each.
     """
-
-    def share(job: JobSums) -> tuple[Fraction, int]:
-        lost = unit.share(job.lost, job.all)
-        return (Fraction(-1) if lost is None else lost), unit.of(job.lost)
-
-    by_money: list[JobSums] = []
-    by_share: list[tuple[tuple[Fraction, int], int, JobSums]] = []
-    for number, job in enumerate(jobs):
-        by_money = heapq.nlargest(most, [*by_money, job], key=lambda one: (one.lost.cost, unit.of(one.lost)))
+    by_money, by_share = _Largest(most), _Largest(most)
+    for job in jobs:
+        lost = unit.of(job.lost)
+        by_money.add((job.lost.cost, lost), job)
         if job.all.job_ns >= _LEAST_NS:
-            entry = share(job), -number, job
-            if len(by_share) < most:
-                heapq.heappush(by_share, entry)
-            else:
-                heapq.heappushpop(by_share, entry)
-    return by_money, [job for _, _, job in sorted(by_share, reverse=True)]
+            share = unit.share(job.lost, job.all)
+            by_share.add((-1 if share is None else share, lost), job)
+    return by_money.jobs, by_share.jobs
+
+
+class _Largest:
+    """The jobs with the largest keys, without holding all jobs of a fleet.
+
+    Args:
+        most: The number of jobs that are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._count = most, 0
+        self._heap: list[tuple[tuple[Fraction | int, int], int, JobSums]] = []
+
+    def add(self, key: tuple[Fraction | int, int], job: JobSums) -> None:
+        """Add a job; of equal keys, the first is kept."""
+        self._count -= 1
+        if len(self._heap) < self._most:
+            heapq.heappush(self._heap, (key, self._count, job))
+        else:
+            heapq.heappushpop(self._heap, (key, self._count, job))
+
+    @property
+    def jobs(self) -> list[JobSums]:
+        """The jobs, the largest first."""
+        return [job for _, _, job in sorted(self._heap, reverse=True)]
 
 
 def quality_of(problems: Iterable[JobProblems], *, has_prices: bool = True) -> DataQuality:

@@ -42,6 +42,7 @@ _CHARACTER: Final = 0.0059
 """Shares of the width, the second for a character of a name."""
 _MOST_GROUPS: Final = 24
 _NAME: Final = 44
+_MOST_NAMED_WEEKS: Final = 12
 
 
 def draw_fleet(view: FleetOverview, path: str | os.PathLike[str], *, dark: bool = False) -> None:
@@ -141,7 +142,8 @@ def _draw_trend(axes: Axes, view: FleetOverview) -> None:
     days: Any = [datetime.date.fromisoformat(group.key[0]) for group in weeks]
     shares = [100 * float(Fraction(view.unit.of(group.productive), view.unit.of(group.all))) for group in weeks]
     axes.plot(days, shares, color=COLORS[Bucket.PRODUCTIVE], linewidth=2, marker="o", markersize=5, clip_on=False)
-    for day, share in zip(days, shares, strict=True):
+    every = max(1, -(-len(days) // _MOST_NAMED_WEEKS))
+    for day, share in list(zip(days, shares, strict=True))[::every]:
         axes.annotate(
             f"{share:.1f} %", (day, share), (0, 7), textcoords="offset points", ha="center", fontsize=8, color=INK
         )
@@ -149,8 +151,9 @@ def _draw_trend(axes: Axes, view: FleetOverview) -> None:
     axes.set_ylabel("percent", fontsize=8, color=FAINT)
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_xticks(days if len(days) <= 12 else days[:: -(-len(days) // 12)])
-    axes.set_xticklabels([f"{day:%d %b}" for day in (days if len(days) <= 12 else days[:: -(-len(days) // 12)])])
+    axes.set_xticks(days[::every])
+    years = {day.year for day in days}
+    axes.set_xticklabels([f"{day:%d %b}" if len(years) < 2 else f"{day:%d %b %Y}" for day in days[::every]])
     if days:
         margin = datetime.timedelta(days=3)
         axes.set_xlim(days[0] - margin, days[-1] + margin)

@@ -12,7 +12,7 @@ from typing import Final
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 
-__all__ = ["DIALECTS", "GROUPS", "QUESTIONS", "composed", "question"]
+__all__ = ["DIALECTS", "GROUPS", "QUESTIONS", "composed", "facts_text", "question"]
 
 QUESTIONS: Final = {
     "goodput": "time, chip-time, money and kept steps of groups of jobs, all and productive",
@@ -52,6 +52,11 @@ def question(name: str, by: Sequence[str] = ("team",), dialect: str = "duckdb") 
         raise ConfigurationError(f"expected different groups of {', '.join(GROUPS)}, got {', '.join(by) or 'none'}")
     text = composed(name) if dialect == "duckdb" else _read(f"bigquery/{name}.sql")
     return text.replace(_GROUP_COLUMNS, ", ".join(by))
+
+
+def facts_text(columns: str) -> str:
+    """Return a text that selects columns of what all questions are about: each row with its group, chips and price."""
+    return f"{_read('facts.sql').rstrip()}\nSELECT {columns} FROM facts"
 
 
 @lru_cache

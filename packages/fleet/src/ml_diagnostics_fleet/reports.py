@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
 from ml_diagnostics_common.files import in_bucket
+from ml_diagnostics_common.texts import format_clock, one_line
 from ml_goodput_measurement.partition import Bucket
 
 from ml_diagnostics_fleet._paths import FleetPaths
-from ml_diagnostics_fleet._tables import calendar_table, read_dimension, rows_at, view_text
+from ml_diagnostics_fleet._tables import CALENDAR, rows_at, view_text
 from ml_diagnostics_fleet.answers import (
     CauseSums,
     GroupSums,
@@ -36,8 +37,9 @@ from ml_diagnostics_fleet.answers import (
     SaveSums,
     Sums,
 )
+from ml_diagnostics_fleet.dimensions import read_dimension
 from ml_diagnostics_fleet.manifest import RowsSnapshot
-from ml_diagnostics_fleet.queries import question
+from ml_diagnostics_fleet.queries import facts_text, question
 from ml_diagnostics_fleet.rows_files import row_paths
 from ml_diagnostics_fleet.schemas import TABLES, JobKey
 
@@ -50,10 +52,11 @@ __all__ = ["FleetReports", "RulesError"]
 _MEMORY_MB: Final = 512
 _ROWS: Final = 2_000
 """Rows that are fetched at a time."""
+_LONGEST_ERROR: Final = 400
 
 
 class RulesError(DiagnosticsError):
-    """Rows of two versions of the rules cannot be summed."""
+    """Rows of two versions of the rules, or of a newer one, cannot be summed."""
 
 
 class FleetReports:
@@ -73,7 +76,7 @@ class FleetReports:
         NotFoundError: There are no rows.
         ConfigurationError: A table of dimensions is not valid.
         RulesError: The rows are of two versions of the rules.
-        DiagnosticsError: DuckDB is not installed.
+        DiagnosticsError: DuckDB is not installed, or cannot read the rows.
         ManifestError: The manifest is damaged, or of a newer version.
         StorageError: The mirror cannot be read.
     """
@@ -87,10 +90,11 @@ class FleetReports:
         memory_mb: int = _MEMORY_MB,
     ) -> None:
         duckdb = _duckdb()
+        self._error: type[Exception] = duckdb.Error
         self.snapshot: RowsSnapshot = rows_at(mirror, as_of_ns)
         self.currency: str | None = None
         self._stack = contextlib.ExitStack()
-        with self._stack:
+        with self._stack, self._readable_errors():
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ml-diagnostics-fleet-"))
             self._connection: DuckDBPyConnection = duckdb.connect(
                 config={
@@ -101,8 +105,8 @@ class FleetReports:
             )
             self._stack.callback(self._connection.close)
             for table in TABLES:
-                self._add_rows(table, _local_files(mirror, self.snapshot, table, Path(folder)))
-            self._add_table("calendar", calendar_table())
+                self._connection.execute(view_text(table, _local_files(mirror, self.snapshot, table, Path(folder))))
+            self._connection.execute(CALENDAR)
             self._add_table("job_dimensions", read_dimension(mirror, "jobs"))
             self._check_rules()
             self._check_times("job_dimensions", "log, job")
@@ -147,7 +151,7 @@ class FleetReports:
             by: Names of `queries.GROUPS`.
         """
         return [
-            CauseSums(key, Bucket(row["bucket"]), row["label"], _sums(row))
+            CauseSums(key, _bucket(row["bucket"]), row["label"], _sums(row))
             for key, row in self._groups("lost_by_cause", by)
         ]
 
@@ -158,7 +162,7 @@ class FleetReports:
             by: Names of `queries.GROUPS`.
         """
         return [
-            PeriodSums(key, row["period"], Bucket(row["bucket"]), row["label"], _sums(row))
+            PeriodSums(key, row["period"], _bucket(row["bucket"]), row["label"], _sums(row))
             for key, row in self._groups("trend", by)
         ]
 
@@ -205,8 +209,7 @@ class FleetReports:
 
     def _rows(self, name: str, by: Sequence[str] = ("team",)) -> Iterator[dict[str, Any]]:
         """Yield the rows of a question; numbers are integers."""
-        cursor = self._connection.cursor()
-        try:
+        with contextlib.closing(self._connection.cursor()) as cursor, self._readable_errors():
             result = cursor.execute(question(name, by))
             names = [column[0] for column in result.description or ()]
             while rows := result.fetchmany(_ROWS):
@@ -215,14 +218,21 @@ class FleetReports:
                         column: value if value is None or isinstance(value, str) or column == "week" else int(value)
                         for column, value in zip(names, row, strict=True)
                     }
-        finally:
-            cursor.close()
 
-    def _add_rows(self, table: str, files: list[str]) -> None:
-        if not files:
-            self._add_table(table, TABLES[table].empty_table())
-            return
-        self._connection.execute(view_text(table, files))
+    @contextlib.contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        """Translate errors of DuckDB, such as those of a damaged file, and of sums that do not fit into 38 digits.
+
+        Raises:
+            DiagnosticsError: DuckDB failed.
+        """
+        try:
+            yield
+        except self._error as error:
+            raise DiagnosticsError(
+                f"the rows as of {format_clock(self.snapshot.as_of_ns)} cannot be summed: "
+                f"{one_line(str(error), _LONGEST_ERROR)}"
+            ) from error
 
     def _add_table(self, name: str, table: pa.Table) -> None:
         self._connection.register("given", table)
@@ -233,18 +243,17 @@ class FleetReports:
         prices = read_dimension(mirror, "prices")
         if price is None:
             currencies = sorted(set(prices["currency"].to_pylist()))
-            if len(currencies) > 1:
-                raise ConfigurationError(f"the prices are in {' and '.join(currencies)}: amounts cannot be summed")
+            if len({*map(_sign, currencies)}) > 1:
+                raise ConfigurationError(
+                    f"dimensions/prices.parquet has prices in {' and '.join(currencies)}: amounts cannot be summed"
+                )
             self._add_table("prices", prices)
             self._check_times("prices", "accelerator, zone, spot")
             self.currency = _sign(currencies[0]) if currencies else None
             return
         self._add_table("prices", prices.slice(0, 0))
-        facts = question("goodput").partition("by_job AS (")[0].rstrip().rstrip(",")
-        self._connection.execute(
-            f"INSERT INTO prices {facts} SELECT DISTINCT accelerator, zone, spot, 0, {2**62}, "
-            f"{price.micro_per_chip_hour}, '' FROM facts"
-        )
+        columns = f"DISTINCT accelerator, zone, spot, 0, {2**62}, {price.micro_per_chip_hour}, ''"
+        self._connection.execute(f"INSERT INTO prices {facts_text(columns)}")
         self.currency = price.currency
 
     def _check_rules(self) -> None:
@@ -306,6 +315,21 @@ def _local_files(mirror: str | os.PathLike[str], snapshot: RowsSnapshot, table: 
 
 def _sums(row: dict[str, Any], prefix: str = "") -> Sums:
     return Sums(row[f"{prefix}job_ns"], row[f"{prefix}chip_ns"], row[f"{prefix}cost"])
+
+
+def _bucket(name: str) -> Bucket:
+    """Return a bucket by its name.
+
+    Raises:
+        RulesError: There is no such bucket.
+    """
+    try:
+        return Bucket(name)
+    except ValueError:
+        raise RulesError(
+            f"the rows have time of the kind {name[:100]!r}, which this version does not know: update "
+            "ml-diagnostics-fleet, or run `goodput fleet run` with this version"
+        ) from None
 
 
 def _sign(currency: str) -> str:

@@ -17,18 +17,18 @@ from ml_diagnostics_fleet._amounts import (
     lost_or_time,
     per_thousand_steps,
     percent,
+    percents,
     points,
 )
 from ml_diagnostics_fleet._notes import host_notes, quality_notes
-from ml_diagnostics_fleet.answers import JobSums
+from ml_diagnostics_fleet.answers import GroupSums, JobSums
 from ml_diagnostics_fleet.lemons import FALSE_SHARE, LemonHosts
 from ml_diagnostics_fleet.overview import Change, FleetOverview, Unit, cause_name
 from ml_diagnostics_fleet.saving import RareSaver, SavingAdvice
 
 __all__ = ["format_hosts", "format_overview", "format_worst"]
 
-_MOST_CAUSES = 8
-_MOST_CHANGES = 4
+_MOST_CHANGES = 2
 _MOST_SAVERS = 5
 
 
@@ -66,6 +66,10 @@ def _group_table(view: FleetOverview, width: int | None) -> list[str]:
     groups = view.ordered_groups
     lost = lost_or_time(view, [group.lost for group in groups])
     times = hours([view.unit.of(group.all) for group in groups])
+
+    def per_step(group: GroupSums) -> str:
+        return per_thousand_steps(group.all.cost, view.unit.of(group.all), group.steps_kept, view.currency)
+
     rows = []
     for group, time, loss in zip(groups, times, lost, strict=True):
         causes = view.lost_to(group.key)
@@ -76,13 +80,14 @@ def _group_table(view: FleetOverview, width: int | None) -> list[str]:
                 goodput(view.unit, group.productive, group.all),
                 time,
                 loss,
-                per_thousand_steps(group.all.cost, view.unit.of(group.all), group.steps_kept, view.currency),
+                *([per_step(group)] if view.has_steps else []),
                 cause_name(causes[0][0]) if causes else "-",
             )
         )
     lost_name = "lost in money" if view.currency is not None else f"lost {view.unit.name}"
-    headers = (*view.by, "jobs", "goodput", view.unit.name, lost_name, "per 1,000 steps", "largest cause")
-    align = "<" * len(view.by) + ">>>>><"
+    steps_name = ["per 1,000 steps"] if view.has_steps else []
+    headers = (*view.by, "jobs", "goodput", view.unit.name, lost_name, *steps_name, "largest cause")
+    align = "<" * len(view.by) + ">" * (len(headers) - len(view.by) - 1) + "<"
     cut = ["per 1,000 steps", "largest cause", *reversed(view.by)]
     return format_table(headers, rows, align, width=width, cut=cut, indent="  ")
 
@@ -93,9 +98,10 @@ def _cause_table(view: FleetOverview, width: int | None) -> list[str]:
         return []
     times = hours([view.unit.of(lost) for _, lost in causes])
     money = amounts([lost.cost for _, lost in causes], view.currency) if view.currency is not None else []
+    shares = percents([view.unit.share(lost, view.all) or Fraction(0) for _, lost in causes])
     rows = [
-        (cause_name(cause), percent(view.unit.share(lost, view.all)), time, *money[number : number + 1])
-        for number, ((cause, lost), time) in enumerate(zip(causes, times, strict=True))
+        (cause_name(cause), share, time, *money[number : number + 1])
+        for number, ((cause, _), share, time) in enumerate(zip(causes, shares, times, strict=True))
     ]
     headers = ["cause", "of all", view.unit.name, *(["lost in money"] if money else [])]
     lines = format_table(headers, rows, "<" + ">" * (len(headers) - 1), width=width, cut=["cause"], indent="  ")
@@ -127,7 +133,7 @@ def _change_row(change: Change, name: str) -> tuple[str, ...]:
         percent(change.before),
         percent(change.now),
         points((change.now or Fraction(0)) - (change.before or Fraction(0))) if both else "-",
-        ", ".join(moved[: _MOST_CHANGES // 2]) or "-",
+        ", ".join(moved[:_MOST_CHANGES]) or "-",
     )
 
 

@@ -1,49 +1,60 @@
-WITH noted AS (
-  SELECT ledger_rows.log, ledger_rows.job, ledger_rows.attempt, calendar.day_ns,
+WITH labelled AS (
+  SELECT jobs.log, jobs.job,
+    NULLIF(jobs.labels ->> '$.team', '') AS team,
+    NULLIF(jobs.labels ->> '$.owner', '') AS owner,
+    NULLIF(jobs.labels ->> '$.project', '') AS project,
+    NULLIF(jobs.labels ->> '$.zone', '') AS zone,
+    NULLIF(jobs.labels ->> '$.cluster', '') AS cluster,
+    NULLIF(jobs.labels ->> '$.accelerator', '') AS accelerator
+  FROM jobs
+),
+noted AS (
+  SELECT ledger_rows.log, ledger_rows.job, ledger_rows.attempt, calendar.day_ns, calendar.week,
     ledger_rows.bucket, ledger_rows.label, ledger_rows.ns, 0 AS steps_kept, ledger_rows.as_of_ns
   FROM ledger_rows
   INNER JOIN calendar ON calendar.day = ledger_rows.day
   UNION ALL
-  SELECT attempts.log, attempts.job, attempts.attempt, attempts.start_ns - attempts.start_ns % 86400000000000 AS day_ns,
+  SELECT attempts.log, attempts.job, attempts.attempt, calendar.day_ns, calendar.week,
     '' AS bucket, '' AS label, 0 AS ns, attempts.steps_kept, jobs.as_of_ns
   FROM attempts
+  INNER JOIN calendar ON calendar.day_ns = attempts.start_ns - attempts.start_ns % 86400000000000
   INNER JOIN jobs ON jobs.log = attempts.log AND jobs.job = attempts.job
 ),
 timed AS (
-  SELECT noted.log, noted.job, noted.attempt, noted.day_ns, noted.bucket, noted.label, noted.ns, noted.steps_kept,
-    noted.as_of_ns, jobs.labels, attempts.chips,
+  SELECT noted.log, noted.job, noted.attempt, noted.day_ns, noted.week, noted.bucket, noted.label, noted.ns,
+    noted.steps_kept, noted.as_of_ns, attempts.chips,
     CASE WHEN attempts.start_ns > noted.day_ns THEN attempts.start_ns ELSE noted.day_ns END AS moment_ns
   FROM noted
-  INNER JOIN jobs ON jobs.log = noted.log AND jobs.job = noted.job
   INNER JOIN attempts
     ON attempts.log = noted.log AND attempts.job = noted.job AND attempts.attempt = noted.attempt
 ),
 described AS (
-  SELECT timed.log, timed.job, timed.attempt, timed.day_ns, timed.bucket, timed.label, timed.as_of_ns, timed.moment_ns,
+  SELECT timed.log, timed.job, timed.attempt, timed.day_ns, timed.week, timed.bucket, timed.label, timed.as_of_ns,
+    timed.moment_ns,
     CAST(timed.ns AS DECIMAL(38, 0)) AS ns,
     CAST(timed.steps_kept AS DECIMAL(38, 0)) AS steps_kept,
-    COALESCE(job_dimensions.team, timed.labels ->> '$.team', '(none)') AS team,
-    COALESCE(job_dimensions.owner, timed.labels ->> '$.owner', '(none)') AS owner,
-    COALESCE(job_dimensions.project, timed.labels ->> '$.project', '(none)') AS project,
-    COALESCE(job_dimensions.zone, timed.labels ->> '$.zone', '(none)') AS zone,
-    COALESCE(job_dimensions.cluster, timed.labels ->> '$.cluster', '(none)') AS cluster,
-    COALESCE(job_dimensions.accelerator, timed.labels ->> '$.accelerator', '(none)') AS accelerator,
+    COALESCE(NULLIF(job_dimensions.team, ''), labelled.team, '(none)') AS team,
+    COALESCE(NULLIF(job_dimensions.owner, ''), labelled.owner, '(none)') AS owner,
+    COALESCE(NULLIF(job_dimensions.project, ''), labelled.project, '(none)') AS project,
+    COALESCE(NULLIF(job_dimensions.zone, ''), labelled.zone, '(none)') AS zone,
+    COALESCE(NULLIF(job_dimensions.cluster, ''), labelled.cluster, '(none)') AS cluster,
+    COALESCE(NULLIF(job_dimensions.accelerator, ''), labelled.accelerator, '(none)') AS accelerator,
     COALESCE(job_dimensions.spot, FALSE) AS spot,
     CAST(COALESCE(job_dimensions.chips, timed.chips) AS DECIMAL(38, 0)) AS chips
   FROM timed
+  INNER JOIN labelled ON labelled.log = timed.log AND labelled.job = timed.job
   LEFT JOIN job_dimensions
     ON job_dimensions.log = timed.log AND job_dimensions.job = timed.job
     AND timed.moment_ns >= job_dimensions.valid_from_ns AND timed.moment_ns < job_dimensions.valid_to_ns
 ),
 facts AS (
-  SELECT described.log, described.job, described.attempt, described.day_ns, calendar.week,
+  SELECT described.log, described.job, described.attempt, described.day_ns, described.week,
     described.bucket, described.label, described.as_of_ns, described.ns, described.steps_kept,
     described.team, described.owner, described.project, described.zone, described.cluster, described.accelerator,
     described.spot, described.chips,
     described.ns * described.chips AS chip_ns,
     described.ns * described.chips * CAST(prices.micro_per_chip_hour AS DECIMAL(38, 0)) AS cost
   FROM described
-  INNER JOIN calendar ON calendar.day_ns = described.day_ns
   LEFT JOIN prices
     ON prices.accelerator = described.accelerator AND prices.zone = described.zone AND prices.spot = described.spot
     AND described.moment_ns >= prices.valid_from_ns AND described.moment_ns < prices.valid_to_ns

@@ -1,9 +1,21 @@
-WITH noted AS (
+WITH labelled AS (
+  SELECT
+    jobs.log,
+    jobs.job,
+    NULLIF(JSON_EXTRACT_SCALAR(jobs.labels, '$.team'), '') AS team,
+    NULLIF(JSON_EXTRACT_SCALAR(jobs.labels, '$.owner'), '') AS owner,
+    NULLIF(JSON_EXTRACT_SCALAR(jobs.labels, '$.project'), '') AS project,
+    NULLIF(JSON_EXTRACT_SCALAR(jobs.labels, '$.zone'), '') AS zone,
+    NULLIF(JSON_EXTRACT_SCALAR(jobs.labels, '$.cluster'), '') AS cluster,
+    NULLIF(JSON_EXTRACT_SCALAR(jobs.labels, '$.accelerator'), '') AS accelerator
+  FROM jobs
+), noted AS (
   SELECT
     ledger_rows.log,
     ledger_rows.job,
     ledger_rows.attempt,
     calendar.day_ns,
+    calendar.week,
     ledger_rows.bucket,
     ledger_rows.label,
     ledger_rows.ns,
@@ -17,13 +29,16 @@ WITH noted AS (
     attempts.log,
     attempts.job,
     attempts.attempt,
-    attempts.start_ns - MOD(attempts.start_ns, 86400000000000) AS day_ns,
+    calendar.day_ns,
+    calendar.week,
     '' AS bucket,
     '' AS label,
     0 AS ns,
     attempts.steps_kept,
     jobs.as_of_ns
   FROM attempts
+  INNER JOIN calendar
+    ON calendar.day_ns = attempts.start_ns - MOD(attempts.start_ns, 86400000000000)
   INNER JOIN jobs
     ON jobs.log = attempts.log AND jobs.job = attempts.job
 ), timed AS (
@@ -32,12 +47,12 @@ WITH noted AS (
     noted.job,
     noted.attempt,
     noted.day_ns,
+    noted.week,
     noted.bucket,
     noted.label,
     noted.ns,
     noted.steps_kept,
     noted.as_of_ns,
-    jobs.labels,
     attempts.chips,
     CASE
       WHEN attempts.start_ns > noted.day_ns
@@ -45,8 +60,6 @@ WITH noted AS (
       ELSE noted.day_ns
     END AS moment_ns
   FROM noted
-  INNER JOIN jobs
-    ON jobs.log = noted.log AND jobs.job = noted.job
   INNER JOIN attempts
     ON attempts.log = noted.log
     AND attempts.job = noted.job
@@ -57,25 +70,24 @@ WITH noted AS (
     timed.job,
     timed.attempt,
     timed.day_ns,
+    timed.week,
     timed.bucket,
     timed.label,
     timed.as_of_ns,
     timed.moment_ns,
     CAST(timed.ns AS BIGNUMERIC) AS ns,
     CAST(timed.steps_kept AS BIGNUMERIC) AS steps_kept,
-    COALESCE(job_dimensions.team, JSON_EXTRACT_SCALAR(timed.labels, '$.team'), '(none)') AS team,
-    COALESCE(job_dimensions.owner, JSON_EXTRACT_SCALAR(timed.labels, '$.owner'), '(none)') AS owner,
-    COALESCE(job_dimensions.project, JSON_EXTRACT_SCALAR(timed.labels, '$.project'), '(none)') AS project,
-    COALESCE(job_dimensions.zone, JSON_EXTRACT_SCALAR(timed.labels, '$.zone'), '(none)') AS zone,
-    COALESCE(job_dimensions.cluster, JSON_EXTRACT_SCALAR(timed.labels, '$.cluster'), '(none)') AS cluster,
-    COALESCE(
-      job_dimensions.accelerator,
-      JSON_EXTRACT_SCALAR(timed.labels, '$.accelerator'),
-      '(none)'
-    ) AS accelerator,
+    COALESCE(NULLIF(job_dimensions.team, ''), labelled.team, '(none)') AS team,
+    COALESCE(NULLIF(job_dimensions.owner, ''), labelled.owner, '(none)') AS owner,
+    COALESCE(NULLIF(job_dimensions.project, ''), labelled.project, '(none)') AS project,
+    COALESCE(NULLIF(job_dimensions.zone, ''), labelled.zone, '(none)') AS zone,
+    COALESCE(NULLIF(job_dimensions.cluster, ''), labelled.cluster, '(none)') AS cluster,
+    COALESCE(NULLIF(job_dimensions.accelerator, ''), labelled.accelerator, '(none)') AS accelerator,
     COALESCE(job_dimensions.spot, FALSE) AS spot,
     CAST(COALESCE(job_dimensions.chips, timed.chips) AS BIGNUMERIC) AS chips
   FROM timed
+  INNER JOIN labelled
+    ON labelled.log = timed.log AND labelled.job = timed.job
   LEFT JOIN job_dimensions
     ON job_dimensions.log = timed.log
     AND job_dimensions.job = timed.job
@@ -87,7 +99,7 @@ WITH noted AS (
     described.job,
     described.attempt,
     described.day_ns,
-    calendar.week,
+    described.week,
     described.bucket,
     described.label,
     described.as_of_ns,
@@ -104,8 +116,6 @@ WITH noted AS (
     described.ns * described.chips AS chip_ns,
     described.ns * described.chips * CAST(prices.micro_per_chip_hour AS BIGNUMERIC) AS cost
   FROM described
-  INNER JOIN calendar
-    ON calendar.day_ns = described.day_ns
   LEFT JOIN prices
     ON prices.accelerator = described.accelerator
     AND prices.zone = described.zone
