@@ -20,6 +20,7 @@ from ml_diagnostics_fleet.manifest import (
     RowsManifest,
     RowsSnapshot,
     commit,
+    delete_old_manifests,
     latest_events,
     latest_rows,
 )
@@ -121,3 +122,43 @@ def test_gaps_are_in_the_file_for_other_readers(tmp_path: Path) -> None:
 def test_a_mirror_that_is_none_is_refused(mirror: str) -> None:
     with pytest.raises(ConfigurationError):
         latest_events(mirror)
+
+
+DAY_NS = 86_400 * 10**9
+
+
+def test_a_version_is_deleted_seven_days_after_the_next_one_and_the_newest_never(tmp_path: Path) -> None:
+    known = EventsManifest(files=(ENTRY,))
+    for day in range(4):
+        known = commit(tmp_path, known, day * DAY_NS)
+    assert delete_old_manifests(tmp_path, "events", 8 * DAY_NS) == 0
+    assert delete_old_manifests(tmp_path, "events", 8 * DAY_NS + 1) == 1
+    assert [manifest_path(tmp_path, version).exists() for version in (1, 2, 3, 4)] == [False, True, True, True]
+    assert delete_old_manifests(tmp_path, "events", 400 * DAY_NS) == 2
+    assert (latest_events(tmp_path), delete_old_manifests(tmp_path, "events", 800 * DAY_NS)) == (known, 0)
+
+
+def test_a_damaged_old_version_is_left_with_those_after_it(tmp_path: Path) -> None:
+    known = EventsManifest()
+    for _ in range(3):
+        known = commit(tmp_path, known, 0)
+    manifest_path(tmp_path, 2).write_text("{")
+    assert delete_old_manifests(tmp_path, "events", 9 * DAY_NS) == 0
+    assert latest_events(tmp_path).version == 3
+
+
+def test_more_versions_are_deleted_than_are_created(tmp_path: Path) -> None:
+    known = EventsManifest()
+    for _ in range(50):
+        known = commit(tmp_path, known, 0)
+    assert delete_old_manifests(tmp_path, "events", 9 * DAY_NS) > 10
+
+
+def test_a_commit_on_a_version_that_was_deleted_is_a_conflict(tmp_path: Path) -> None:
+    """A process that slept for a week would create a version that is not the newest: no reader would find it."""
+    old = commit(tmp_path, EventsManifest(), 0)
+    commit(tmp_path, commit(tmp_path, old, DAY_NS), 2 * DAY_NS)
+    assert delete_old_manifests(tmp_path, "events", 30 * DAY_NS) == 2
+    with pytest.raises(ManifestConflictError, match="version 1 of the manifest of events was deleted"):
+        commit(tmp_path, replace(old, files=(ENTRY,)), 30 * DAY_NS)
+    assert latest_events(tmp_path).version == 3

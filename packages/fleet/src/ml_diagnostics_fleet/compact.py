@@ -43,6 +43,7 @@ from ml_diagnostics_fleet.manifest import (
     LogState,
     ManifestConflictError,
     commit,
+    delete_old_manifests,
     latest_events,
 )
 
@@ -132,6 +133,7 @@ def compact(
     try:
         for _ in delete_old_files(paths, manifest, now_ns):
             done.deleted += 1
+        delete_old_manifests(paths.mirror, EventsManifest.TABLE, now_ns)
     except StorageError as error:
         done.warnings.append(f"old files of events are kept, for they cannot be deleted: {error}")
     return done

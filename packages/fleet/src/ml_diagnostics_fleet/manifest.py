@@ -1,11 +1,12 @@
 """Manifests: the files that belong to a table. A file that no manifest names does not exist for a reader.
 
 Version n+1 is created if it does not exist yet. Of two processes that create it, one is refused: it starts again from
-that version.
+that version. A version is kept for 7 days after the next one was created.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "RowsManifest",
     "RowsSnapshot",
     "commit",
+    "delete_old_manifests",
     "latest_events",
     "latest_rows",
 ]
@@ -35,6 +37,9 @@ __all__ = [
 FORMAT: Final = 1
 _FIRST_SEQUENCE = 100_000_000_000
 _TRIES = 3
+_KEPT_NS: Final = 7 * 86_400 * 10**9
+_MOST_DELETED: Final = 20
+"""Versions that are read at a time: more than one for each that is created, so that their number falls."""
 _REMEDY = "restore it, or delete it within 7 days: then the version before counts, and what it lacks is made again"
 
 
@@ -301,6 +306,9 @@ def commit(mirror: str | os.PathLike[str], manifest: _Manifest, now_ns: int) -> 
     known = {"format": FORMAT, "version": following.version, **following.to_json()}
     data = json.dumps(known, separators=(",", ":")).encode()
     path = _path(paths, manifest.TABLE, following.version)
+    if manifest.version and not paths.storage.exists(_path(paths, manifest.TABLE, manifest.version)):
+        # The version after it may be deleted, too, and creating it once more would replace no later one.
+        raise ManifestConflictError(f"version {manifest.version} of the manifest of {manifest.TABLE} was deleted")
     try:
         paths.storage.write(path, data, if_generation=0)
     except PreconditionFailedError:
@@ -308,6 +316,37 @@ def commit(mirror: str | os.PathLike[str], manifest: _Manifest, now_ns: int) -> 
         if paths.storage.read(path) != data:
             raise ManifestConflictError(f"another process created {path} first") from None
     return following
+
+
+def delete_old_manifests(mirror: str | os.PathLike[str], table: str, now_ns: int) -> int:
+    """Delete versions that a later one replaced more than 7 days ago, some at a time; return their number.
+
+    Args:
+        mirror: The mirror.
+        table: `events` or `rows`.
+        now_ns: The time, in ns since 1970.
+
+    Raises:
+        StorageError: The mirror cannot be listed or read, or a version cannot be deleted.
+    """
+    paths, count = FleetPaths(mirror), 0
+    for version, following in itertools.pairwise(sorted(_versions(paths, table))[:_MOST_DELETED]):
+        try:
+            replaced_ns = _read(paths, table, following)[1].get("created_ns")
+            if not isinstance(replaced_ns, int) or now_ns - replaced_ns <= _KEPT_NS:
+                break
+            paths.storage.delete(_path(paths, table, version))
+        except (ManifestError, ObjectNotFoundError):
+            break
+        count += 1
+    return count
+
+
+def _versions(paths: FleetPaths, table: str) -> list[int]:
+    """Return the versions that exist."""
+    listed = paths.storage.list_prefix(paths.full(f"manifests/{table}/"))
+    names = (path.replace(os.sep, "/").rpartition("/")[2].removesuffix(".json") for path in listed)
+    return [int(name) for name in names if name.isascii() and name.isdigit()]
 
 
 def _path(paths: FleetPaths, table: str, version: int) -> str:
@@ -319,9 +358,7 @@ def _latest(paths: FleetPaths, table: str) -> tuple[int, Mapping[str, Any] | Non
     if newer:
         raise ManifestError(f"{newer[0]} was written by a newer version of ml-diagnostics: update this one")
     for _ in range(_TRIES):
-        listed = paths.storage.list_prefix(paths.full(f"manifests/{table}/"))
-        names = {path.replace(os.sep, "/").rpartition("/")[2].removesuffix(".json"): path for path in listed}
-        versions = [int(name) for name in names if name.isascii() and name.isdigit()]
+        versions = _versions(paths, table)
         if not versions:
             return 0, None
         try:

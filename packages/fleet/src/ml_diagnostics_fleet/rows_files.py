@@ -5,6 +5,7 @@ The rows of one moment are replaced as a whole; a reader takes those of the newe
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +27,7 @@ from ml_diagnostics_fleet.manifest import (
     RowsManifest,
     RowsSnapshot,
     commit,
+    delete_old_manifests,
     latest_rows,
 )
 from ml_diagnostics_fleet.schemas import TABLES, JobKey
@@ -365,17 +367,16 @@ def _with_snapshot(known: RowsManifest, snapshot: RowsSnapshot, now_ns: int) -> 
 
 
 def _delete_old(paths: FleetPaths, manifest: RowsManifest, now_ns: int) -> None:
-    """Delete files that left the manifest 7 days ago, or that are in none and as old."""
+    """Delete files that left the manifest 7 days ago, or that are in none and as old, and old manifests."""
     kept = {path for one in manifest.snapshots for files in one.files.values() for path in files}
-    for full in paths.storage.list_prefix(paths.full("rows/")):
-        path = paths.relative(full)
-        at_ns = manifest.removed.get(path)
-        age = age_ns(path, now_ns) if at_ns is None else now_ns - at_ns
-        if path not in kept and age is not None and age > _KEPT_NS:
-            try:
-                paths.storage.delete(full)
-            except ObjectNotFoundError:
-                continue
-            except StorageError as error:  # The rows count already.
-                _logger.warning("Old files of rows are kept, for they cannot be deleted: %s", error)
-                return
+    try:
+        for full in paths.storage.list_prefix(paths.full("rows/")):
+            path = paths.relative(full)
+            at_ns = manifest.removed.get(path)
+            age = age_ns(path, now_ns) if at_ns is None else now_ns - at_ns
+            if path not in kept and age is not None and age > _KEPT_NS:
+                with contextlib.suppress(ObjectNotFoundError):
+                    paths.storage.delete(full)
+        delete_old_manifests(paths.mirror, RowsManifest.TABLE, now_ns)
+    except StorageError as error:  # The rows count already.
+        _logger.warning("Old files of rows are kept, for they cannot be deleted: %s", error)
