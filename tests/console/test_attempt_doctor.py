@@ -14,7 +14,9 @@ from ml_diagnostics_console.attempt_doctor import AttemptDoctor, cause_of
 from ml_diagnostics_console.doctor import judge
 from ml_diagnostics_console.faultbench import _histories
 from ml_diagnostics_console.verdict import Blame, Confidence, Part, Verdict, VerdictClass
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 
+from ..loopback.control_plane import ControlPlaneServer
 from .made_facts import facts, process
 from .real_jobs import run_job
 
@@ -141,6 +143,26 @@ def test_a_run_that_cannot_be_read_costs_itself_alone(loop: Path, monkeypatch: p
         run.write_text(text)
     assert len(notes) == 1
     assert "restart-loop-0" in notes[0]
+
+
+def test_attempts_are_read_from_a_project_on_a_machine_that_has_nothing_of_the_job(
+    control_plane_server: ControlPlaneServer,
+    cloud_logging_server: CloudLoggingServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for server in (control_plane_server, cloud_logging_server):
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
+    run_job(tmp_path, "raise ValueError('batch 30 is empty')")
+    asked = AttemptDoctor(pytest.fail, project="test-project")
+    (listed,) = asked.attempts("digits", since_ns=None)
+    (judged,) = asked.attempts("digits", since_ns=0)
+    host = os.uname().nodename
+    assert (listed.hosts, listed.rule) == ((host,), "")
+    assert (judged.hosts, judged.rule, judged.host, judged.confidence) == ((host,), "C1", None, "proven")
+    assert asked.attempts("other", since_ns=0) == []
 
 
 def test_the_doctor_is_found_by_its_entry_point() -> None:

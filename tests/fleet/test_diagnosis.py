@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_fleet.diagnosis import Diagnosis, diagnose, join_causes
+from ml_diagnostics_fleet.diagnosis import Diagnosis, causes_by_host, diagnose, join_causes
 from ml_diagnostics_fleet.dimensions import change_dimension, dimension_path, read_causes, read_dimension
 from ml_diagnostics_fleet.job_rows import JobCauses
 from ml_diagnostics_fleet.local_engine import run_local
@@ -128,6 +129,34 @@ def test_a_doctor_that_knows_nothing_more_takes_nothing_back(mirror: Path) -> No
     job = known[0]["job"]
     asked(mirror, FakeDoctor(mirror, "2", unknown=job), jobs=[job])
     assert rows(mirror, "disruptions") == known
+
+
+def test_what_is_only_possible_is_asked_about_again_for_two_days(mirror: Path) -> None:
+    times = sorted(row["resumed_ns"] for row in rows(mirror, "disruptions"))
+    shutil.rmtree(mirror / "v1" / "rows")
+    shutil.rmtree(mirror / "v1" / "manifests" / "rows")
+    run_local(mirror, times[-3] + 2 * 86_400 * 10**9, processes=1)
+    unsure = asked(mirror, FakeDoctor(mirror, sure="possible"))
+    assert (unsure.causes.total(), unsure.blamed) == (len(times), 0)
+    young = times[-3:]
+    surer = asked(mirror, FakeDoctor(mirror))
+    assert (surer.causes.total(), surer.blamed) == (len(young), len(young))
+    assert asked(mirror, FakeDoctor(mirror)).causes == {}
+    assert causes_by_host(mirror) == {"extra": {"C7 of 1": len(young)}}
+
+
+def test_a_job_that_cannot_be_read_costs_itself_alone(mirror: Path) -> None:
+    job = rows(mirror, "disruptions")[0]["job"]
+
+    class Failing(FakeDoctor):
+        def attempts(self, job_name: str, *, since_ns: int | None) -> list[Judged]:
+            if job_name == job:
+                raise ValueError("no such record")
+            return super().attempts(job_name, since_ns=since_ns)
+
+    done = asked(mirror, Failing(mirror))
+    assert [(key.job, text) for key, text in done.errors] == [(job, "ValueError: no such record")]
+    assert {row["job"] for row in rows(mirror, "disruptions") if row["cause"] is None} == {job}
 
 
 def test_only_some_jobs_and_times_are_asked_about(mirror: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from ml_diagnostics_common.command.errors import NotFoundError
+from ml_diagnostics_common.exceptions import CredentialsError
 
 from ml_diagnostics_fleet._tables import rows_at
 from ml_diagnostics_fleet.dimensions import change_dimension, read_causes, read_dimension
@@ -25,10 +26,11 @@ from ml_diagnostics_fleet.rows_files import read_table, replace_tables
 from ml_diagnostics_fleet.schemas import DIMENSIONS, JobKey
 from ml_diagnostics_fleet.verdicts import CLOCKS_NS, Doctor, cause_rows, host_rows
 
-__all__ = ["Diagnosis", "diagnose", "join_causes"]
+__all__ = ["Diagnosis", "causes_by_host", "diagnose", "join_causes"]
 
 _JOBS_A_WRITE: Final = 100
-_BLAMING: Final = ("likely", "proven")
+_SURE: Final = ("likely", "proven")
+_LATE_NS: Final = 2 * 86_400 * 10**9
 _RUNNING: Final = "running"
 
 _Row = Mapping[str, Any]
@@ -43,12 +45,14 @@ class Diagnosis:
         causes: The number of disruptions that were judged, by the rule that names the cause.
         blamed: The number of those that name a host.
         unknown: The number of disruptions of attempts that the doctor does not know.
+        errors: The jobs that it could not read, and why.
     """
 
     jobs: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     blamed: int = 0
     unknown: int = 0
+    errors: list[tuple[JobKey, str]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -74,8 +78,9 @@ def diagnose(
 ) -> Diagnosis:
     """Ask the doctor for the causes of disruptions, write them, and join them to the newest rows.
 
-    A disruption is asked about once for each version of the doctor's rules, and again while its attempt is not known.
-    Causes that others have written are kept.
+    A disruption is asked about once for each version of the doctor's rules; again while its attempt is not known, and
+    for two days while its cause is only possible, since records of other hosts may arrive late. Causes that others have
+    written are kept. A job that cannot be read costs itself alone.
 
     Args:
         mirror: The mirror.
@@ -93,19 +98,26 @@ def diagnose(
     """
     snapshot, done = rows_at(mirror, None), Diagnosis()
     found = _jobs_of(mirror, snapshot, jobs, since_ns)
-    _choose(found, read_dimension(mirror, "causes"), read_dimension(mirror, "hosts"), doctor.version, again=again)
+    known = _known_rows(read_dimension(mirror, "causes"), None if again else doctor.version)
+    _choose(found, known, read_dimension(mirror, "hosts"), snapshot.as_of_ns - _LATE_NS)
     wanted = {key: job for key, job in sorted(found.items()) if job.asked or job.has_new_attempts}
     causes: list[_Row] = []
     hosts: list[_Row] = []
     for number, (key, job) in enumerate(wanted.items(), 1):
         first_ns = min((row["last_event_ns"] for row in job.asked), default=None)
-        verdicts = doctor.attempts(key.job, since_ns=None if first_ns is None else max(0, first_ns - CLOCKS_NS))
+        done.jobs += 1
+        try:
+            verdicts = doctor.attempts(key.job, since_ns=None if first_ns is None else max(0, first_ns - CLOCKS_NS))
+        except CredentialsError:
+            raise
+        except Exception as error:
+            done.errors.append((key, f"{type(error).__name__}: {error}"))
+            continue
         numbers = {row["number"] for row in job.asked}
         judged = cause_rows(job.disruptions, job.attempts, verdicts, doctor.version)
         judged = [row for row in judged if row["number"] in numbers]
-        done.jobs += 1
         done.causes.update(row["cause"] for row in judged)
-        done.blamed += sum(row["cause_host"] is not None and row["confidence"] in _BLAMING for row in judged)
+        done.blamed += sum(row["cause_host"] is not None and row["confidence"] in _SURE for row in judged)
         done.unknown += len(numbers) - len(judged)
         causes += judged
         hosts += host_rows(job.attempts, verdicts)
@@ -147,6 +159,25 @@ def join_causes(mirror: str | os.PathLike[str], now_ns: int) -> RowsSnapshot | N
     return replace_tables(mirror, changed, now_ns)
 
 
+def causes_by_host(mirror: str | os.PathLike[str], as_of_ns: int | None = None) -> dict[str, Counter[str]]:
+    """Return the causes for which each host is blamed, likely or proven, and how often.
+
+    Args:
+        mirror: The mirror.
+        as_of_ns: The rows of the newest moment that is not after it, in ns since 1970; None for the newest.
+
+    Raises:
+        NotFoundError: There are no rows.
+        StorageError: They cannot be read.
+    """
+    found: dict[str, Counter[str]] = {}
+    table = read_table(mirror, rows_at(mirror, as_of_ns), "disruptions").select(["cause", "cause_host", "confidence"])
+    for row in _rows_of(table.filter(pc.is_valid(table["cause_host"]))):
+        if row["confidence"] in _SURE:
+            found.setdefault(row["cause_host"], Counter())[row["cause"]] += 1
+    return found
+
+
 def _jobs_of(
     mirror: str | os.PathLike[str], snapshot: RowsSnapshot, names: Collection[str], since_ns: int
 ) -> dict[JobKey, _Job]:
@@ -174,20 +205,34 @@ def _jobs_of(
     return found
 
 
-def _choose(found: Mapping[JobKey, _Job], causes: pa.Table, hosts: pa.Table, version: str, *, again: bool) -> None:
-    """Note what is to be asked about each job."""
-    judged = {
+def _known_rows(causes: pa.Table, version: str | None) -> dict[tuple[str, str, int], _Row]:
+    """Return the causes that count by disruption: those of others, and those of a version of the doctor."""
+    return {
         (row["log"], row["job"], row["number"]): row
         for row in _rows_of(causes)
-        if row["judged_by"] is None or (row["judged_by"] == version and not again)
+        if row["judged_by"] is None or row["judged_by"] == version
     }
-    listed = {
-        (row["log"], row["job"], row["attempt"], row["start_ns"]) for row in _rows_of(hosts.drop_columns(["hosts"]))
-    }
+
+
+def _choose(
+    found: Mapping[JobKey, _Job], known: Mapping[tuple[str, str, int], _Row], hosts: pa.Table, sure_ns: int
+) -> None:
+    """Note what is to be asked about each job.
+
+    Args:
+        found: The jobs.
+        known: The causes that count.
+        hosts: The hosts that are known.
+        sure_ns: A cause that is only possible is asked about again if the job resumed since this time.
+    """
+    starts = hosts.select(["log", "job", "attempt", "start_ns"])
+    listed = {(row["log"], row["job"], row["attempt"], row["start_ns"]) for row in _rows_of(starts)}
     for key, job in found.items():
         for row in job.disruptions:
-            known = judged.get((*key, row["number"]))
-            if known is None or known["last_event_ns"] not in (None, row["last_event_ns"]):
+            cause = known.get((*key, row["number"]))
+            is_known = cause is not None and cause["last_event_ns"] in (None, row["last_event_ns"])
+            is_open = cause is not None and cause["judged_by"] is not None and cause["confidence"] not in _SURE
+            if not is_known or (is_open and row["resumed_ns"] >= sure_ns):
                 job.asked.append(row)
         job.has_new_attempts = any(
             row["ended"] == _RUNNING or (*key, row["attempt"], row["start_ns"]) not in listed for row in job.attempts

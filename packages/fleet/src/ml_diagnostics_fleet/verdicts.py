@@ -77,7 +77,7 @@ def cause_rows(
         disruptions: All rows of the job in `disruptions`.
         attempts: All its rows in `attempts`.
         known: The attempts of its runs.
-        judged_by: Who judged.
+        judged_by: The version of the doctor.
     """
     spans = {row["attempt"]: row for row in attempts}
     verdicts = list(known)

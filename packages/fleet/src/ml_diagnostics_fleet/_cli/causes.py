@@ -5,23 +5,25 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Final
 
-from ml_diagnostics_common.command.errors import DONE, CommandError
+from ml_diagnostics_common.command.errors import DONE, FAILED, CommandError
 from ml_diagnostics_common.command.formats import add_format_option
 
 from ml_diagnostics_fleet._cli.options import add_mirror_option, mirror_of
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable
 
     from ml_diagnostics_common.command.console import Console
 
     from ml_diagnostics_fleet.verdicts import Doctor
 
-__all__ = ["causes", "prepare_causes"]
+__all__ = ["causes", "format_causes", "prepare_causes"]
 
 _GROUP: Final = "ml_diagnostics_fleet.doctors"
 """The entry point of the doctor, which another distribution has: a class as `verdicts.Doctor` is."""
 _SINCE: Final = "14d"
+_JOBS_A_NOTE: Final = 100
 
 
 def prepare_causes(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +59,13 @@ def causes(options: argparse.Namespace, console: Console) -> int:
     new_doctor = _doctor()
     doctor = new_doctor(console.warn, project=options.project, region=options.region, kubernetes=options.kubernetes)
     done = diagnose(
-        mirror, doctor, now_ns=time.time_ns(), since_ns=options.since, jobs=options.jobs, again=options.again
+        mirror,
+        doctor,
+        now_ns=time.time_ns(),
+        since_ns=options.since,
+        jobs=options.jobs,
+        again=options.again,
+        report=lambda number, all_jobs: _notify(console, number, all_jobs),
     )
     found = {
         "jobs": done.jobs,
@@ -68,13 +76,25 @@ def causes(options: argparse.Namespace, console: Console) -> int:
     }
     if options.format != "table":
         console.data(format_data(found, options.format, [found], ("jobs", "judged", "blamed", "unknown")))
-        return DONE
-    names = ", ".join(f"{rule} {count:,}" for rule, count in done.causes.most_common())
-    judged = format_count(done.causes.total(), "disruption")
-    console.data(f"{judged} judged: {names}; {done.blamed:,} of them by a host" if names else f"{judged} judged")
-    if done.unknown:
-        console.notify(f"{format_count(done.unknown, 'disruption')} of attempts that the doctor does not know")
-    return DONE
+    else:
+        judged = format_count(done.causes.total(), "disruption")
+        names = f": {format_causes(done.causes)}; {done.blamed:,} of them by a host" if done.causes else ""
+        console.data(f"{judged} judged{names}")
+        if done.unknown:
+            console.notify(f"{format_count(done.unknown, 'disruption')} of attempts that the doctor does not know")
+    for key, text in done.errors:
+        console.warn(f"job {key.job[:200]}: {text[:500]}")
+    return FAILED if done.errors else DONE
+
+
+def format_causes(counts: Counter[str]) -> str:
+    """Format causes with their numbers, the most frequent first: `C7 12, C1 3`."""
+    return ", ".join(f"{rule} {count:,}" for rule, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+
+
+def _notify(console: Console, number: int, all_jobs: int) -> None:
+    if number % _JOBS_A_NOTE == 0:
+        console.notify(f"{number:,} of {all_jobs:,} jobs")
 
 
 def _doctor() -> Callable[..., Doctor]:

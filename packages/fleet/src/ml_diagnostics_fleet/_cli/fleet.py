@@ -11,7 +11,7 @@ from ml_diagnostics_common.command.errors import DONE, EXIT_CODES, FAILED, Usage
 from ml_diagnostics_common.command.formats import add_format_option
 from ml_diagnostics_common.command.options import picture, whole_number
 
-from ml_diagnostics_fleet._cli.causes import causes, prepare_causes
+from ml_diagnostics_fleet._cli.causes import causes, format_causes, prepare_causes
 from ml_diagnostics_fleet._cli.options import (
     add_by_option,
     add_mirror_options,
@@ -286,11 +286,7 @@ def _report(options: argparse.Namespace, console: Console) -> int:
         require_matplotlib("ml-diagnostics-fleet")
     with open_reports(options) as reports:
         view = overview_of(reports, options.by)
-    if options.format == "table":
-        console.data(format_overview(view, console.width), styles={r"\A.+": BOLD, r"^Note: .*gaps.*": RED})
-    else:
-        rows = [group_as_row(group, view) for group in view.groups]
-        console.data(format_data(overview_as_dict(view), options.format, rows, (*view.by, *GROUP_FIELDS)))
+    # Files first: the reader of standard output may be `head`.
     if options.html is not None:
         from ml_diagnostics_fleet.page import write_page
 
@@ -301,6 +297,11 @@ def _report(options: argparse.Namespace, console: Console) -> int:
 
         draw_fleet(view, options.png, dark=options.dark)
         console.notify(f"Plot saved to {options.png}.")
+    if options.format == "table":
+        console.data(format_overview(view, console.width), styles={r"\A.+": BOLD, r"^Note: .*gaps.*": RED})
+    else:
+        rows = [group_as_row(group, view) for group in view.groups]
+        console.data(format_data(overview_as_dict(view), options.format, rows, (*view.by, *GROUP_FIELDS)))
     if view.has_failed:
         console.warn(f"{view.snapshot.errors:,} of {view.snapshot.jobs:,} jobs could not be read: more than 1 %")
         return FAILED
@@ -352,18 +353,26 @@ def _prepare_hosts(parser: argparse.ArgumentParser) -> None:
 
 
 def _hosts(options: argparse.Namespace, console: Console) -> int:
+    from collections import Counter
+
     from ml_diagnostics_common.command.formats import format_data
 
     from ml_diagnostics_fleet._cli.data import HOST_FIELDS, hosts_as_dict
     from ml_diagnostics_fleet._cli.text import format_hosts
+    from ml_diagnostics_fleet.diagnosis import causes_by_host
     from ml_diagnostics_fleet.lemons import find_lemons
 
     with open_reports(options) as reports:
         found = find_lemons(reports.hosts())
+    causes_of = causes_by_host(mirror_of(options), options.as_of) if found.lemons else {}
     if options.format == "table":
         console.data(format_hosts(found, console.width))
+        for one in found.lemons:
+            console.data(f"\ncauses of {one.host.host}: {format_causes(causes_of.get(one.host.host, Counter()))}")
     else:
         document = hosts_as_dict(found)
+        for row in document["listed"]:
+            row["causes"] = dict(causes_of.get(row["host"], {}))
         console.data(format_data(document, options.format, document["listed"], HOST_FIELDS))
     return DONE
 
