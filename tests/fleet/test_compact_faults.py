@@ -223,6 +223,13 @@ def test_a_segment_of_a_newer_version_stops_and_is_named(tmp_path: Path) -> None
     assert latest_events(tmp_path).version == 0
 
 
+def test_a_segment_of_another_writer_than_its_name_says_is_damaged(tmp_path: Path) -> None:
+    first, second, _ = one_job().segments(str(tmp_path), each=16)
+    write_objects([first, (second[0].replace("/w.", "/x."), second[1])])
+    done = compact(tmp_path, now_ns=NOW_NS)
+    assert (done.events, len(done.damaged), done.gaps) == (16, 1, [Gap("log", "x", FIRST, FIRST + 31)])
+
+
 def test_a_segment_that_arrives_late_for_a_closed_day_is_added(tmp_path: Path) -> None:
     job = one_job()
     first, second, end = job.segments(str(tmp_path), each=16)

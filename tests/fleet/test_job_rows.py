@@ -163,6 +163,16 @@ def test_a_job_that_runs_ends_as_of_the_moment_and_a_silent_one_with_its_last_re
     assert (silent["running"], silent["end_ns"]) == (False, int((BASE + 1000) * 1e9))
 
 
+def test_a_step_without_a_number_is_the_same_in_many_rows_and_in_few() -> None:
+    """Our writers give each step a number; in a table of others it may be null."""
+    table = of(History().start(0).steps(range(300), at=10)).table()
+    nulls = [None if number % 7 == 0 else number for number in table["step"].to_pylist()[1:]]
+    table = table.set_column(EVENTS.get_field_index("step"), EVENTS.field("step"), pa.array([None, *nulls], pa.int64()))
+    many = job_rows(KEY, table.combine_chunks().to_batches(), NOW_NS)
+    few = job_rows(KEY, table.to_batches(max_chunksize=20), NOW_NS)
+    assert same_rows(many, few)
+
+
 def test_chips_that_are_no_number_are_not_known() -> None:
     for text in ("", "many", "-4", "0", "9" * 5000, "²"):
         assert as_dicts(rows_of(of(restarted(), chips=text)), "attempts")[0]["chips"] is None

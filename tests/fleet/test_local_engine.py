@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,26 @@ def test_a_worker_that_dies_is_replaced_and_its_task_tried_once_more(tmp_path: P
 def test_a_defect_of_a_task_is_raised(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError: a defect"):
         results_of(tmp_path, "a", "raises")
+
+
+_WITHOUT_GUARD = """
+import sys
+from ml_diagnostics_fleet.local_engine import run_local
+print("imported", flush=True)
+run_local(sys.argv[1], int(sys.argv[2]), processes=2)
+"""
+
+
+def test_a_script_that_its_workers_cannot_import_is_an_error_that_says_why(tmp_path: Path) -> None:
+    write_event_files(tmp_path, FLEET)
+    script = tmp_path / "script.py"
+    script.write_text(_WITHOUT_GUARD)
+    argv = [sys.executable, str(script), str(tmp_path), str(AS_OF_NS)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 1
+    assert "worker processes cannot start: its worker exited with code 1; a script has to call this" in done.stderr
+    assert done.stdout.count("imported") <= 1 + 3 + 2
+    assert latest_rows(tmp_path).snapshots == ()
 
 
 def test_a_group_that_fails_twice_is_named_with_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

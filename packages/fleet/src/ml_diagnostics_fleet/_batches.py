@@ -192,8 +192,10 @@ def _either(first: pa.Array | None, second: pa.Array | None) -> pa.Array | None:
 
 
 def _column(values: pa.Array) -> array[int]:
-    """Return 64-bit numbers without a null as an array: one copy, and no object for each."""
+    """Return 64-bit numbers as an array, and 0 for null: one copy, and no object for each."""
     column = array("q")
+    if values.null_count:
+        values = pc.fill_null(values, 0)
     if len(values):
         data = memoryview(values.buffers()[1])
         column.frombytes(data[8 * values.offset : 8 * (values.offset + len(values))])

@@ -17,7 +17,10 @@ from ml_diagnostics_common.exceptions import DiagnosticsError
 __all__ = ["Failed", "run_tasks"]
 
 _TRIES: Final = 2
+_STARTS: Final = 3
+"""If so many workers end before they have started, none will."""
 _JOIN_SECONDS: Final = 5.0
+_GUARD: Final = 'a script has to call this below `if __name__ == "__main__":`, for each worker imports it'
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Failed:
 class _Worker:
     process: BaseProcess
     connection: Connection
+    has_started: bool = False
     task: int | None = None
     """Index of the task that it has."""
 
@@ -53,19 +57,19 @@ def run_tasks(
 
     Raises:
         DiagnosticsError: The function raised it.
-        RuntimeError: The function raised another exception.
+        RuntimeError: The function raised another exception, or workers cannot start.
     """
     waiting = deque(range(len(tasks)))
     tries = [0] * len(tasks)
     context = multiprocessing.get_context("spawn")
     workers: list[_Worker] = []
-    open_tasks = len(tasks)
+    open_tasks, starts = len(tasks), _STARTS
     try:
         while open_tasks:
             while waiting and len(workers) < processes:
                 workers.append(_started(context, function))
             for worker in workers:
-                if worker.task is None and waiting:
+                if worker.has_started and worker.task is None and waiting:
                     worker.task = waiting.popleft()
                     tries[worker.task] += 1
                     with contextlib.suppress(OSError):  # It died before: that is noticed below.
@@ -78,12 +82,19 @@ def run_tasks(
                 except (EOFError, OSError):
                     workers.remove(worker)
                     reason = _end_of(worker.process)
+                    if not worker.has_started:
+                        starts -= 1
+                        if not starts:
+                            raise RuntimeError(f"worker processes cannot start: {reason}; {_GUARD}") from None
                     if index is None:
                         continue
                     if tries[index] < _TRIES:
                         waiting.appendleft(index)
                         continue
                     kind, result = "result", Failed(tasks[index], reason)
+                if kind == "started":
+                    worker.has_started = True
+                    continue
                 if kind == "error":
                     raise result if isinstance(result, DiagnosticsError) else RuntimeError(result)
                 worker.task = None
@@ -125,6 +136,7 @@ def _end_of(process: BaseProcess) -> str:
 def _work(function: Callable[[Any], Any], connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent gets Ctrl-C, and ends its workers.
     with contextlib.suppress(EOFError, OSError):
+        connection.send(("started", None))
         while True:
             task = connection.recv()
             try:

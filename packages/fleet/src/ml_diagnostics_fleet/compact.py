@@ -276,7 +276,7 @@ def _add_entries(
         if isinstance(data, Exception):
             raise data
         try:
-            content = SegmentContent(data, path)
+            content = SegmentContent(data, path, writer=name.writer)
         except DamagedObjectError:
             damaged.append(paths.relative(path))
             state.log = state.log or plain_log_id(folder) or ""
