@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
 from ml_diagnostics_fleet import _event_spill
+from ml_diagnostics_fleet import compact_view as compact_view_module
 from ml_diagnostics_fleet._bigquery_view import BigQueryError, BigQueryView, ViewName
 from ml_diagnostics_fleet.compact import compact
 from ml_diagnostics_fleet.compact_view import ViewCompaction, compact_view
@@ -281,12 +282,14 @@ def events(mirror: Path) -> list[dict[str, object]]:
     return rows
 
 
+@pytest.mark.parametrize("most", [40, 1_000_000])
 def test_events_are_sorted_in_parts_that_fit_into_memory(
-    server: BigQueryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: BigQueryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     jobs = [a_job(f"run-{number}", 100 * number + 50, writer=f"w{number}") for number in range(4)]
     server.add(VIEW, analytics_view([entry for job in jobs for entry in job.entries()]), json=JSON)
-    monkeypatch.setattr(_event_spill, "_MOST_SORTED", 40)
+    monkeypatch.setattr(compact_view_module, "_MOST_ROWS", 100)
+    monkeypatch.setattr(_event_spill, "_MOST_SORTED", most)
     monkeypatch.setattr(_event_spill, "_BATCH_ROWS", 16)
     monkeypatch.setattr(_event_spill, "group_of", lambda key: "00")
     added(tmp_path)

@@ -7,12 +7,10 @@ result of the query is read.
 from __future__ import annotations
 
 import contextlib
-import queue
 import re
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -21,6 +19,8 @@ from ml_diagnostics_common.endpoints import endpoint, universe_domain
 from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
 from ml_diagnostics_common.failures import Kind, RemoteError, access_advice, classify
 from ml_diagnostics_common.grpc_clients import open_client
+
+from ml_diagnostics_fleet._stream_readers import StreamReaders
 
 __all__ = ["COLUMNS", "BigQueryError", "BigQueryView", "ViewName"]
 
@@ -52,13 +52,8 @@ _TYPES: Final = {
 _READABLE: Final = ("TABLE", "SNAPSHOT", "CLONE")
 """The types of tables that the Storage Read API reads."""
 _STREAMS: Final = 8
-_READERS: Final = 4
-"""Streams that are read at a time: conversion of their rows to events takes longer than their transfer."""
-_WAITING: Final = 8
-"""Responses that wait for their conversion; each has a few megabytes at most."""
 _REQUEST_SECONDS: Final = 60.0
 _RETRY_SECONDS: Final = 600.0
-_POLL_SECONDS: Final = 0.2
 _NAME: Final = re.compile(r"(?:(?P<project>[a-z][\w.:-]*)\.)?(?P<dataset>\w+)\.(?P<view>[\w-]+)", re.ASCII)
 _READ_ROLES: Final = "roles/bigquery.readSessionUser"
 _QUERY_ROLES: Final = "roles/bigquery.jobUser and roles/bigquery.readSessionUser"
@@ -247,7 +242,7 @@ class BigQueryView:
         columns = {column: positions[name.lower()] for column, name in source.columns.items()}
         is_log_name = source.columns["log"].lower() in _LOG_NAMES
         names = deque(stream.name for stream in session.streams)
-        with contextlib.closing(_Readers(lambda name: self._messages(client, name), names)) as readers:
+        with contextlib.closing(StreamReaders(lambda name: self._messages(client, name), names)) as readers:
             for data in readers.results():
                 batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
                 found = {column: batch.column(position) for column, position in columns.items()}
@@ -351,67 +346,6 @@ class BigQueryView:
         if failure.kind is Kind.MISSING:
             return f"check the name, and its project: {self.name.project}"
         return ""
-
-
-class _Readers:
-    """Threads that read streams; what they read waits in a queue of bounded length.
-
-    Args:
-        read: Yields the parts of one stream.
-        names: The streams.
-    """
-
-    def __init__(self, read: Callable[[str], Iterator[bytes]], names: deque[str]) -> None:
-        self._read, self._names = read, names
-        self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(_WAITING)
-        self._is_closed = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, name="bigquery-stream", daemon=True)
-            for _ in range(min(_READERS, len(names)))
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def results(self) -> Iterator[bytes]:
-        """Yield the parts of all streams; raise the first error of a stream."""
-        running = len(self._threads)
-        while running:
-            item = self._queue.get()
-            if item is None:
-                running -= 1
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                yield item
-
-    def close(self) -> None:
-        """Let the threads end; a thread that waits for a response ends when the client is closed."""
-        self._is_closed.set()
-
-    def _run(self) -> None:
-        try:
-            while not self._is_closed.is_set():
-                try:
-                    name = self._names.popleft()
-                except IndexError:
-                    break
-                for part in self._read(name):
-                    if not self._put(part):
-                        return
-        except BaseException as error:
-            self._put(error)
-        finally:
-            self._put(None)
-
-    def _put(self, item: bytes | BaseException | None) -> bool:
-        """Wait for a free place in the queue; return False if the results are no longer read."""
-        while not self._is_closed.is_set():
-            try:
-                self._queue.put(item, timeout=_POLL_SECONDS)
-            except queue.Full:
-                continue
-            return True
-        return False
 
 
 def _condition(since_ns: int | None, until_ns: int | None) -> str:

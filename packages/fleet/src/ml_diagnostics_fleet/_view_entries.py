@@ -161,5 +161,9 @@ def _times(batch: pa.RecordBatch) -> Iterator[int]:
     position = batch.schema.get_field_index("timestamp")
     if position < 0:
         return iter([UNTIMED] * batch.num_rows)
-    micros = batch.column(position).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    return iter(pc.fill_null(pc.multiply(micros, 1000), UNTIMED).to_pylist())
+    column = batch.column(position)
+    if column.type.unit == "ns":
+        times = column.cast(pa.int64())
+    else:
+        times = pc.multiply(column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()), 1000)
+    return iter(pc.fill_null(times, UNTIMED).to_pylist())
