@@ -67,6 +67,24 @@ def test_a_segment_without_a_header_is_made_up_for_by_the_next(tmp_path: Path) -
     assert jobs_by_log(tmp_path) == {"log": {"job"}}
 
 
+def test_the_log_of_another_user_hides_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of logs are for their user alone; the tests may run as one who can open all."""
+    record(tmp_path, "log", "job")
+    private = record(tmp_path, "private", "job-2")
+    scan = os.scandir
+
+    def scan_own(folder: str | Path) -> object:
+        if Path(folder).name == "private":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scan_own)
+    assert jobs_by_log(tmp_path) == {"log": {"job"}}
+    assert processes_of_job(tmp_path, "job-2") == set()
+    monkeypatch.undo()
+    assert {started.started_ns for started in processes_of_job(tmp_path, "job-2")} == {writer_start_ns(private.writer)}
+
+
 def test_what_is_none_of_ours_is_passed_over(tmp_path: Path) -> None:
     record(tmp_path, "log", "job")
     record(tmp_path, "without", "")

@@ -50,12 +50,12 @@ def jobs_by_log(root: Path) -> dict[str, set[str]]:
     """Return the names of the jobs in each log of the journal in a diagnostics folder.
 
     All segments of a writer have the same labels, so one header a writer is read. Other files, and files
-    that cannot be opened, are skipped; a missing folder has no jobs.
+    and folders that cannot be opened, such as those of another user, are skipped; a missing folder has no jobs.
     """
     logs: dict[str, set[str]] = {}
     for folder in sorted((root / "journal").glob("*/")):
         known: set[str] = set()  # writers
-        for segment in list_segments(folder):
+        for segment in _segments(folder):
             header = None if segment.writer in known else _header(segment)
             if header is not None:
                 known.add(segment.writer)
@@ -89,7 +89,7 @@ def processes_of_job(root: Path, job: str) -> set[ProcessStart]:
     """
     found, known = set(), set()
     for folder in (root / "journal").glob("*/"):
-        for segment in list_segments(folder):
+        for segment in _segments(folder):
             header = None if segment.writer in known else _header(segment)
             if header is None:
                 continue
@@ -99,6 +99,12 @@ def processes_of_job(root: Path, job: str) -> set[ProcessStart]:
                 host, pid = labels.get("host", ""), labels.get("pid", "")
                 found.add(ProcessStart(host, pid, writer_start_ns(segment.writer)))
     return found
+
+
+def _segments(folder: Path) -> list[Segment]:
+    with contextlib.suppress(OSError):
+        return list_segments(folder)
+    return []
 
 
 def _header(segment: Segment) -> Header | None:
