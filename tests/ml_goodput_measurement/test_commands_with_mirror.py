@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_goodput_measurement import cli
+from ml_goodput_measurement.exporters.board import Board
+from ml_goodput_measurement.exporters.gauges import GAUGES
 
 from .laptops import Laptop, steps
 
@@ -86,15 +88,68 @@ def test_a_gap_is_noted_and_strict_fails(laptop: Laptop, capsys: pytest.CaptureF
     run(capsys, "report", "run-7", "--mirror", laptop.mirror, "--strict")
 
 
-def test_a_mirror_of_a_newer_version_fails_the_command(
+COMMANDS = [
+    ("report", "run-7"),
+    ("report", "run-7", "--since", "1d"),
+    ("list",),
+    ("watch", "run-7", "--count", "1"),
+    ("compare", "run-7", "run-7"),
+    ("advise", "run-7", "--save", "5"),
+    ("what-if", "run-7", "--save", "5", "--interval", "100"),
+]
+
+
+def test_a_damaged_object_is_named_and_strict_fails(
     laptop: Laptop, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    laptop.mirrored("run-7", steps(time.time() - 2_000, 94))
+    damaged = sorted((tmp_path / "mirror").rglob("*.jsonl.gz"))[4]
+    damaged.write_bytes(damaged.read_bytes()[:-20] + 20 * b"x")
+    out, _ = run(capsys, "report", "run-7", "--mirror", laptop.mirror)
+    assert f"Note: incomplete: {damaged} is damaged" in out
+    for arguments in COMMANDS:
+        if arguments[0] != "watch":  # It has no --strict; it shows that the mirror is incomplete.
+            out, err = run(capsys, *arguments, "--mirror", laptop.mirror, "--strict", code=1)
+            assert "entries are missing: " in err
+            assert "is damaged" in err or "are not in the mirror" in err
+            assert out
+    out, _ = run(capsys, "watch", "run-7", "--count", "1", "--mirror", laptop.mirror)
+    assert out.rstrip().endswith(", incomplete")
+    laptop.take_journal(0)
+    report = data_of(capsys, "report", "run-7", "--mirror", laptop.mirror, "--strict")
+    assert report["notes"] == [f"{damaged} is damaged; its entries were read from the journal"]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_mirror_of_a_newer_version_fails_the_command(
+    arguments: tuple[str, ...], laptop: Laptop, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     laptop.mirrored("run-7", steps(time.time() - 2_000, 94))
     (tmp_path / "mirror" / "v2").mkdir()
     (tmp_path / "mirror" / "v2" / "something").touch()
-    for arguments in (("report", "run-7"), ("list",)):
-        _, err = run(capsys, *arguments, "--mirror", laptop.mirror, code=1)
-        assert "written by a newer version" in err
+    out, err = run(capsys, *arguments, "--mirror", laptop.mirror, code=1)
+    assert out == ""
+    assert "written by a newer version" in err
+
+
+def test_an_exporter_of_named_jobs_reads_the_mirror_and_exports_how_far_it_is_behind(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    now = time.time()
+    laptop.mirrored("run-7", steps(now - 400, 30, is_ended=False), is_ended=False)
+    monkeypatch.setenv("ML_DIAGNOSTICS_MIRROR", laptop.mirror)
+    board = Board(lambda: [("run-7", "goodput_run-7")], clock_ns=lambda: int((now + 20) * 1e9))
+    board.refresh()
+    (lag,) = (gauge for gauge in GAUGES if gauge.prometheus == "ml_diagnostics_mirror_lag_seconds")
+    ((labels, value),) = lag.read(board.shown())
+    assert labels == {"log": "goodput_run-7"}
+    assert 15 < value < 60
+    (tmp_path / "mirror" / "v2").mkdir()
+    (tmp_path / "mirror" / "v2" / "something").touch()
+    other = Board(lambda: [("run-7", "goodput_run-7")])
+    other.refresh()
+    assert other.shown().states == []
+    assert "written by a newer version" in caplog.text
 
 
 def test_a_text_that_is_no_mirror_is_a_usage_error(laptop: Laptop, capsys: pytest.CaptureFixture[str]) -> None:

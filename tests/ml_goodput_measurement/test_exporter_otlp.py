@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import http.server
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,6 +223,25 @@ def test_a_receiver_that_never_answers_is_given_up() -> None:
         started = time.monotonic()
         exporter.stop(1.0)
         assert time.monotonic() - started < 20
+
+
+def test_the_command_ends_on_sigterm_also_if_the_receiver_never_answers() -> None:
+    record(JOB, "run-7", ends_at=time.time(), is_ended=False)
+    command = str(Path(sys.executable).parent / "goodput")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/metrics"
+        argv = [command, "export", "otlp", "run-7", "--every", "1s", "--endpoint", url]
+        with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stderr is not None
+                assert process.stderr.readline() == "sending every 1 s\n"
+                silent.settimeout(30)
+                connection, _ = silent.accept()  # It waits for an answer now.
+                with connection:
+                    process.send_signal(signal.SIGTERM)
+                    assert process.wait(30) == 0
+            finally:
+                process.kill()
 
 
 def test_names_without_utf8_are_sent(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

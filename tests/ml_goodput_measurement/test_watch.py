@@ -107,6 +107,20 @@ def test_the_change_of_the_last_hour_is_shown() -> None:
     assert "   RECOVERY " in out
 
 
+def test_a_change_that_rounds_to_nothing_has_no_minus() -> None:
+    """A day of steps, and 2 s in the last hour of something else."""
+    now = time.time()
+    recorder = GoodputRecorder("run-7", "goodput_run-7", logging_enabled=True)
+    recorder.record_job_start_time(now - 86_400)
+    for step in range(8_640):
+        recorder.record_step_start_time(step, now - 86_400 + 10 * step)
+    recorder.record_custom_badput_event_start_time(now - 8, "eval")
+    recorder.record_custom_badput_event_end_time(now - 6, "eval")
+    recorder.record_job_end_time(now)
+    _, out, _ = watch(Clock(now), "run-7")
+    assert "   100.0 %   +0.0 in 1 h   " in out
+
+
 def test_data_is_a_line_of_json_each_time() -> None:
     now = time.time()
     start(now)

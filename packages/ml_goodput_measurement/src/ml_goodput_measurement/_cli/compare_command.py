@@ -158,7 +158,12 @@ def _text(
     yield ""
     headers = ["bucket", "before", "now", "points"]
     columns = [
-        [f"{float(100 * row.before):.2f}", f"{float(100 * row.now):.2f}", f"{float(row.points):+.2f}"] for row in rows
+        [
+            f"{float(100 * row.before):.2f}",
+            f"{float(100 * row.now):.2f}",
+            f"{round(float(row.points), 2) + 0.0:+.2f}",  # + 0.0: not -0.00.
+        ]
+        for row in rows
     ]
     if cost is not None:
         headers.append("money")

@@ -183,7 +183,7 @@ def _facts(state: JobState, now_ns: int) -> list[str]:
     facts.append(format_percent(state.goodput_percent))
     change = _change(state)
     if change is not None:
-        facts.append(f"{change:+.1f} in 1 h")
+        facts.append(f"{round(change, 1) + 0.0:+.1f} in 1 h")  # + 0.0: not -0.0.
     if not state.running:
         facts.append(state.state)
     return [*facts, f"last event {format_ago(state.last_event_ns, now_ns)}"]
