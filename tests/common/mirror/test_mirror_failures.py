@@ -15,7 +15,8 @@ from ml_diagnostics_common.journal import Header, Journal, list_segments, log_di
 from ml_diagnostics_common.journal._layout import encode_header
 from ml_diagnostics_common.mirror._bucket import Bucket
 from ml_diagnostics_common.mirror._upload import Upload
-from ml_diagnostics_common.mirror.rest import push, status
+from ml_diagnostics_common.mirror.rest import push
+from ml_diagnostics_common.mirror.status import status
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Delay
 
@@ -210,7 +211,7 @@ def test_processes_that_take_over_at_once_write_everything_once(mirror: str, tmp
 m = mirror(0.1)
 journal.append({"n": -1})
 deadline = time.monotonic() + 40
-from ml_diagnostics_common.mirror.rest import status
+from ml_diagnostics_common.mirror.status import status
 while sum(not each.has_ended for each in status(root, os.environ["ML_DIAGNOSTICS_MIRROR"])) > 4:
     assert time.monotonic() < deadline
     time.sleep(0.05)

@@ -17,8 +17,9 @@ from ml_diagnostics_common.journal import JournalCap, list_segments, log_directo
 from ml_diagnostics_common.mirror._bucket import Bucket
 from ml_diagnostics_common.mirror._upload import Upload
 from ml_diagnostics_common.mirror.names import LogPaths
-from ml_diagnostics_common.mirror.rest import lifecycle, push, status
+from ml_diagnostics_common.mirror.rest import lifecycle, push
 from ml_diagnostics_common.mirror.rollup import roll_up
+from ml_diagnostics_common.mirror.status import status
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Status
 

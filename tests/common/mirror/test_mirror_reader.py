@@ -269,6 +269,19 @@ def test_a_newer_layout_is_an_error_and_not_guessed_at(mirror: str, tmp_path: Pa
         read_mirror(mirror)
 
 
+@pytest.mark.parametrize("version", [2, 9, 10, 123])
+def test_a_newer_layout_is_found_among_folders_of_others(mirror: str, tmp_path: Path, version: int) -> None:
+    job_of_two_hosts(tmp_path / "root", 5)
+    mirror_by_hand(tmp_path / "root", mirror)
+    bucket = Bucket(mirror)
+    for name in ("v1.txt", "v1beta/x", "v19999/x", "validation/a/b", "videos/1", "v"):
+        bucket.create(f"{bucket.path}/{name}", b"other")
+    assert len(read_mirror(mirror)) == 10
+    bucket.create(f"{bucket.path}/v{version}/segments/x", b"")
+    with pytest.raises(NewerFormatError, match=f"layout v{version}"):
+        read_mirror(mirror)
+
+
 def test_a_newer_schema_of_the_journal_is_an_error(tmp_path: Path) -> None:
     job_of_two_hosts(tmp_path / "root", 5)
     (writer, (header, lines)), *_ = journal_lines(tmp_path / "root").items()

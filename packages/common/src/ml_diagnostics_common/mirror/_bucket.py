@@ -20,6 +20,8 @@ from ml_diagnostics_common.worker import in_parallel
 __all__ = ["Bucket", "mirror_path"]
 
 _MOST_BYTES = 64 * 2**20
+_MOST_FOLDERS = 32
+"""Folders of others with names that start with "v", such as validation, that a search for newer layouts skips."""
 
 
 def mirror_path(mirror: str | os.PathLike[str]) -> str:
@@ -113,13 +115,19 @@ class Bucket:
             NewerFormatError: A newer version did.
             StorageError: The mirror cannot be listed.
         """
-        for path in self.list_paths(f"{self.path}/v", after=f"{self.path}/v{LAYOUT}~", limit=1):
-            version = newer_layout(path, self.path)
+        prefix = f"{self.path}/v"
+        after = f"{prefix}{LAYOUT}0"  # "0" follows "/".
+        for _ in range(_MOST_FOLDERS):
+            found = self.list_paths(prefix, after=after, limit=1)
+            if not found:
+                return
+            version = newer_layout(found[0], self.path)
             if version is not None:
                 raise NewerFormatError(
                     f"{self.path} was written by a newer version of ml-diagnostics-common: it has objects of layout "
                     f"v{version}, and this version reads v{LAYOUT}; upgrade ml-diagnostics-common"
                 )
+            after = f"{prefix}{found[0].removeprefix(prefix).replace(os.sep, '/').partition('/')[0]}0"
 
     def log_folders(self) -> list[str]:
         """Return the names of the folders of all logs in the mirror, with one request for each."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ml_diagnostics_common.files import read_state, write_state
 from ml_diagnostics_common.journal import JournalPosition
 
-__all__ = ["MirrorNote", "lock_path", "notes_folder", "read_note", "write_note"]
+__all__ = ["MirrorNote", "journal_folders", "lock_path", "notes_folder", "read_note", "write_note"]
 
 
 class MirrorNote(NamedTuple):
@@ -38,6 +38,14 @@ class MirrorNote(NamedTuple):
     written_ns: int = 0
     has_ended: bool = False
     is_rolled_up: bool = False
+
+
+def journal_folders(root: Path) -> list[Path]:
+    """Return the folders of all logs in the journal of a diagnostics folder, by name; none without a journal."""
+    try:
+        return sorted(path for path in (root / "journal").iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:
+        return []
 
 
 def notes_folder(root: Path, folder_name: str) -> Path:

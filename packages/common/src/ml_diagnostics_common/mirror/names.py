@@ -28,6 +28,7 @@ __all__ = [
     "newer_layout",
     "parse_name",
     "plain_log_id",
+    "shown_log_id",
 ]
 
 LAYOUT: Final = 1
@@ -153,3 +154,8 @@ def newer_layout(path: str, mirror: str) -> int | None:
 def plain_log_id(folder_name: str) -> str | None:
     """Return a log's name from that of its folder; None if that is hashed: then a header has it."""
     return None if "%-" in folder_name else unquote(folder_name)
+
+
+def shown_log_id(folder_name: str) -> str:
+    """Return a log's name from that of its folder, or the folder's if that is hashed."""
+    return plain_log_id(folder_name) or folder_name

@@ -1,4 +1,4 @@
-"""Mirror the rest of ended writers' journals, and show how far the mirror of a folder is.
+"""Mirror the rest of ended writers' journals.
 
 A process that is killed leaves up to one pace of entries, and no end. They are written by the first of these that can:
 the job's companion, which sees its end; the next process with the same diagnostics folder; a command of the user.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,23 +17,20 @@ from ml_diagnostics_common.failures import classify
 from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import (
-    Header,
-    JournalPosition,
     Segment,
     host_name,
     is_open,
     list_segments,
-    read_header,
 )
 from ml_diagnostics_common.mirror._bucket import Bucket, mirror_path
-from ml_diagnostics_common.mirror._notes import MirrorNote, notes_folder, read_note
+from ml_diagnostics_common.mirror._notes import journal_folders, notes_folder, read_note
 from ml_diagnostics_common.mirror._upload import Upload
-from ml_diagnostics_common.mirror.names import LogPaths, SegmentName, parse_name, plain_log_id, segments_path
+from ml_diagnostics_common.mirror.names import LogPaths, SegmentName, parse_name, segments_path, shown_log_id
 from ml_diagnostics_common.mirror.rollup import roll_up_ended
 from ml_diagnostics_common.shipper._outbox import Owner, WriterName, owner
 from ml_diagnostics_common.storage._google import split_path
 
-__all__ = ["EndedWriters", "PushedWriter", "WriterStatus", "lifecycle", "push", "status"]
+__all__ = ["EndedWriters", "PushedWriter", "lifecycle", "push"]
 
 _IDLE_SECONDS = 60.0
 """A process of another host, or container, that has written nothing for so long and has its file not open is gone."""
@@ -107,7 +104,7 @@ class EndedWriters:
             StorageError: The mirror refuses it, or failed. A later run goes on.
             CredentialsError: The credentials were not accepted.
         """
-        for folder in _subfolders(self._root / "journal"):
+        for folder in journal_folders(self._root):
             by_writer: dict[str, list[Segment]] = {}
             for segment in list_segments(folder):
                 by_writer.setdefault(segment.writer, []).append(segment)
@@ -120,6 +117,8 @@ class EndedWriters:
                 if upload is None:
                     continue
                 try:
+                    if not self._is_due(folder.name, segments):
+                        continue  # Another process has done it meanwhile.
                     if names is None:
                         names = self._list(upload.paths)
                     pushed = self._push(upload, segments, names.get(writer, []), deadline, pause)
@@ -212,7 +211,7 @@ class EndedWriters:
             entries += written.entries
             pause(time.thread_time() - start)
             if self._clock() >= deadline():
-                return PushedWriter(_shown(upload.paths.folder_name), upload.writer, entries, has_ended=False)
+                return PushedWriter(shown_log_id(upload.paths.folder_name), upload.writer, entries, has_ended=False)
             start = time.thread_time()
         had_ended = upload.note.has_ended
         if has_ended:
@@ -221,7 +220,7 @@ class EndedWriters:
                 self._roll_up(upload, names)
         if had_ended and not entries:
             return None
-        return PushedWriter(_shown(upload.paths.folder_name), upload.writer, entries, has_ended)
+        return PushedWriter(shown_log_id(upload.paths.folder_name), upload.writer, entries, has_ended)
 
     def _has_ended(self, writer: str, last: Segment) -> bool:
         """Return True if no process can write under this name any more: only then its end is written."""
@@ -284,66 +283,6 @@ def push(
     yield from writers.run(deadline=lambda: give_up_at)
 
 
-class WriterStatus(NamedTuple):
-    """How far a writer's journal is in the mirror, as this machine knows it: without any request.
-
-    Attributes:
-        log: The log's name.
-        writer: The writer.
-        labels: The labels of its entries.
-        is_running: True if its process runs, or may run on another host.
-        last: The greatest sequence number in the mirror; 0 if nothing is.
-        written_ns: When the last object was written, in ns since 1970; 0 if nothing was.
-        behind_bytes: The bytes of its journal that the mirror lacks.
-        has_ended: True if the mirror has all of it, and its end.
-    """
-
-    log: str
-    writer: str
-    labels: Mapping[str, str]
-    is_running: bool
-    last: int
-    written_ns: int
-    behind_bytes: int
-    has_ended: bool
-
-
-def status(root: Path, mirror: str) -> list[WriterStatus]:
-    """Return how far each writer of a journal is in a mirror, by log and writer.
-
-    Args:
-        root: The diagnostics folder.
-        mirror: `gs://bucket/prefix`, or a local folder.
-
-    Raises:
-        ConfigurationError: The mirror is neither in a bucket nor a local folder.
-    """
-    path = mirror_path(mirror)
-    found = []
-    for folder in _subfolders(root / "journal"):
-        by_writer: dict[str, list[Segment]] = {}
-        for segment in list_segments(folder):
-            by_writer.setdefault(segment.writer, []).append(segment)
-        for writer, segments in by_writer.items():
-            header = _header(segments)
-            if header is not None and not header.mirror:
-                continue  # It stays on this machine.
-            note = read_note(root, folder.name, writer, path) or MirrorNote(path)
-            found.append(
-                WriterStatus(
-                    _shown(folder.name) if header is None else header.log_id,
-                    writer,
-                    {} if header is None else header.labels,
-                    owner(writer) is not Owner.GONE and not note.has_ended,
-                    note.last,
-                    note.written_ns,
-                    _behind_bytes(segments, note.position),
-                    note.has_ended,
-                )
-            )
-    return found
-
-
 def lifecycle(mirror: str) -> dict[str, Any]:
     """Return the lifecycle rules of a mirror's bucket, as `gcloud storage buckets update --lifecycle-file` takes them.
 
@@ -369,30 +308,3 @@ def lifecycle(mirror: str) -> dict[str, Any]:
             for prefix, days in rules
         ]
     }
-
-
-def _behind_bytes(segments: list[Segment], position: JournalPosition) -> int:
-    later = [segment for segment in segments if segment.number >= position.segment]
-    return sum(segment.size - (position.offset if segment.number == position.segment else 0) for segment in later)
-
-
-def _header(segments: list[Segment]) -> Header | None:
-    for segment in segments:
-        try:
-            header = read_header(segment)
-        except OSError:
-            continue
-        if header is not None:
-            return header
-    return None
-
-
-def _shown(folder_name: str) -> str:
-    return plain_log_id(folder_name) or folder_name
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
-    except OSError:
-        return []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ml_diagnostics_common.command.console import Console
-    from ml_diagnostics_common.mirror.rest import WriterStatus
+    from ml_diagnostics_common.mirror.status import WriterStatus
 
 __all__ = ["MirrorCommand"]
 
@@ -109,7 +109,7 @@ def _status(root: Path, mirror: str, options: argparse.Namespace, console: Conso
     import time
 
     from ml_diagnostics_common.command.formats import format_data, format_table
-    from ml_diagnostics_common.mirror.rest import status
+    from ml_diagnostics_common.mirror.status import status
     from ml_diagnostics_common.texts import format_bytes, format_count, format_duration
 
     found = status(root, mirror)

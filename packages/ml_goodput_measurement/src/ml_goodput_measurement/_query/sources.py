@@ -125,7 +125,7 @@ def mirror_lags(mirror: str, now_ns: int, root: Path | None = None) -> dict[str,
         now_ns: The time, in ns since 1970.
         root: The diagnostics folder; None for the configured one.
     """
-    from ml_diagnostics_common.mirror.rest import status
+    from ml_diagnostics_common.mirror.status import status
 
     lags: dict[str, float] = {}
     for writer in status(root or diagnostics_directory(), mirror):
