@@ -125,6 +125,19 @@ def test_a_process_that_was_killed_is_not_taken_for_a_failure_of_the_program_by_
     assert (first.rule, first.host, first.confidence) == ("C7", os.uname().nodename, "proven")
 
 
+def test_all_runs_of_a_name_are_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for workload in ("first", "second"):
+        monkeypatch.setenv("RUN_WORKLOAD_ID", workload)
+        run_job(tmp_path, "sys.exit(3)")
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path))
+    found = doctor().attempts("digits", since_ns=0)
+    assert [(each.run, each.number, each.rule) for each in found] == [
+        ("digits-first", 1, "C1"),
+        ("digits-second", 1, "C1"),
+    ]
+    assert [each.run for each in doctor().attempts("digits-second", since_ns=None)] == ["digits-second"]
+
+
 def test_a_job_that_nothing_is_known_of_has_no_attempts() -> None:
     assert doctor().attempts("no-such-job", since_ns=0) == []
 

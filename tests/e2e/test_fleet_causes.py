@@ -145,6 +145,17 @@ def test_without_the_doctor_the_command_says_what_to_install(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("part", ["causes", "run", "compact"])
+def test_without_pyarrow_the_command_says_what_to_install(part: str, tmp_path: Path) -> None:
+    without = "import sys; sys.modules['pyarrow'] = None; from ml_goodput_measurement.cli import main; sys.exit(main())"
+    argv = [sys.executable, "-c", without, "fleet", part, "--mirror", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "needs pyarrow" in done.stderr
+    assert "pip install ml-diagnostics-fleet" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 _TRAINER = """
 import os, sys, time
 import ml_diagnostics

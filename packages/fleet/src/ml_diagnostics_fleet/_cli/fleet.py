@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.command.console import BOLD, RED
-from ml_diagnostics_common.command.errors import DONE, EXIT_CODES, FAILED, UsageError
+from ml_diagnostics_common.command.errors import DONE, EXIT_CODES, FAILED, CommandError, UsageError
 from ml_diagnostics_common.command.formats import add_format_option
 from ml_diagnostics_common.command.options import picture, whole_number
 
@@ -35,6 +35,7 @@ _MOST = 10_000
 _MOST_WARNINGS = 20
 _TABLES = "tables"
 _SOURCES = ("events", "segments")
+_NEEDED = ("numpy", "pyarrow")
 _BIGQUERY = "bigquery:"
 
 
@@ -71,7 +72,13 @@ class FleetCommand:
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Run one part."""
         part: _Part = options.part
-        return part(options, console)
+        try:
+            return part(options, console)
+        except ImportError as error:
+            if error.name not in _NEEDED:
+                raise
+            reason = f"`goodput fleet` needs {error.name}, which cannot be imported ({error})"
+            raise CommandError(f"{reason}; install it with: pip install ml-diagnostics-fleet") from None
 
 
 # --- From what jobs mirrored to rows ----------------------------------------------------------------------------------
