@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ml_diagnostics_common.command.errors import NotFoundError
-from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.exceptions import ConfigurationError, PreconditionFailedError
+from ml_diagnostics_common.storage import storage_for
 from ml_diagnostics_fleet.diagnosis import Diagnosis, causes_by_host, diagnose, join_causes
 from ml_diagnostics_fleet.dimensions import change_dimension, dimension_path, read_causes, read_dimension
 from ml_diagnostics_fleet.job_rows import JobCauses
@@ -25,6 +27,7 @@ from ml_diagnostics_fleet.rows_files import newest_rows, read_table, write_dimen
 from ml_diagnostics_fleet.schemas import DIMENSIONS, JobKey
 from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet
 from ml_diagnostics_fleet.synthetic_files import write_event_files
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 FLEET = SyntheticFleet(seed=3, jobs=12, events=6_000, failures_per_job=4)
 
@@ -241,6 +244,33 @@ def test_two_at_once_lose_nothing_of_each_other(mirror: Path) -> None:
     assert errors == []
     assert {row["cause"] for row in rows(mirror, "disruptions")} == {"C7 of 1"}
     assert {row["job"] for row in read_dimension(mirror, "causes").to_pylist()} == set(jobs)
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_what_another_process_writes_between_reading_and_writing_is_kept(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_row(table: pa.Table, number: int) -> pa.Table:
+        row = {"log": "l", "job": "j", "number": number, "cause": "x", "confidence": "likely"}
+        return pa.concat_tables([table, pa.Table.from_pylist([row], table.schema)])
+
+    with CloudStorageServer(buckets=["bucket"]) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        mirror = str(tmp_path) if where == "folder" else "gs://bucket/mirror"
+        others = [1, 2, 3]
+
+        def change(table: pa.Table) -> pa.Table:
+            if others:
+                change_dimension(mirror, "causes", functools.partial(with_row, number=others.pop(0)))
+            return with_row(table, 9)
+
+        change_dimension(mirror, "causes", change)
+        assert sorted(read_dimension(mirror, "causes")["number"].to_pylist()) == [1, 2, 3, 9]
+        others = list(range(100))
+        with pytest.raises(PreconditionFailedError):
+            change_dimension(mirror, "causes", change)
+        storage_for("gs://bucket/x").close()  # type: ignore[attr-defined]
 
 
 _ASK = """

@@ -29,7 +29,7 @@ _KINDS = {
 def host_notes(hosts: LemonHosts) -> Iterator[str]:
     """Yield which hosts fail too often, and what the data can show."""
     if not hosts.blamed:
-        yield "none can be listed, since no disruption names a host as its cause: `goodput fleet causes` asks the doctor"
+        yield "none can be listed, since no disruption names a host: `goodput fleet causes` asks the doctor for causes"
         return
     lemons = hosts.lemons
     if lemons:
