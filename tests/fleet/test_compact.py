@@ -287,8 +287,9 @@ def test_an_empty_mirror_is_no_error(tmp_path: Path) -> None:
 
 
 def _compactor(mirror: Path, temporary: Path) -> subprocess.Popen[bytes]:
-    call = f"compact({str(mirror)!r}, now_ns={AS_OF_NS})"
-    code = f"from ml_diagnostics_fleet.compact import compact; print('started', flush=True); {call}"
+    imports = "from ml_diagnostics_fleet.compact import compact; from ml_diagnostics_fleet import event_files"
+    call = f"event_files._MOST_SMALL = 2; compact({str(mirror)!r}, now_ns={AS_OF_NS})"  # Merges are killed, too.
+    code = f"{imports}; print('started', flush=True); {call}"
     environ = {**os.environ, "TMPDIR": str(temporary)}
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environ)
 
@@ -297,6 +298,11 @@ def kill_compactors(mirror: Path, times: int, seed: int) -> None:
     """Kill so many compactors at random moments while segments arrive; then one finishes its work."""
     moments, fleet = random.Random(seed), SyntheticFleet(seed=seed, jobs=times, events=500 * times)
     objects = [one for job in fleet for one in segments_of(str(mirror), job, job.table())]
+    # A job with new objects each time, so that there are files to merge, and small objects to roll up.
+    busy = one_job(8 * times)
+    objects += busy.segments(str(mirror), each=4)
+    all_entries = expected(fleet)
+    all_entries.update((*busy.key, "w", entry.sequence) for entry in busy.entries())
     moments.shuffle(objects)
     each = -(-len(objects) // times)
     killed, start, lasts = 0, 0, 0.5
@@ -319,7 +325,9 @@ def kill_compactors(mirror: Path, times: int, seed: int) -> None:
         assert not list(temporary.iterdir())  # No killed process leaves anything on its own disk.
     write_objects(objects[start:])
     compact(mirror, now_ns=AS_OF_NS)
-    assert identities(mirror) == expected(fleet)
+    assert identities(mirror) == all_entries
+    assert latest_events(mirror).removed  # There was a merge.
+    assert list(mirror.rglob("w.*.1.jsonl.gz"))
 
 
 def test_a_compactor_may_be_killed_at_any_moment(tmp_path: Path) -> None:

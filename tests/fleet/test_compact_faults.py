@@ -74,6 +74,19 @@ def test_compactors_that_race_as_processes_add_each_entry_once(tmp_path: Path) -
     assert identities(mirror) == expected(FLEET)
 
 
+def test_compactors_that_race_to_merge_files_keep_each_entry_once(tmp_path: Path) -> None:
+    mirror, job = tmp_path / "mirror", one_job(60)
+    objects = list(job.segments(str(mirror), each=6))
+    for number, one in enumerate(objects[:9]):
+        write_objects([one])
+        compact(mirror, now_ns=NOW_NS + number, merges=False)
+    write_objects(objects[9:])
+    assert sum(race(mirror, tmp_path / "started", NOW_NS + 99)) == 8
+    assert (len(latest_events(mirror).files), len(latest_events(mirror).removed)) == (1, 10)
+    assert set(identities(mirror).values()) == {1}
+    assert same_rows_of(mirror, job)
+
+
 def test_a_compactor_with_a_clock_that_is_late_loses_no_file(tmp_path: Path) -> None:
     """Its files are as new as the manifest on which they are based, so no other compactor takes them for old ones."""
     job = one_job()

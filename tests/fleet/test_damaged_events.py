@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +101,60 @@ def test_a_run_names_a_damaged_file_and_writes_no_rows(tmp_path: Path, how: str,
     assert latest_rows(tmp_path).snapshots == (before.snapshot,)
 
 
-def test_a_damaged_page_is_the_error_of_its_job_and_the_others_go_on(tmp_path: Path) -> None:
-    write_event_files(tmp_path, FLEET)
-    path = tmp_path / "v1" / latest_events(tmp_path).files[2].path
+def damage_page(mirror: Path) -> JobKey:
+    """Change a bit of the events of one job; return the job."""
+    path = mirror / "v1" / latest_events(mirror).files[2].path
     with EventsFile(str(path)) as file:
-        jobs = list(file.jobs())
+        key = next(iter(file.jobs()))
     column = pq.ParquetFile(path).metadata.row_group(0).column(EVENTS.get_field_index("t_ns"))
     damaged = bytearray(path.read_bytes())
     damaged[column.data_page_offset + column.total_compressed_size // 2] ^= 1
     path.write_bytes(damaged)
+    return key
+
+
+def test_a_damaged_page_is_the_error_of_its_job_and_the_others_go_on(tmp_path: Path) -> None:
+    write_event_files(tmp_path, FLEET)
+    broken, path = damage_page(tmp_path), tmp_path / "v1" / latest_events(tmp_path).files[2].path
     run = run_local(tmp_path, AS_OF_NS, processes=1)
     ((key, reason),) = run.errors
-    assert (key, run.jobs, run.snapshot.errors) == (jobs[0], len(list(FLEET)), 1)
+    assert (key, run.jobs, run.snapshot.errors) == (broken, 6, 1)
     assert reason.startswith(f"DamagedEventsError: {path} is damaged: ")
     rows: dict[str, Any] = {row["job"]: row["rules"] for row in read_table(tmp_path, run.snapshot, "jobs").to_pylist()}
     assert {name for name, rules in rows.items() if rules != "1"} == {key.job}
+
+
+def goodput(*arguments: object) -> subprocess.CompletedProcess[str]:
+    argv = [str(Path(sys.executable).with_name("goodput")), "fleet", *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_command_names_a_damaged_file_and_fails(tmp_path: Path) -> None:
+    write_event_files(tmp_path, FLEET)
+    path = damage(tmp_path, "cut")
+    done = goodput("run", "--mirror", tmp_path, "--as-of", "2026-11-22", "--processes", "2")
+    assert done.returncode == 1
+    assert path.name in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_reports_a_job_that_cannot_be_read_and_fails_above_one_percent(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb", reason="DuckDB 2 needs Python 3.11")
+    write_event_files(tmp_path, FLEET)
+    key = damage_page(tmp_path)
+    made = goodput("run", "--mirror", tmp_path, "--as-of", "2026-11-22")
+    assert made.returncode == 0
+    assert f"job {key.job}: DamagedEventsError: " in made.stderr
+    report = goodput("report", "--mirror", tmp_path)
+    assert report.returncode == 1
+    assert "1 of 6 jobs could not be read: more than 1 %" in report.stderr
+
+
+def test_the_command_refuses_a_mirror_of_a_newer_version(tmp_path: Path) -> None:
+    write_event_files(tmp_path, FLEET)
+    (tmp_path / "v2" / "segments").mkdir(parents=True)
+    (tmp_path / "v2" / "segments" / "x").write_bytes(b"")
+    for part in ("compact", "run"):
+        done = goodput(part, "--mirror", tmp_path, "--as-of", "2026-11-22")
+        assert done.returncode == 1
+        assert "was written by a newer version of ml-diagnostics" in done.stderr
