@@ -146,6 +146,18 @@ def test_a_job_without_failures_is_exit_code_0(capsys: pytest.CaptureFixture[str
     assert "too few to say more than these ranges" in capsys.readouterr().out
 
 
+def test_a_job_with_one_or_two_failures_is_exit_code_0(capsys: pytest.CaptureFixture[str]) -> None:
+    job = dataclasses.replace(JOB, between=120_000.0)
+    run = record(job, "run-7", ends_at=time.time() - 10)
+    assert 0 < run.failures < 3
+    assert cli.main(["advise", "run-7"]) == 0
+    assert "Too few failures to say more than: save every " in capsys.readouterr().out
+    assert cli.main(["advise", "run-7", "--format", "csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert row["recommended_seconds"] == row["worst_regret_points"] == ""
+    assert float(row["interval_low_seconds"]) < float(row["interval_high_seconds"])
+
+
 def test_the_background_part_is_found_where_a_save_waited(capsys: pytest.CaptureFixture[str]) -> None:
     recorder = GoodputRecorder("run-7", "goodput_run-7", logging_enabled=True)
     recorder.record_job_start_time(BASE)

@@ -222,6 +222,39 @@ def test_jobs_of_this_machine_are_those_of_the_last_hour() -> None:
     assert jobs_of_this_machine() == [("run-7", "goodput_run-7")]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["prometheus", "--once"],
+        ["prometheus", "--every", "5s"],
+        ["prometheus", "--endpoint", "http://collector:4318/v1/metrics"],
+        ["otlp", "--port", "9464"],
+        ["otlp", "--listen", "0.0.0.0"],
+    ],
+    ids=" ".join,
+)
+def test_an_option_of_the_other_format_is_a_usage_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["export", *arguments]) == 2
+    other = "otlp" if arguments[0] == "prometheus" else "prometheus"
+    assert f"goodput: {arguments[1]} is an option of `goodput export {other}`" in capsys.readouterr().err
+
+
+def test_the_gauges_have_the_documented_names_and_labels() -> None:
+    page = (ROOT / "docs/how-to/export-goodput.md").read_text()
+    for gauge in GAUGES:
+        assert f"`{gauge.prometheus}`" in page
+        assert f"`{gauge.otlp}`" in page
+    assert {gauge.prometheus: gauge.labels for gauge in GAUGES if gauge.labels != ("job",)} == {
+        "ml_job_time_seconds": ("job", "bucket"),
+        "ml_job_info": ("job", "team", "accelerator", "zone", "attempt"),
+        "ml_job_hidden": (),
+        "ml_diagnostics_mirror_lag_seconds": ("log",),
+        "ml_diagnostics_entries_lost": ("log",),
+    }
+
+
 def test_every_gauge_has_a_name_of_both_kinds() -> None:
     assert all(gauge.prometheus.startswith("ml_") and gauge.otlp.startswith("ml.") for gauge in GAUGES)
     assert len({gauge.prometheus for gauge in GAUGES}) == len({gauge.otlp for gauge in GAUGES}) == len(GAUGES)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ml_diagnostics_testing.metadata import MetadataServer
 from ml_goodput_measurement import cli
 from ml_goodput_measurement.exporters import board as board_module
 from ml_goodput_measurement.exporters.board import Board, Shown
@@ -167,6 +168,20 @@ def test_the_resource_has_what_kubernetes_and_the_user_set() -> None:
         }
     )
     assert found == {"k8s.pod.name": "exporter-0", "k8s.namespace.name": "ml"}
+
+
+def test_the_resource_has_what_the_machines_metadata_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MetadataServer(project="my-project", zone="us-east5-a", attributes={"cluster-name": "my-cluster"}) as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", server.host)
+        monkeypatch.setattr("ml_goodput_measurement.exporters.otlp.on_google_hardware", lambda: True)
+        found = resource_attributes({})
+    assert {name: value for name, value in found.items() if name != "host.name"} == {
+        "service.name": "ml-diagnostics",
+        "cloud.provider": "gcp",
+        "cloud.account.id": "my-project",
+        "cloud.availability_zone": "us-east5-a",
+        "k8s.cluster.name": "my-cluster",
+    }
 
 
 def test_the_command_sends_once(receiver: Receiver, capsys: pytest.CaptureFixture[str]) -> None:

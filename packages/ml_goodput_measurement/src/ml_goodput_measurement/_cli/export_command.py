@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ml_diagnostics_common.command.errors import DONE, CommandError
+from ml_diagnostics_common.command.errors import DONE, CommandError, UsageError
 from ml_diagnostics_common.command.options import port, seconds
 from ml_diagnostics_common.texts import format_count
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["ExportCommand"]
 
 _TO_END_SECONDS = 3.0
+_EVERY_SECONDS = 60.0
+_OPTIONS = {"port": "prometheus", "listen": "prometheus", "endpoint": "otlp", "every": "otlp", "once": "otlp"}
+"""The options that only one format has."""
 
 
 class ExportCommand:
@@ -49,8 +52,7 @@ class ExportCommand:
         parser.add_argument(
             "--listen",
             metavar="ADDRESS",
-            default="127.0.0.1",
-            help="prometheus: the address to listen on; anyone who can reach it reads job names (default: %(default)s)",
+            help="prometheus: the address to listen on; all clients that reach it read job names (default: 127.0.0.1)",
         )
         parser.add_argument(
             "--endpoint",
@@ -58,13 +60,14 @@ class ExportCommand:
             type=_endpoint,
             help="otlp: where to send (default: OTEL_EXPORTER_OTLP_ENDPOINT, or http://localhost:4318/v1/metrics)",
         )
-        parser.add_argument(
-            "--every", metavar="TIME", type=seconds, default=60.0, help="otlp: time between sends (default: 60s)"
-        )
+        parser.add_argument("--every", metavar="TIME", type=seconds, help="otlp: time between sends (default: 60s)")
         parser.add_argument("--once", action="store_true", help="otlp: send once and exit")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Export until the command is interrupted."""
+        for name, format_ in _OPTIONS.items():
+            if format_ != options.format and getattr(options, name) not in (None, False):
+                raise UsageError(f"--{name} is an option of `goodput export {format_}`")
         gc.enable()  # Short commands do without; this one may run for weeks.
         if options.format == "prometheus":
             return self._serve(options, console)
@@ -76,15 +79,15 @@ class ExportCommand:
         require_prometheus()
         board = _board(options)
         endpoint = PrometheusEndpoint(board)
-        number = DEFAULT_PORT if options.port is None else options.port
+        host, number = options.listen or "127.0.0.1", options.port or DEFAULT_PORT
         try:
-            found = endpoint.start(options.listen, number)
+            found = endpoint.start(host, number)
         except OSError as error:
             raise CommandError(
-                f"cannot listen on {options.listen}:{number}: {error.strerror or error}; choose another --port"
+                f"cannot listen on {host}:{number}: {error.strerror or error}; choose another --port"
             ) from None
         board.start()
-        console.notify(f"serving http://{_in_url(options.listen)}:{found}/metrics")
+        console.notify(f"serving http://{_in_url(host)}:{found}/metrics")
         try:
             with contextlib.suppress(KeyboardInterrupt):  # Its normal end.
                 self._wait()
@@ -100,10 +103,11 @@ class ExportCommand:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # It logs each try; a failure is reported here.
         board = _board(options)
         board.refresh()
+        every = options.every or _EVERY_SECONDS
         exporter = OtlpExporter(
             board,
             endpoint=options.endpoint,
-            interval_seconds=options.every,
+            interval_seconds=every,
             attributes=resource_attributes(),
             warns_of_failures=not options.once,
         )
@@ -111,7 +115,7 @@ class ExportCommand:
             if options.once:
                 return _sent_once(exporter.flush(), board, console)
             board.start()
-            console.notify(f"sending every {options.every:g} s")
+            console.notify(f"sending every {every:g} s")
             with contextlib.suppress(KeyboardInterrupt):  # Its normal end.
                 self._wait()
         finally:
