@@ -143,6 +143,30 @@ def test_the_page_is_one_file_that_needs_no_other(mirror: Path, tmp_path: Path) 
     assert run("report", "--mirror", mirror, "--html", page, "--quiet").stderr == ""
 
 
+@pytest.mark.parametrize(("option", "name"), [("--html", "fleet.html"), ("--png", "fleet.png")])
+def test_a_disk_that_is_full_is_an_error_and_not_a_traceback(
+    option: str, name: str, mirror: Path, tmp_path: Path
+) -> None:
+    if option == "--png":
+        pytest.importorskip("matplotlib")
+    (tmp_path / name).symlink_to("/dev/full")
+    full = run("report", "--mirror", mirror, option, tmp_path / name)
+    assert (full.returncode, full.stdout) == (1, "")
+    assert full.stderr.startswith("goodput: ")
+    absent = run("report", "--mirror", mirror, option, tmp_path / "absent" / name)
+    assert absent.returncode in (2, 3)
+    assert "Traceback" not in full.stderr + absent.stderr
+
+
+def test_files_are_written_also_if_the_reader_of_the_text_leaves(mirror: Path, tmp_path: Path) -> None:
+    page = tmp_path / "fleet.html"
+    page.write_text("an older page")
+    command = f"'{GOODPUT}' fleet report --mirror '{mirror}' --format json --html '{page}' | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "{\n"
+    assert FLEET.lemon in page.read_text()
+
+
 def test_names_of_others_are_text_on_the_page(tmp_path: Path) -> None:
     from ml_diagnostics_fleet.overview import overview_of
     from ml_diagnostics_fleet.page import page_of

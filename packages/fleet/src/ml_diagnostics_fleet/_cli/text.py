@@ -9,7 +9,6 @@ from ml_diagnostics_common.command.formats import format_table
 from ml_diagnostics_common.texts import format_clock, format_count
 
 from ml_diagnostics_fleet._amounts import (
-    amount,
     amount_range,
     amounts,
     goodput,
@@ -206,6 +205,8 @@ def format_worst(jobs: Sequence[JobSums], unit: Unit, currency: str | None, widt
         currency: The currency; None without prices.
         width: The columns of the terminal; None if there is no limit.
     """
+    times = hours([unit.of(job.lost) for job in jobs])
+    money = [] if currency is None else amounts([job.lost.cost for job in jobs], currency)
     rows = [
         (
             job.key.job,
@@ -214,10 +215,10 @@ def format_worst(jobs: Sequence[JobSums], unit: Unit, currency: str | None, widt
             "-" if job.chips is None else f"{job.chips:,}",
             f"{job.attempts:,}",
             goodput(unit, job.productive, job.all),
-            hours([unit.of(job.lost)])[0],
-            *([] if currency is None else [amount(job.lost.cost, currency)]),
+            time,
+            *money[number : number + 1],
         )
-        for job in jobs
+        for number, (job, time) in enumerate(zip(jobs, times, strict=True))
     ]
     headers = ["job", "team", "accelerator", "chips", "attempts", "goodput", f"lost {unit.name}"]
     headers += [] if currency is None else ["lost in money"]
