@@ -173,11 +173,15 @@ def make_private_folder(folder: Path) -> None:
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Replace a small JSON file: another process or thread sees the old state or the new one, never a part."""
-    make_private_folder(path.parent)
-    new = os.path.join(path.parent, f".{path.name}.{os.getpid()}-{get_ident()}.new")  # noqa: PTH118 - A tenth of the time.
+    folder = path.parent
+    new = os.path.join(folder, f".{path.name}.{os.getpid()}-{get_ident()}.new")  # noqa: PTH118 - A tenth of the time.
     text = json.dumps(state).encode()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
-    descriptor = os.open(new, flags, 0o600)
+    try:
+        descriptor = os.open(new, flags, 0o600)
+    except FileNotFoundError:
+        make_private_folder(folder)
+        descriptor = os.open(new, flags, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
@@ -188,9 +192,9 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(new)  # noqa: PTH108
         raise
-    if path.parent not in _cleaned_in_this_process:
-        _cleaned_in_this_process.add(path.parent)
-        _remove_unfinished(path.parent)
+    if folder not in _cleaned_in_this_process:
+        _cleaned_in_this_process.add(folder)
+        _remove_unfinished(folder)
 
 
 # State of the process: folders in which files of killed processes were searched for.

@@ -146,7 +146,7 @@ class JournalLines:
             if header is None or not header.mirror:
                 return Lines(b"", b"", 0, 0, 0, 0, JournalPosition(segment.number, size), {})
             reading = _Reading(descriptor, max(offset, header_bytes), self._skipped)
-            reading.read(most_bytes, complete=complete)
+            reading.read(most_bytes, size, complete=complete)
             if reading.offset == offset:
                 return None
             return reading.lines(line, header.labels, segment.number)
@@ -165,10 +165,17 @@ class _Reading:
         self._first_ns: int | None = None
         self._day = ""
 
-    def read(self, most_bytes: int, *, complete: bool) -> None:
-        """Read until there is enough, the file or the day ends, or a line is not whole."""
-        while self._bytes < most_bytes:
-            data, at_end = _whole_lines(self._descriptor, self.offset, min(_PIECE_BYTES, most_bytes))
+    def read(self, most_bytes: int, file_size: int, *, complete: bool) -> None:
+        """Read until there is enough, the file or the day ends, or a line is not whole.
+
+        Args:
+            most_bytes: Bytes at most, about.
+            file_size: The size of the file; what is appended meanwhile is for the next object.
+            complete: True if the last line is not being written.
+        """
+        while self._bytes < most_bytes and self.offset < file_size:
+            size = min(_PIECE_BYTES, most_bytes, file_size - self.offset + 1)
+            data, at_end = _whole_lines(self._descriptor, self.offset, size)
             if not data or not self._add(data, at_end=at_end, complete=complete) or at_end:
                 return
 
