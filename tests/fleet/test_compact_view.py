@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
+from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, MissingExtraError
 from ml_diagnostics_fleet import _event_spill
 from ml_diagnostics_fleet import compact_view as compact_view_module
 from ml_diagnostics_fleet._bigquery_view import BigQueryError, BigQueryView, ViewName
@@ -98,6 +98,17 @@ def test_table_of_a_log_sink_gives_the_same_rows_as_a_view(server: BigQueryServe
     assert same_as_from_a_mirror(tmp_path, jobs)
     assert server.queries == []
     assert server.selected == [["logName", "insertId", "labels", "jsonPayload", "timestamp"]]
+
+
+def test_project_of_the_view_pays_if_the_environment_names_none(
+    server: BigQueryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add(VIEW, analytics_view(a_job(count=3).entries()), json=JSON)
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT")
+    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
+    assert added(tmp_path, f"{server.project}.{VIEW}").events == 5
+    with pytest.raises(CredentialsError, match="no Google Cloud project was found"):
+        added(tmp_path)
 
 
 def test_view_of_the_four_columns_alone_is_enough(server: BigQueryServer, tmp_path: Path) -> None:
@@ -182,6 +193,23 @@ def test_nothing_is_added_if_a_stream_ends_for_good(server: BigQueryServer, tmp_
         added(tmp_path, BigQueryView(VIEW, retry_seconds=0.5))
     assert caught.value.is_temporary
     assert not (tmp_path / "v1").exists()
+
+
+def test_requests_that_cannot_be_answered_are_made_again(server: BigQueryServer, tmp_path: Path) -> None:
+    job = a_job()
+    server.add(VIEW, analytics_view(job.entries()), json=JSON)
+    for operation in ("table", "query", "queries"):
+        server.faults.script([Status(503, reason="backendError")], on=operation)
+    server.session_breaks.append(Break(0, UNAVAILABLE))
+    assert added(tmp_path).events == len(job.entries())
+    assert len(server.faults.injected) == 3
+
+
+def test_result_that_is_too_large_is_to_be_read_in_parts(server: BigQueryServer, tmp_path: Path) -> None:
+    server.add(VIEW, analytics_view(a_job().entries()), json=JSON)
+    server.faults.always(Status(403, reason="responseTooLarge"), on="queries")
+    with pytest.raises(BigQueryError, match="limited to 10 GB: read fewer days at a time, with --since and --as-of"):
+        added(tmp_path)
 
 
 def test_refusals_name_the_roles_to_grant(server: BigQueryServer, tmp_path: Path) -> None:

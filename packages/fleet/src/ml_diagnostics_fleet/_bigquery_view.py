@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
+from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud, known_project
 from ml_diagnostics_common.endpoints import endpoint, universe_domain
 from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
 from ml_diagnostics_common.failures import Kind, RemoteError, access_advice, classify
@@ -134,7 +134,8 @@ class BigQueryView:
             import google.cloud.bigquery_storage  # noqa: F401
         except ImportError as error:
             raise MissingExtraError("reading BigQuery", "ml-diagnostics-fleet", "bigquery") from error
-        self._cloud = find_cloud() if cloud is None else cloud
+        # A project that is named pays itself if the environment names none.
+        self._cloud = find_cloud(known_project() or parsed.project) if cloud is None else cloud
         self.name = parsed._replace(project=parsed.project or self._cloud.project)
         self._retry_seconds, self._stall_seconds = retry_seconds, stall_seconds
         self._known: _Source | None = None

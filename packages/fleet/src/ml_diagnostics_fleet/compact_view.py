@@ -37,6 +37,7 @@ from ml_diagnostics_fleet.manifest import (
     LogState,
     ManifestConflictError,
     commit,
+    delete_old_manifests,
     latest_events,
 )
 from ml_diagnostics_fleet.schemas import JobKey
@@ -130,6 +131,7 @@ def compact_view(
     done.version, done.gaps = manifest.version, manifest.gaps()
     try:
         done.deleted = sum(1 for _ in delete_old_files(paths, manifest, now_ns))
+        delete_old_manifests(paths.mirror, EventsManifest.TABLE, now_ns)
     except StorageError as error:
         done.warnings.append(f"old files of events are kept, for they cannot be deleted: {error}")
     return done
