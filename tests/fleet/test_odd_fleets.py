@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.exceptions import DiagnosticsError
-from ml_diagnostics_fleet._amounts import percents
+from ml_diagnostics_fleet._amounts import amounts_alike, percents
 from ml_diagnostics_fleet.answers import CauseSums, JobSums, Sums
 from ml_diagnostics_fleet.job_rows import JobRows
 from ml_diagnostics_fleet.overview import FleetOverview, Unit, overview_of, worst_jobs
@@ -211,6 +211,14 @@ def test_shares_that_are_shown_sum_to_the_whole(tmp_path: Path) -> None:
         "33.4",
         "33.3",
     ]
+
+
+def test_an_amount_of_the_worst_jobs_does_not_depend_on_how_many_are_listed() -> None:
+    costs = [int(Fraction(amount) * HOUR_NS * 10**6) for amount in ("148.40", "126.50", "98.95")]
+    assert amounts_alike(costs, "$") == ["$148", "$127", "$99"]
+    assert amounts_alike(costs[:2], "$") == ["$148", "$127"]
+    assert amounts_alike(costs[2:], "$") == ["$98.95"]
+    assert amounts_alike([], "$") == []
 
 
 def test_a_long_trend_has_gaps_where_no_job_ran(tmp_path: Path) -> None:

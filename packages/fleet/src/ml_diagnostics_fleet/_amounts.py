@@ -15,6 +15,7 @@ __all__ = [
     "amount",
     "amount_range",
     "amounts",
+    "amounts_alike",
     "goodput",
     "hours",
     "lost_or_time",
@@ -53,6 +54,13 @@ def amounts(costs: Sequence[int], currency: str) -> list[str]:
     exact = [money_of(cost) for cost in costs]
     unit = unit_of(sum(exact, Fraction(0)))
     return [format_amount(units, unit, currency) for units in apportion(exact, unit)]
+
+
+def amounts_alike(costs: Sequence[int], currency: str) -> list[str]:
+    """Format the costs of a column in one unit; each is rounded by itself, since they are not the parts of a whole."""
+    exact = [money_of(cost) for cost in costs]
+    unit = unit_of(max(exact, key=abs, default=Fraction(0)))
+    return [format_amount(rounded(one, unit), unit, currency) for one in exact]
 
 
 def hours(times: Sequence[int]) -> list[str]:

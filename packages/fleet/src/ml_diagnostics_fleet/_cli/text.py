@@ -11,6 +11,7 @@ from ml_diagnostics_common.texts import format_clock, format_count
 from ml_diagnostics_fleet._amounts import (
     amount_range,
     amounts,
+    amounts_alike,
     goodput,
     hours,
     lost_or_time,
@@ -205,8 +206,7 @@ def format_worst(jobs: Sequence[JobSums], unit: Unit, currency: str | None, widt
         currency: The currency; None without prices.
         width: The columns of the terminal; None if there is no limit.
     """
-    times = hours([unit.of(job.lost) for job in jobs])
-    money = [] if currency is None else amounts([job.lost.cost for job in jobs], currency)
+    money = [] if currency is None else amounts_alike([job.lost.cost for job in jobs], currency)
     rows = [
         (
             job.key.job,
@@ -215,10 +215,10 @@ def format_worst(jobs: Sequence[JobSums], unit: Unit, currency: str | None, widt
             "-" if job.chips is None else f"{job.chips:,}",
             f"{job.attempts:,}",
             goodput(unit, job.productive, job.all),
-            time,
+            hours([unit.of(job.lost)])[0],
             *money[number : number + 1],
         )
-        for number, (job, time) in enumerate(zip(jobs, times, strict=True))
+        for number, job in enumerate(jobs)
     ]
     headers = ["job", "team", "accelerator", "chips", "attempts", "goodput", f"lost {unit.name}"]
     headers += [] if currency is None else ["lost in money"]
