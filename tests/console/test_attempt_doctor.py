@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_console._rules.rule import Rule
 from ml_diagnostics_console.attempt_doctor import AttemptDoctor, cause_of
@@ -15,6 +16,7 @@ from ml_diagnostics_console.doctor import judge
 from ml_diagnostics_console.faultbench import _histories
 from ml_diagnostics_console.verdict import Blame, Confidence, Part, Verdict, VerdictClass
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.faults import Status
 
 from ..loopback.control_plane import ControlPlaneServer
 from .made_facts import facts, process
@@ -156,6 +158,16 @@ def test_a_run_that_cannot_be_read_costs_itself_alone(loop: Path, monkeypatch: p
         run.write_text(text)
     assert len(notes) == 1
     assert "restart-loop-0" in notes[0]
+
+
+def test_runs_that_cannot_be_listed_are_an_error_at_once(
+    control_plane_server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in control_plane_server.environment().items():
+        monkeypatch.setenv(name, value)
+    control_plane_server.faults.always(Status(403))
+    with pytest.raises(ControlPlaneError):
+        AttemptDoctor(pytest.fail, project="test-project")
 
 
 def test_attempts_are_read_from_a_project_on_a_machine_that_has_nothing_of_the_job(

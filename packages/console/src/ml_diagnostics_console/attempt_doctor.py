@@ -10,7 +10,7 @@ for attempt in doctor.attempts("llama-7", since_ns=0):
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
@@ -24,6 +24,9 @@ from ml_diagnostics_console.doctor import judge
 from ml_diagnostics_console.verdict import Blame, Part, VerdictClass
 
 if TYPE_CHECKING:
+    from google_cloud_mldiagnostics.reading import AttemptView, ProcessView
+
+    from ml_diagnostics_console._facts.facts import AttemptFacts, ProcessFacts
     from ml_diagnostics_console.report import Report
 
 __all__ = ["AttemptDoctor", "AttemptVerdict", "Cause", "cause_of"]
@@ -88,6 +91,7 @@ class AttemptDoctor:
 
     Raises:
         CredentialsError: A project is given, and there are no credentials.
+        ControlPlaneError: The runs cannot be listed.
     """
 
     version: Final = f"ml-diagnostics-console {__version__}"
@@ -101,10 +105,14 @@ class AttemptDoctor:
         kubernetes: str = OFF,
     ) -> None:
         self._report, self._project, self._region, self._kubernetes = report, project, region, kubernetes
-        self._source: RunSource = LocalSource(report)
+        self._notes: set[str] = set()
+        self._source: RunSource = LocalSource(self._note)
         if project or region:
-            self._source = CloudSource(project, region, report, lambda _: None)
-        self._runs: dict[str, list[dict[str, Any]]] | None = None
+            self._source = CloudSource(project, region, self._note, lambda _: None)
+        self._runs: dict[str, list[dict[str, Any]]] = {}
+        for run in self._source.control_plane.list_runs():
+            for name in {_id_of(run), str(run.get("displayName") or "")}:
+                self._runs.setdefault(name, []).append(run)
 
     def attempts(self, job: str, *, since_ns: int | None) -> list[AttemptVerdict]:
         """Return the attempts of all runs of a job, in the order of their starts; none if there is no such run.
@@ -113,17 +121,14 @@ class AttemptDoctor:
             job: The name of the job: its runs have it as their name or id.
             since_ns: Judge the attempts that ended since this time, in ns since 1970; None judges none, and reads no
                 metrics from Cloud Logging.
-
-        Raises:
-            ControlPlaneError: The runs cannot be listed.
         """
         found: list[AttemptVerdict] = []
-        runs = self._runs_of(job)
+        runs = self._runs.get(job, [])
         for run in runs:
             try:
                 found += self._listed(run) if since_ns is None else self._judged(_id_of(run), since_ns)
             except (ControlPlaneError, RunNotFoundError) as error:
-                self._report(f"the run {_id_of(run)} of {job} is left out: {error}")
+                self._note(f"the run {_id_of(run)} of {job} is left out: {error}")
         if not runs and since_ns is not None:
             try:
                 found += self._judged(job, since_ns)
@@ -131,30 +136,25 @@ class AttemptDoctor:
                 return []
         return sorted(found, key=lambda attempt: attempt.started_ns)
 
-    def _runs_of(self, job: str) -> Sequence[dict[str, Any]]:
-        if self._runs is None:
-            self._runs = {}
-            for run in self._source.control_plane.list_runs():
-                for name in {_id_of(run), str(run.get("displayName") or "")}:
-                    self._runs.setdefault(name, []).append(run)
-        return self._runs.get(job, [])
+    def _note(self, text: str) -> None:
+        """Report a note once: each job may have it."""
+        if text not in self._notes:
+            self._notes.add(text)
+            self._report(text)
 
     def _judged(self, name: str, since_ns: int) -> Iterator[AttemptVerdict]:
         question = Question(name, None, self._project, self._region, self._kubernetes, has_goodput=False)
-        facts = JobReader(question, self._report).read()
+        facts = JobReader(question, self._note).read()
         for index, (attempt, following) in enumerate(itertools.zip_longest(facts.attempts, facts.attempts[1:])):
-            if attempt.started_ns is None:
-                continue
-            ended_ns = attempt.ended_ns
-            if ended_ns is None and (following is not None or not facts.is_live):
-                ended_ns = max(process.last_event_ns for process in attempt.processes) if attempt.processes else None
-            if following is not None and following.started_ns is not None:
-                ended_ns = min(ended_ns or following.started_ns, following.started_ns)
-            hosts = {process.host for process in attempt.processes if process.host}
-            verdict = AttemptVerdict(facts.name, attempt.number, attempt.started_ns, ended_ns, tuple(sorted(hosts)))
-            if ended_ns is not None and ended_ns >= since_ns:
-                verdict = verdict._replace(**cause_of(judge(facts.of_attempt(index)))._asdict())
-            yield verdict
+            if attempt.started_ns is not None:
+                last_ns = max((process.last_event_ns for process in attempt.processes), default=attempt.started_ns)
+                ended_ns = _end_of(attempt, following, None if facts.is_live else last_ns)
+                verdict = AttemptVerdict(
+                    facts.name, attempt.number, attempt.started_ns, ended_ns, _hosts_of(attempt.processes)
+                )
+                if ended_ns is not None and ended_ns >= since_ns:
+                    verdict = verdict._replace(**cause_of(judge(facts.of_attempt(index)))._asdict())
+                yield verdict
 
     def _listed(self, run: dict[str, Any]) -> Iterator[AttemptVerdict]:
         """Yield the attempts of a run with their hosts, from the entries on its processes alone."""
@@ -164,9 +164,8 @@ class AttemptDoctor:
         view = self._source.view(run, history, has_endings=True)
         for attempt, following in itertools.zip_longest(view.attempts, view.attempts[1:]):
             if attempt.started_ns is not None:
-                ended_ns = attempt.ended_ns if following is None else following.started_ns
-                hosts = {process.host for process in attempt.processes if process.host}
-                yield AttemptVerdict(view.run_id, attempt.number, attempt.started_ns, ended_ns, tuple(sorted(hosts)))
+                ended_ns, hosts = _end_of(attempt, following, None), _hosts_of(attempt.processes)
+                yield AttemptVerdict(view.run_id, attempt.number, attempt.started_ns, ended_ns, hosts)
 
 
 def cause_of(report: Report) -> Cause:
@@ -186,6 +185,24 @@ def cause_of(report: Report) -> Cause:
         return Cause(_UNKNOWN, None, Confidence.POSSIBLE.value)
     is_of_host = len(found.hosts) == 1 and found.blame in _OF_HOSTS and found.confidence is not Confidence.POSSIBLE
     return Cause(found.rule, found.hosts[0] if is_of_host else None, found.confidence.value)
+
+
+def _end_of(
+    attempt: AttemptFacts | AttemptView, following: AttemptFacts | AttemptView | None, last_ns: int | None
+) -> int | None:
+    """Return the end of an attempt, at the latest the start of the next one; None while it runs.
+
+    Args:
+        attempt: The attempt.
+        following: The next one; None if there is none.
+        last_ns: Its end if none is known, and there is no next one.
+    """
+    known = [attempt.ended_ns, following.started_ns if following is not None else None]
+    return min((each for each in known if each is not None), default=last_ns)
+
+
+def _hosts_of(processes: Iterable[ProcessFacts | ProcessView]) -> tuple[str, ...]:
+    return tuple(sorted({process.host for process in processes if process.host}))
 
 
 def _id_of(run: Mapping[str, Any]) -> str:

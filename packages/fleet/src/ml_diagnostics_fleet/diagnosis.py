@@ -104,23 +104,9 @@ def diagnose(
     causes: list[_Row] = []
     hosts: list[_Row] = []
     for number, (key, job) in enumerate(wanted.items(), 1):
-        first_ns = min((row["last_event_ns"] for row in job.asked), default=None)
-        done.jobs += 1
-        try:
-            verdicts = doctor.attempts(key.job, since_ns=None if first_ns is None else max(0, first_ns - CLOCKS_NS))
-        except CredentialsError:
-            raise
-        except Exception as error:
-            done.errors.append((key, f"{type(error).__name__}: {error}"))
-            continue
-        numbers = {row["number"] for row in job.asked}
-        judged = cause_rows(job.disruptions, job.attempts, verdicts, doctor.version)
-        judged = [row for row in judged if row["number"] in numbers]
-        done.causes.update(row["cause"] for row in judged)
-        done.blamed += sum(row["cause_host"] is not None and row["confidence"] in _SURE for row in judged)
-        done.unknown += len(numbers) - len(judged)
+        judged, listed = _ask(doctor, key, job, done)
         causes += judged
-        hosts += host_rows(job.attempts, verdicts)
+        hosts += listed
         if number % _JOBS_A_WRITE == 0:
             _write(mirror, causes, hosts)
             causes, hosts = [], []
@@ -128,6 +114,27 @@ def diagnose(
     _write(mirror, causes, hosts)
     join_causes(mirror, now_ns)
     return done
+
+
+def _ask(doctor: Doctor, key: JobKey, job: _Job, done: Diagnosis) -> tuple[list[_Row], list[_Row]]:
+    """Return new rows of causes and of hosts of one job, and count them; none if it cannot be read."""
+    done.jobs += 1
+    first_ns = min((row["last_event_ns"] for row in job.asked), default=None)
+    try:
+        verdicts = doctor.attempts(key.job, since_ns=None if first_ns is None else max(0, first_ns - CLOCKS_NS))
+    except CredentialsError:
+        raise
+    except Exception as error:
+        done.errors.append((key, f"{type(error).__name__}: {error}"))
+        return [], []
+    numbers = {row["number"] for row in job.asked}
+    judged = [
+        row for row in cause_rows(job.disruptions, job.attempts, verdicts, doctor.version) if row["number"] in numbers
+    ]
+    done.causes.update(row["cause"] for row in judged)
+    done.blamed += sum(row["cause_host"] is not None and row["confidence"] in _SURE for row in judged)
+    done.unknown += len(numbers) - len(judged)
+    return list(judged), list(host_rows(job.attempts, verdicts))
 
 
 def join_causes(mirror: str | os.PathLike[str], now_ns: int) -> RowsSnapshot | None:
