@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_goodput_measurement import cli
+from ml_goodput_measurement._cli.export_command import _board
 from ml_goodput_measurement._query.job_state import JobFollower, JobState
 from ml_goodput_measurement.exporters import board as board_module
 from ml_goodput_measurement.exporters.board import Board, jobs_of_this_machine
@@ -220,6 +222,19 @@ def test_jobs_of_this_machine_are_those_of_the_last_hour() -> None:
     for segment in (diagnostics_directory() / "journal" / "goodput_run-6").glob("*.jsonl"):
         os.utime(segment, (now - 4000, now - 4000))
     assert jobs_of_this_machine() == [("run-7", "goodput_run-7")]
+
+
+def test_a_named_job_in_several_logs_is_exported_from_the_latest() -> None:
+    now = time.time()
+    start("run-7", now - 50, log="first")
+    start("run-7", now, log="second")
+    start("run-8", now)
+    board = _board(argparse.Namespace(jobs=["run-7", "run-8"]))
+    board.refresh()
+    assert sorted((state.job_name, state.log_id) for state in board.shown().states) == [
+        ("run-7", "second"),
+        ("run-8", "goodput_run-8"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ml_diagnostics_common.journal import Header, log_directory
 from ml_diagnostics_common.journal._layout import encode_header, segment_name
 from ml_goodput_measurement import cli
 from ml_goodput_measurement._query.job_state import JobFollower, JobState
+from ml_goodput_measurement.goodput import GoodputRecorder
 
 from .simulated import JOB, SHORT_JOB, record
 
@@ -127,6 +128,25 @@ def test_recorded_chips_are_used_and_money_of_different_ones_is_not_comparable(
     assert not found["money_is_comparable"]
     assert {row["difference_micro"] for row in found["rows"]} == {None}
     assert "x 256 chips" in output_of(capsys, "report", "run-7", *COST)
+
+
+def test_the_log_of_each_of_two_jobs_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    now = time.time()
+    for number, log in enumerate(("first", "second")):
+        recorder = GoodputRecorder("run-7", log, logging_enabled=True)
+        recorder.record_job_start_time(now - 100)
+        for step in range(5):
+            recorder.record_step_start_time(step, now - 10 * (1 + number) * (5 - step))
+        recorder.record_job_end_time(now)
+    assert cli.main(["compare", "run-7", "run-7"]) == 2
+    assert "is in several logs; choose one with --logger-a: first, second" in capsys.readouterr().err
+    assert cli.main(["compare", "run-7", "run-7", "--logger-a", "first"]) == 2
+    assert "choose one with --logger-b: first, second" in capsys.readouterr().err
+    assert cli.main(["compare", "run-7", "run-7", "--logger-a", "first", "--logger-b", "third"]) == 3
+    assert "Give one of these as --logger-b." in capsys.readouterr().err
+    arguments = ("compare", "run-7", "run-7", "--logger-a", "first", "--logger-b", "second", "--format", "json")
+    found = json.loads(output_of(capsys, *arguments))
+    assert (found["before"]["goodput_percent"], found["now"]["goodput_percent"]) == (50.0, 100.0)
 
 
 def test_an_unknown_job_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,10 @@ class CompareCommand:
         """Add the arguments."""
         parser.add_argument("before", metavar="A", help="the name of the job to compare with")
         parser.add_argument("now", metavar="B", help="the name of the job that is compared; last: the last job")
+        for option, name in (("--logger-a", "A"), ("--logger-b", "B")):
+            parser.add_argument(
+                option, metavar="NAME", help=f"the log of {name} (default: goodput_{name}, else its only log)"
+            )
         add_cost_options(parser, "also show differences as money, over the time of B", "both jobs have")
         add_source_options(parser)
         add_format_option(parser)
@@ -49,7 +53,8 @@ class CompareCommand:
         from ml_goodput_measurement.money import MICRO
 
         sources = with_sources(options)
-        before, now = _state(options.before, sources), _state(options.now, sources)
+        before = _state(options.before, options.logger_a, "--logger-a", sources)
+        now = _state(options.now, options.logger_b, "--logger-b", sources)
         chips: int | None = None
         if options.cost is not None:
             both = [
@@ -108,11 +113,11 @@ def _amounts(rows: Sequence[_Row], unit: Fraction) -> list[int | None]:
     return [None if row.cost is None else next(known) for row in rows]
 
 
-def _state(job: str, sources: Sources) -> JobState:
+def _state(job: str, logger: str | None, option: str, sources: Sources) -> JobState:
     from ml_goodput_measurement._cli.search import follow_job, hints_if_missing
 
-    follower = follow_job(job, None, sources)
-    with hints_if_missing(follower.job_name, follower.log_id, sources):
+    follower = follow_job(job, logger, sources, option=option)
+    with hints_if_missing(follower.job_name, follower.log_id, sources, option=option):
         return follower.read()
 
 

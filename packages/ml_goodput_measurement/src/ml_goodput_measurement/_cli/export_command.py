@@ -148,11 +148,17 @@ def _sent_once(is_sent: bool, board: Board, console: Console) -> int:
 def _board(options: argparse.Namespace) -> Board:
     """Return the board of the jobs that were named, or of all on this machine."""
     from ml_goodput_measurement._cli.search import find_job
+    from ml_goodput_measurement._query.sources import logs_of_jobs
     from ml_goodput_measurement.exporters.board import Board, jobs_of_this_machine
 
     if not options.jobs:
         return Board(jobs_of_this_machine, local_only=True)
-    jobs = [find_job(job, None) for job in options.jobs]
+    logs = logs_of_jobs()
+    jobs: list[tuple[str, str]] = []
+    for job in options.jobs:
+        found = [log for log, names in sorted(logs.items()) if job in names]
+        # Of several logs with the job, that with the latest event is exported.
+        jobs += [(job, log) for log in found] if len(found) > 1 else [find_job(job, None)]
     return Board(lambda: jobs, warns_of_missing=True)
 
 

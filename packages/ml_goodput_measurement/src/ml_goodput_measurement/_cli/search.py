@@ -19,6 +19,7 @@ __all__ = ["find_job", "find_report", "follow_job", "hints_if_missing"]
 
 _NAMES_SHOWN = 20
 _LAST = "last"
+_OPTION = "--logger"
 
 
 def find_report(
@@ -50,13 +51,14 @@ def find_report(
         return calculator.report(include_timeline=with_timeline, exclusions=exclusions)
 
 
-def find_job(job: str, logger: str | None, sources: Sources | None = None) -> tuple[str, str]:
+def find_job(job: str, logger: str | None, sources: Sources | None = None, *, option: str = _OPTION) -> tuple[str, str]:
     """Return the name of a job, and its log.
 
     Args:
         job: The job's name; `last` is the job that started last on this machine, unless a job has that name.
         logger: The log; None is `goodput_<job>`, or else the only log of the job in the journal, or in the mirror.
         sources: The sources beside the journal; None for the configured mirror and Cloud Logging.
+        option: The option for the log, for errors.
 
     Raises:
         NotFoundError: The job is `last`, and there is none.
@@ -75,17 +77,18 @@ def find_job(job: str, logger: str | None, sources: Sources | None = None) -> tu
         if newest is None:
             raise NotFoundError(f"there is no last job. {_empty_journal()}")
         logger, job = logger or newest[0], newest[1]
-    return job, logger or _log_of(job, logs, mirror)
+    return job, logger or _log_of(job, logs, mirror, option)
 
 
 @contextmanager
-def hints_if_missing(job: str, log: str, sources: Sources | None = None) -> Iterator[None]:
+def hints_if_missing(job: str, log: str, sources: Sources | None = None, *, option: str = _OPTION) -> Iterator[None]:
     """Translate the error for a job without records to one with hints, such as similar names.
 
     Args:
         job: The job.
         log: Its log.
         sources: The sources beside the journal; None for the configured mirror and Cloud Logging.
+        option: The option for the log.
 
     Raises:
         NotFoundError: Nothing was recorded for the job.
@@ -97,11 +100,11 @@ def hints_if_missing(job: str, log: str, sources: Sources | None = None) -> Iter
         yield
     except NoGoodputError as error:
         what, *details = str(error).splitlines()
-        hints = _hints(job, log, (sources or Sources()).mirror)
+        hints = _hints(job, log, (sources or Sources()).mirror, option)
         raise NotFoundError("\n  ".join([what, *hints, *details])) from None
 
 
-def follow_job(job: str, logger: str | None, sources: Sources | None = None) -> JobFollower:
+def follow_job(job: str, logger: str | None, sources: Sources | None = None, *, option: str = _OPTION) -> JobFollower:
     """Return a follower of a job, which has read nothing; the arguments are those of `find_job`.
 
     Raises:
@@ -111,10 +114,10 @@ def follow_job(job: str, logger: str | None, sources: Sources | None = None) -> 
     """
     from ml_goodput_measurement._query.job_state import JobFollower
 
-    return JobFollower(*find_job(job, logger, sources), sources=sources)
+    return JobFollower(*find_job(job, logger, sources, option=option), sources=sources)
 
 
-def _log_of(job: str, logs: Mapping[str, set[str]], mirror: str) -> str:
+def _log_of(job: str, logs: Mapping[str, set[str]], mirror: str, option: str) -> str:
     """Return the log to read: the conventional one, unless the journal has the job in one other log only.
 
     The mirror is searched for a job that the journal does not have, and that has no log of the conventional name.
@@ -129,7 +132,7 @@ def _log_of(job: str, logs: Mapping[str, set[str]], mirror: str) -> str:
     if usual in found or not found:
         return usual
     if len(found) > 1:
-        raise ConfigurationError(f"the job {job!r} is in several logs; choose one with --logger: {_listed(found)}")
+        raise ConfigurationError(f"the job {job!r} is in several logs; choose one with {option}: {_listed(found)}")
     return found[0]
 
 
@@ -144,7 +147,7 @@ def _logs_in_mirror(job: str, usual: str, mirror: str) -> list[str]:
     return sorted(log for log, jobs in mirrored_jobs(mirror).items() if job in jobs)
 
 
-def _hints(job: str, log: str, mirror: str) -> list[str]:
+def _hints(job: str, log: str, mirror: str, option: str) -> list[str]:
     """Return hints for a user who gave an unknown job."""
     from ml_diagnostics_common.environment import diagnostics_directory
 
@@ -159,7 +162,7 @@ def _hints(job: str, log: str, mirror: str) -> list[str]:
     other_logs = sorted(other for other, jobs in logs.items() if job in jobs)
     if other_logs:
         where = place.partition(" ")[0]
-        return [f"The {where} has this job in other logs: {_listed(other_logs)}. Give one of these as --logger."]
+        return [f"The {where} has this job in other logs: {_listed(other_logs)}. Give one of these as {option}."]
     names = sorted(set().union(*logs.values()))
     if not names:
         return [_empty_journal()]
