@@ -17,7 +17,7 @@ from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.journal import log_folder_name
 from ml_diagnostics_common.mirror.names import EndName, LogPaths, day_of
 from ml_diagnostics_common.mirror.segments import NewerFormatError
-from ml_diagnostics_common.storage import storage_for
+from ml_diagnostics_common.storage import LocalStorage, storage_for
 from ml_diagnostics_fleet import event_tables
 from ml_diagnostics_fleet.compact import compact
 from ml_diagnostics_fleet.local_engine import run_local
@@ -467,6 +467,23 @@ def test_old_rows_that_may_not_be_deleted_are_a_warning(
     run = run_local(MIRROR, NOW_NS + 1, processes=1, now_ns=NOW_NS + 8 * DAY_NS)
     assert latest_rows(MIRROR).snapshots[0] == run.snapshot
     assert "Old files of rows are kept, for they cannot be deleted" in caplog.text
+
+
+def test_a_folder_whose_list_fails_once_is_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On NFS a list may be stale."""
+    failures = iter([True, False] * 1_000)
+
+    class Storage(LocalStorage):
+        def list_prefix(self, path: str, *, after: str = "", limit: int | None = None) -> list[str]:
+            if next(failures):
+                raise StorageError(f"cannot list {path}: Stale file handle")
+            return super().list_prefix(path, after=after, limit=limit)
+
+    monkeypatch.setattr("ml_diagnostics_fleet._paths.storage_for", lambda path: Storage())
+    job = one_job()
+    write_objects(job.segments(str(tmp_path)))
+    assert compact(tmp_path, now_ns=NOW_NS, rolls_up=False).events == 32
+    assert same_rows_of(tmp_path, job)
 
 
 # --- Many small objects -----------------------------------------------------------------------------------------------

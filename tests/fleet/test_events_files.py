@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.exceptions import ObjectNotFoundError
 from ml_diagnostics_fleet import events
-from ml_diagnostics_fleet.events import EventsFile, EventTables, deduplicated, write_events
+from ml_diagnostics_fleet.event_tables import EventTables, deduplicated
+from ml_diagnostics_fleet.events import EventsFile, write_events
 from ml_diagnostics_fleet.job_rows import job_rows
 from ml_diagnostics_fleet.schemas import EVENTS, GROUPS, JobKey, group_of
 from ml_diagnostics_fleet.synthetic import SyntheticFleet

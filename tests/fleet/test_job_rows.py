@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_fleet import _batches
-from ml_diagnostics_fleet.events import EventTables
+from ml_diagnostics_fleet.event_tables import EventTables
 from ml_diagnostics_fleet.job_rows import Cause, error_rows, job_rows
 from ml_diagnostics_fleet.schemas import EVENTS, TABLES, JobKey
 from ml_goodput_measurement._ledger import Ledger

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
 from ml_diagnostics_common.files import check_scheme, in_bucket
 from ml_diagnostics_common.storage import Storage, storage_for
 
@@ -37,6 +37,19 @@ class FleetPaths:
             raise ConfigurationError("the mirror is empty: give gs://bucket/prefix, or a folder")
         self.mirror = text.rstrip("/") if in_bucket(text) else str(Path(text).expanduser().absolute())
         self.storage: Storage = storage_for(self.mirror)
+
+    def listed(self, prefix: str, *, limit: int | None = None) -> list[str]:
+        """Return the paths of objects: see `Storage.list_prefix`. A local list is tried twice, for NFS.
+
+        Raises:
+            StorageError: The mirror cannot be listed.
+        """
+        try:
+            return self.storage.list_prefix(prefix, limit=limit)
+        except StorageError:
+            if in_bucket(self.mirror):
+                raise
+        return self.storage.list_prefix(prefix, limit=limit)
 
     def full(self, path: str) -> str:
         """Return the path of an object of a manifest, which is relative to the layout."""

@@ -250,7 +250,7 @@ def _new_objects(paths: FleetPaths, manifest: EventsManifest, days: _ClosedDays)
 def _listed(paths: FleetPaths) -> Iterator[tuple[str, SegmentName | EndName, str]]:
     """Yield all objects of the mirror's logs: the name of the log's folder, the object's name, and its path."""
     prefix = segments_path(paths.mirror).replace(os.sep, "/")
-    for path in paths.storage.list_prefix(segments_path(paths.mirror)):
+    for path in paths.listed(segments_path(paths.mirror)):
         name = parse_name(path)
         folder = path.replace(os.sep, "/").removeprefix(prefix).partition("/")[0]
         if name is not None and folder.startswith("log="):

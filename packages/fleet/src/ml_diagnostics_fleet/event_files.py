@@ -180,7 +180,7 @@ def delete_old_files(paths: FleetPaths, manifest: EventsManifest, now_ns: int) -
         StorageError: The mirror cannot be listed, or a file cannot be deleted.
     """
     kept = {entry.path for entry in manifest.files}
-    for path in paths.storage.list_prefix(paths.full("events/")):
+    for path in paths.listed(paths.full("events/")):
         name = paths.relative(path)
         if name in kept:
             continue

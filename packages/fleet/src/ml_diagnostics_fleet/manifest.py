@@ -344,7 +344,7 @@ def delete_old_manifests(mirror: str | os.PathLike[str], table: str, now_ns: int
 
 def _versions(paths: FleetPaths, table: str) -> list[int]:
     """Return the versions that exist."""
-    listed = paths.storage.list_prefix(paths.full(f"manifests/{table}/"))
+    listed = paths.listed(paths.full(f"manifests/{table}/"))
     names = (path.replace(os.sep, "/").rpartition("/")[2].removesuffix(".json") for path in listed)
     return [int(name) for name in names if name.isascii() and name.isdigit()]
 
@@ -354,7 +354,7 @@ def _path(paths: FleetPaths, table: str, version: int) -> str:
 
 
 def _latest(paths: FleetPaths, table: str) -> tuple[int, Mapping[str, Any] | None]:
-    newer = paths.storage.list_prefix(f"{paths.mirror}/v{int(LAYOUT[1:]) + 1}/", limit=1)
+    newer = paths.listed(f"{paths.mirror}/v{int(LAYOUT[1:]) + 1}/", limit=1)
     if newer:
         raise ManifestError(f"{newer[0]} was written by a newer version of ml-diagnostics: update this one")
     for _ in range(_TRIES):

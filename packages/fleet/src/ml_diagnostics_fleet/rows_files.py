@@ -370,7 +370,7 @@ def _delete_old(paths: FleetPaths, manifest: RowsManifest, now_ns: int) -> None:
     """Delete files that left the manifest 7 days ago, or that are in none and as old, and old manifests."""
     kept = {path for one in manifest.snapshots for files in one.files.values() for path in files}
     try:
-        for full in paths.storage.list_prefix(paths.full("rows/")):
+        for full in paths.listed(paths.full("rows/")):
             path = paths.relative(full)
             at_ns = manifest.removed.get(path)
             age = age_ns(path, now_ns) if at_ns is None else now_ns - at_ns
