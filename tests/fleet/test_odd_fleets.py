@@ -11,14 +11,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_fleet._amounts import amounts_alike, percents
 from ml_diagnostics_fleet.answers import CauseSums, JobSums, Sums
-from ml_diagnostics_fleet.job_rows import JobRows
+from ml_diagnostics_fleet.job_rows import JobRows, job_rows
 from ml_diagnostics_fleet.overview import FleetOverview, Unit, overview_of, worst_jobs
 from ml_diagnostics_fleet.rows_files import newest_rows, row_paths
 from ml_diagnostics_fleet.schemas import JobKey
+from ml_diagnostics_fleet.synthetic import SyntheticFleet
 from ml_goodput_measurement.money import HOUR_NS, Price
 from ml_goodput_measurement.partition import Bucket
 
@@ -85,6 +87,15 @@ def test_a_label_that_no_text_can_be_is_no_error(tmp_path: Path) -> None:
         rows.jobs[0] = (*rows.jobs[0][:position], labels, *rows.jobs[0][position + 1 :])
         write_rows(tmp_path, rows)
         assert sum(group.jobs for group in view_of(tmp_path).groups) == 1
+
+
+def test_rows_have_labels_that_are_text_for_any_engine() -> None:
+    job = SyntheticFleet(seed=1, jobs=20, events=2_000).job(0)
+    table = job.table()
+    labels = pa.array(['{"team": "\\ud800 llm", "\\udfff": "a"}'] * table.num_rows).dictionary_encode()
+    table = table.set_column(table.schema.get_field_index("labels"), "labels", labels)
+    (row,) = job_rows(job.key, table.to_batches(), NOW_NS).jobs
+    assert row[-3] == '{"?": "a", "team": "? llm"}'
 
 
 def test_names_in_notes_are_one_line_and_short(tmp_path: Path) -> None:

@@ -277,7 +277,12 @@ def _labels_of(writers: list[_Recorded]) -> str:
     labels: dict[str, str] = {}
     for one in sorted(writers, key=lambda one: (one.last_ns, -one.writer.process_index, one.writer)):
         labels.update((name, str(value)) for name, value in one.labels.items() if name not in _OF_A_PROCESS)
-    return json.dumps(labels, sort_keys=True)
+    # JSON may have half of a character, of which no engine of SQL makes text.
+    return json.dumps({_text(name): _text(value) for name, value in labels.items()}, sort_keys=True)
+
+
+def _text(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def _chips(labels: Mapping[str, Any]) -> int | None:
