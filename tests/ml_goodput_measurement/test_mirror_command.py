@@ -191,3 +191,20 @@ def test_what_stays_on_the_machine_is_not_shown_as_missing(
     run(capsys, "push", str(root), "--mirror", mirror)
     out, _ = run(capsys, "status", str(root), "--mirror", mirror, "--strict")
     assert len([line for line in out.splitlines() if line.startswith("run-7 ")]) == 1
+
+
+def test_a_process_that_mirrors_itself_is_named_and_left_alone(
+    root: Path, mirror: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The mirror may refuse it, and not the user: then nothing was pushed, and that is what the command states."""
+    from ml_diagnostics_common.guard import Counters
+    from ml_diagnostics_common.mirror._upload import Upload
+
+    writer = next((root / "journal" / "goodput_run-7").glob("*.jsonl")).name.rsplit(".", 2)[0]
+    upload = Upload.claim(Bucket(mirror), root, "goodput_run-7", writer, Counters())
+    assert upload is not None
+    out, err = run(capsys, "push", str(root), "--mirror", mirror)
+    assert (out, err) == ("", f"{writer}: left out, because another process writes it to the mirror\n")
+    upload.release()
+    out, _ = run(capsys, "push", str(root), "--mirror", mirror)
+    assert out.splitlines()[2].split()[2:] == ["9", "ended"]

@@ -148,7 +148,7 @@ def test_a_journal_that_cannot_be_read_is_named_and_the_others_are_pushed(tmp_pa
     folder = log_directory(root, LOG)
     (folder / "w-1-1-0.0.jsonl").symlink_to(next(folder.glob("*.jsonl")))  # A link, which no journal has.
     unreadable: list[str] = []
-    pushed = list(push(root, mirror, on_unreadable=lambda writer, error: unreadable.append(f"{writer}: {error}")))
+    pushed = list(push(root, mirror, on_left_out=lambda writer, error: unreadable.append(f"{writer}: {error}")))
     assert sum(each.entries for each in pushed) == whole
     assert [each.partition(":")[0] for each in unreadable] == ["w-1-1-0"]
 

@@ -15,6 +15,7 @@ from ml_diagnostics_common.mirror.names import EndName, LogPaths, parse_name
 from ml_diagnostics_common.mirror.reader import MirrorReader
 from ml_diagnostics_common.mirror.segments import NewerFormatError
 from ml_diagnostics_common.reader import JournalReader, UnionReader
+from ml_diagnostics_common.storage import LocalStorage
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
 
@@ -351,3 +352,28 @@ def test_the_names_of_all_logs_are_found_with_few_requests(mirror: str, tmp_path
     assert len(folders) == 3
     assert folders == sorted(folders)
     assert "goodput%20a%2Fb" in folders
+
+
+class Stale(LocalStorage):
+    """A folder whose lists fail at first, as on a network filesystem."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def list_prefix(self, path: str, *, after: str = "", limit: int | None = None) -> list[str]:
+        if self.failures:
+            self.failures -= 1
+            raise StorageError("cannot list: stale file handle")
+        return super().list_prefix(path, after=after, limit=limit)
+
+
+def test_a_list_of_a_folder_that_fails_is_tried_again_once(tmp_path: Path) -> None:
+    root, mirror = tmp_path / "root", str(tmp_path / "mirror")
+    job_of_two_hosts(root, 5)
+    mirror_by_hand(root, mirror)
+    assert len(flat(MirrorReader(LOG, mirror=mirror, storage=Stale(1)).read_new())) == 10
+    reader = MirrorReader(LOG, mirror=mirror, storage=Stale(2))
+    with pytest.raises(StorageError, match="stale file handle"):
+        flat(reader.read_new())
+    assert len(flat(reader.read_new())) == 10

@@ -65,7 +65,8 @@ class EndedWriters:
         counters: Counts objects, entries and bytes.
         folder_names: Logs to mirror, besides those that a process with this folder has mirrored before. None for all.
         ended_pids: Processes of this host that have ended, whether or not their parents have noticed.
-        on_unreadable: Called with a writer that is left out, because its journal or its note cannot be read, and why.
+        on_left_out: Called with a writer that is left out, and the error if it cannot be read; else None: another
+            process writes it.
         clock: Return monotonic seconds.
     """
 
@@ -78,13 +79,13 @@ class EndedWriters:
         counters: Counters | None = None,
         folder_names: Collection[str] | None = (),
         ended_pids: Collection[int] = (),
-        on_unreadable: Callable[[str, OSError], None] = lambda writer, error: None,
+        on_left_out: Callable[[str, OSError | None], None] = lambda writer, error: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bucket, self._root, self._by = bucket, root, by
         self._counters = counters if counters is not None else Counters()
         self._folder_names, self._ended_pids = folder_names, ended_pids
-        self._on_unreadable, self._clock = on_unreadable, clock
+        self._on_left_out, self._clock = on_left_out, clock
         self._may_be_incomplete = False
         """True after a list that failed, and may succeed later."""
 
@@ -138,14 +139,17 @@ class EndedWriters:
 
     def _claim(self, folder_name: str, writer: str) -> Upload | None:
         try:
-            return Upload.claim(self._bucket, self._root, folder_name, writer, self._counters)
+            upload = Upload.claim(self._bucket, self._root, folder_name, writer, self._counters)
         except OSError as error:
             self._note_unreadable(writer, error)
             return None
+        if upload is None:
+            self._on_left_out(writer, None)
+        return upload
 
     def _note_unreadable(self, writer: str, error: OSError) -> None:
         self._counters.add("unreadable_writer")
-        self._on_unreadable(writer, error)
+        self._on_left_out(writer, error)
 
     def _is_due(self, folder_name: str, segments: list[Segment]) -> bool:
         """Return True if a writer's process has ended, or a user asks, and the mirror may lack something."""
@@ -252,7 +256,7 @@ def push(
     *,
     by: str = "command",
     ended_pids: Collection[int] = (),
-    on_unreadable: Callable[[str, OSError], None] = lambda writer, error: None,
+    on_left_out: Callable[[str, OSError | None], None] = lambda writer, error: None,
     seconds: float = math.inf,
     deadline_seconds: float = 60.0,
 ) -> Iterator[PushedWriter]:
@@ -264,7 +268,7 @@ def push(
         by: `command` for what a user asks for: every writer of every log but those of this process. `companion`: those
             of processes that have ended, in logs that were mirrored before.
         ended_pids: Processes of this host that have ended, even if they still await their parents.
-        on_unreadable: See `EndedWriters`.
+        on_left_out: See `EndedWriters`.
         seconds: How long to go on.
         deadline_seconds: The deadline of one call to Cloud Storage.
 
@@ -278,7 +282,7 @@ def push(
     bucket = Bucket(mirror, deadline_seconds=deadline_seconds)
     folder_names = None if by == "command" else ()
     writers = EndedWriters(
-        bucket, root, by=by, folder_names=folder_names, ended_pids=ended_pids, on_unreadable=on_unreadable
+        bucket, root, by=by, folder_names=folder_names, ended_pids=ended_pids, on_left_out=on_left_out
     )
     yield from writers.run(deadline=lambda: give_up_at)
 

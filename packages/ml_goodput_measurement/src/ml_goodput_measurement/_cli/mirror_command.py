@@ -182,13 +182,17 @@ def _push(root: Path, mirror: str, options: argparse.Namespace, console: Console
     from ml_diagnostics_common.command.formats import format_data, format_table
     from ml_diagnostics_common.mirror.rest import push
 
-    pushed, unreadable = [], []
+    pushed, left_out, unreadable = [], [], []
 
-    def note_unreadable(writer: str, error: OSError) -> None:
-        unreadable.append(writer)
-        console.warn(f"{writer} cannot be read, and is left out: {error}")
+    def note_left_out(writer: str, error: OSError | None) -> None:
+        left_out.append(writer)
+        if error is None:
+            console.notify(f"{writer}: left out, because another process writes it to the mirror")
+        else:
+            unreadable.append(writer)
+            console.warn(f"{writer} cannot be read, and is left out: {error}")
 
-    for writer in push(root, mirror, on_unreadable=note_unreadable):
+    for writer in push(root, mirror, on_left_out=note_left_out):
         console.notify(f"{writer.writer}: {writer.entries:,} entries")
         pushed.append(writer)
     rows = [
@@ -204,7 +208,7 @@ def _push(root: Path, mirror: str, options: argparse.Namespace, console: Console
         ]
         headers = ("log", "writer", "entries", "state")
         console.data("\n".join(format_table(headers, cells, "<<><", width=console.width, cut=["log"])))
-    elif not unreadable:
+    elif not left_out:
         console.notify(f"the mirror {mirror} lacks nothing of {root}")
     return FAILED if unreadable else DONE
 
