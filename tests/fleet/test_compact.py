@@ -176,6 +176,14 @@ def test_small_files_are_merged_and_old_ones_deleted_after_a_week(tmp_path: Path
     assert same_rows_of(tmp_path, job)
 
 
+def test_large_files_are_not_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_files, "_SMALL_BYTES", 100)
+    for one in one_job(60).segments(str(tmp_path), each=6):
+        write_objects([one])
+        assert compact(tmp_path, now_ns=NOW_NS).merged == 0
+    assert len(latest_events(tmp_path).files) == 11
+
+
 def test_large_jobs_are_merged_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_files, "_MOST_SORTED", 10)
     monkeypatch.setattr(compaction, "_MOST_ROWS", 4)

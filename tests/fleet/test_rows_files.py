@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
+from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError, StorageError
 from ml_diagnostics_fleet import rows_files
 from ml_diagnostics_fleet.beam_engine import run_beam, run_beam_continuously
 from ml_diagnostics_fleet.job_rows import JobRows, error_rows, job_rows
 from ml_diagnostics_fleet.local_engine import run_local
 from ml_diagnostics_fleet.manifest import ManifestConflictError, ManifestError, commit, latest_rows
-from ml_diagnostics_fleet.rows_files import RowsWriter, commit_rows, newest_rows, read_table, replace_jobs
+from ml_diagnostics_fleet.rows_files import RowsWriter, commit_rows, newest_rows, read_table, replace_jobs, row_paths
 from ml_diagnostics_fleet.schemas import TABLES, JobKey
 from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet
 from ml_diagnostics_fleet.synthetic_files import write_event_files
@@ -134,3 +134,17 @@ def test_a_key_of_two_texts_is_not_another_key_of_the_same_letters(tmp_path: Pat
         keys[0]: "error: a defect",
         keys[1]: "error: another",
     }
+
+
+@pytest.mark.parametrize("how", ["bit", "cut", "empty"])
+def test_damaged_rows_are_an_error_with_the_name_of_their_file(tmp_path: Path, how: str) -> None:
+    write_event_files(tmp_path, FLEET)
+    run = run_local(tmp_path, AS_OF_NS, processes=1)
+    (path,) = (Path(path) for path in row_paths(tmp_path, run.snapshot, "ledger_rows"))
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes({"bit": bytes(data), "cut": bytes(data[:-9]), "empty": b""}[how])
+    with pytest.raises(StorageError, match=f"{path.name} is damaged: .*; make the rows of that moment again"):
+        read_table(tmp_path, run.snapshot, "ledger_rows")
+    assert run_local(tmp_path, AS_OF_NS, processes=1).snapshot != run.snapshot
+    assert read_table(tmp_path, latest_rows(tmp_path).snapshots[0], "ledger_rows").num_rows

@@ -15,12 +15,19 @@ __all__ = ["decoded", "encoded"]
 def encoded(table: pa.Table) -> bytes:
     """Return a table as Parquet."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
 
 def decoded(data: bytes) -> pa.Table:
-    """Return the table that Parquet has."""
-    with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file:
-        return file.read(use_threads=False)
+    """Return the table that Parquet has.
+
+    Raises:
+        pa.ArrowException: It is not Parquet, or not what was written.
+        OSError: The same.
+    """
+    with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, page_checksum_verification=True) as file:
+        table = file.read(use_threads=False)
+    table.validate(full=True)
+    return table

@@ -324,10 +324,23 @@ def row_paths(mirror: str | os.PathLike[str], snapshot: RowsSnapshot, table: str
 
 
 def read_table(mirror: str | os.PathLike[str], snapshot: RowsSnapshot, table: str) -> pa.Table:
-    """Return a table of rows."""
+    """Return a table of rows.
+
+    Raises:
+        ObjectNotFoundError: One of its files does not exist.
+        StorageError: A file cannot be read, or is damaged.
+    """
     paths = FleetPaths(mirror)
-    files = [decoded(paths.storage.read(paths.full(path))) for path in snapshot.files[table]]
+    files = [_read(paths, path) for path in snapshot.files[table]]
     return pa.concat_tables(files) if files else TABLES[table].empty_table()
+
+
+def _read(paths: FleetPaths, path: str) -> pa.Table:
+    data = paths.storage.read(paths.full(path))
+    try:
+        return decoded(data)
+    except (pa.ArrowException, OSError) as error:
+        raise StorageError(f"{paths.full(path)} is damaged: {error}; make the rows of that moment again") from None
 
 
 def write_dimensions(mirror: str | os.PathLike[str], tables: Mapping[str, pa.Table]) -> None:
