@@ -22,7 +22,7 @@ from ml_goodput_measurement._cli.advice_text import (
 from ml_goodput_measurement.advice import JobHistory, advise, what_if
 from ml_goodput_measurement.money import Price
 
-from .histories import BASE, JOB, Payload
+from .histories import BASE, JOB, History, Payload
 from .lives import lives
 from .simulated import history_of_payloads
 
@@ -73,12 +73,14 @@ def test_a_prediction_of_any_life_is_in_its_range(
     assert_finite(document)
 
 
-def test_a_job_with_all_of_its_moments_at_the_starts_of_steps_is_predicted() -> None:
-    """Each attempt has one moment, so its recorded uptime is 0."""
-    job = [{"job_name": JOB, "job_start_time": BASE}, {"job_name": JOB, "step_count": 0, "step_start_time": BASE}]
-    job += [{"job_name": JOB, "step_end_count": 0, "step_ended": BASE + 1e-6}]
-    history = history_of_payloads(job, BASE, JOB)
-    assert history is None or what_if(history, interval_seconds=60.0, save_seconds=1.0).percent >= 0
+def test_a_job_of_one_step_an_attempt_has_no_recorded_uptime_and_is_predicted() -> None:
+    """The first step of each attempt is its only moment."""
+    life = History().start(0).step(0, 10).start(100).step(1, 110)
+    history = history_of_life((life.payloads, 110))
+    assert history is not None
+    assert (history.uptime_seconds, history.failures) == (0.0, 1)
+    assert 0 < advise(history, save_seconds=1.0).interval_seconds[0]
+    assert 0 <= what_if(history, interval_seconds=60.0, save_seconds=1.0).percent <= 100
 
 
 def assert_finite(document: dict[str, Any]) -> None:
