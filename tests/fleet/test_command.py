@@ -209,6 +209,11 @@ def test_a_gap_is_a_note_and_with_strict_a_failure(mirror: Path, tmp_path: Path)
     assert report.returncode == 0
     assert "1 job with gaps" in report.stdout
     assert "incomplete" in report.stdout
+    named = re.search(r"entries [\d,]+ to [\d,]+ of \S+ are missing, in \S+", report.stdout)
+    assert named is not None
+    assert named[0].replace(",", "") in compacted.stderr.replace(",", "")
+    (gap,) = data_of("report", "--mirror", folder)["quality"]["gaps"]
+    assert f"of {gap['writer']} are missing, in {gap['log']}" in named[0]
     assert run("report", "--mirror", folder, "--strict").returncode == 1
 
 

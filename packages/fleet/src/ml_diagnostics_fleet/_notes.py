@@ -12,6 +12,7 @@ from ml_diagnostics_fleet.overview import DataQuality
 __all__ = ["host_notes", "quality_notes"]
 
 _MOST_HOSTS = 5
+_MOST_GAPS = 3
 _LONGEST_NAME = 60
 _KINDS = {
     "failed": "could not be read",
@@ -61,6 +62,10 @@ def quality_notes(quality: DataQuality) -> Iterator[str]:
             names += ", ..." if count > len(quality.examples[kind]) else ""
             missing = f": incomplete, {format_count(quality.missing, 'entry', 'entries')} missing"
             yield f"{format_count(count, 'job')} {text} ({names}){missing if kind == 'gaps' else ''}"
+    for gap in quality.gaps[:_MOST_GAPS]:
+        yield f"entries {gap.first:,} to {gap.last:,} of {_name(gap.writer)} are missing, in {_name(gap.log)}"
+    if len(quality.gaps) > _MOST_GAPS:
+        yield f"... {format_count(len(quality.gaps) - _MOST_GAPS, 'more gap')}: `goodput fleet compact` lists all"
 
 
 def _name(text: str) -> str:

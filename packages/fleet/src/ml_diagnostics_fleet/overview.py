@@ -14,7 +14,7 @@ from ml_goodput_measurement.reading import BUCKET_NAMES
 from ml_diagnostics_fleet.answers import CauseSums, GroupSums, JobProblems, JobSums, PeriodSums, Sums, total
 from ml_diagnostics_fleet.job_rows import ERROR
 from ml_diagnostics_fleet.lemons import LemonHosts, find_lemons
-from ml_diagnostics_fleet.manifest import RowsSnapshot
+from ml_diagnostics_fleet.manifest import Gap, RowsSnapshot
 from ml_diagnostics_fleet.reports import FleetReports
 from ml_diagnostics_fleet.saving import SavingAdvice, saving_advice
 
@@ -85,11 +85,13 @@ class DataQuality:
         counts: The number of jobs by kind of problem.
         examples: The first names.
         missing: The number of entries that did not arrive.
+        gaps: Their writers and numbers, as far as a manifest has them.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
     missing: int = 0
+    gaps: list[Gap] = field(default_factory=list)
 
     def add(self, kind: str, job: str) -> None:
         """Count a job."""
@@ -220,6 +222,9 @@ def overview_of(reports: FleetReports, by: Sequence[str] = _BY_TEAM, *, most: in
     groups = reports.goodput(by)
     unit = Unit(any(group.all.chip_ns for group in groups))
     by_money, by_share = worst_jobs(reports.jobs(), unit, most)
+    quality = quality_of(reports.problems(), has_prices=reports.currency is not None)
+    if quality.is_incomplete:
+        quality.gaps = reports.gaps()
     return FleetOverview(
         snapshot=reports.snapshot,
         currency=reports.currency,
@@ -233,7 +238,7 @@ def overview_of(reports: FleetReports, by: Sequence[str] = _BY_TEAM, *, most: in
         by_share=by_share,
         saving=saving_advice(reports.saves()),
         hosts=find_lemons(reports.hosts()),
-        quality=quality_of(reports.problems(), has_prices=reports.currency is not None),
+        quality=quality,
     )
 
 

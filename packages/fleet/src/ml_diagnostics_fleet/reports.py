@@ -38,7 +38,7 @@ from ml_diagnostics_fleet.answers import (
     Sums,
 )
 from ml_diagnostics_fleet.dimensions import read_dimension
-from ml_diagnostics_fleet.manifest import RowsSnapshot
+from ml_diagnostics_fleet.manifest import Gap, RowsSnapshot, latest_events
 from ml_diagnostics_fleet.queries import facts_text, question
 from ml_diagnostics_fleet.rows_files import row_paths
 from ml_diagnostics_fleet.schemas import TABLES, JobKey
@@ -90,6 +90,7 @@ class FleetReports:
         memory_mb: int = _MEMORY_MB,
     ) -> None:
         duckdb = _duckdb()
+        self._mirror = mirror
         self._error: type[Exception] = duckdb.Error
         self.snapshot: RowsSnapshot = rows_at(mirror, as_of_ns)
         self.currency: str | None = None
@@ -202,6 +203,15 @@ class FleetReports:
         """Yield the jobs of which the data are not complete, and those that failed."""
         for row in self._rows("quality"):
             yield JobProblems(JobKey(row.pop("log"), row.pop("job")), **row)
+
+    def gaps(self) -> list[Gap]:
+        """Return the entries that are missing in the table of events now, by writer.
+
+        Raises:
+            ManifestError: The manifest is damaged, or of a newer version.
+            StorageError: The mirror cannot be read.
+        """
+        return latest_events(self._mirror).gaps()
 
     def _groups(self, name: str, by: Sequence[str]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         for row in self._rows(name, by):

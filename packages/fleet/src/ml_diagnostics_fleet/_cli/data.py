@@ -83,6 +83,10 @@ def overview_as_dict(view: FleetOverview) -> dict[str, Any]:
             "counts": dict(view.quality.counts),
             "examples": {kind: list(names) for kind, names in view.quality.examples.items()},
             "missing_entries": view.quality.missing,
+            "gaps": [
+                {"log": gap.log, "writer": gap.writer, "first": gap.first, "last": gap.last}
+                for gap in view.quality.gaps
+            ],
         },
     }
 
