@@ -1,4 +1,4 @@
-"""What a mirror that fails, and a host that fails it, do to a job: nothing; and what is left for later: everything."""
+"""A mirror that fails, and a host that fails it: nothing happens to the job, and everything is left for later."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Counting(LocalStorage):
 
 
 def test_members_of_gzip_that_follow_each_other_are_one_object(tmp_path: Path) -> None:
-    """As `cat` joins files: each is whole."""
+    """`cat` joins files so: each is whole."""
     root, mirror = tmp_path / "root", str(tmp_path / "mirror")
     job(root)
     ((writer, (header, lines)),) = journal_lines(root).items()

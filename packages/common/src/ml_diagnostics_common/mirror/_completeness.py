@@ -1,4 +1,4 @@
-"""What a mirror lacks of the entries of its writers, as far as their sequence numbers, their ends and their ages show.
+"""The entries that a mirror lacks of its writers, as far as their numbers, their ends and their ages show.
 
 A writer that runs has entries that are not in the mirror yet. Without an end, and without an entry that is younger than
 the time between two objects allows, it was killed, and its last entries may be missing.

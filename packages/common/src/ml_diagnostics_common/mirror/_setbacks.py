@@ -1,4 +1,4 @@
-"""What the mirror's thread does when the mirror refuses an object, does not answer, or is full."""
+"""Failures of the mirror's thread: the mirror refuses an object, does not answer, or is full."""
 
 from __future__ import annotations
 
