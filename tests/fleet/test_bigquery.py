@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import sqlglot
@@ -115,6 +116,24 @@ def test_a_load_job_is_named_by_its_table_moment_and_files() -> None:
     again = dataclasses.replace(SNAPSHOT, files=files)
     made_again = load_jobs("gs://bucket/fleet", again, "project", "goodput")
     assert made_again[0]["jobReference"] != first[0]["jobReference"]
+
+
+def test_views_show_a_run_when_all_its_tables_are_loaded() -> None:
+    tables = [job["configuration"]["load"]["destinationTable"]["tableId"] for job in load_all(SNAPSHOT)]
+    assert tables[-1].startswith("jobs_runs$")
+    assert len(tables) == len(TABLES)
+    text = tables_text()
+    assert text.count("WHERE _PARTITIONTIME = (SELECT MAX(_PARTITIONTIME) FROM jobs_runs)") == len(TABLES)
+
+
+def test_a_table_without_files_is_not_loaded() -> None:
+    empty = dataclasses.replace(SNAPSHOT, files={**SNAPSHOT.files, "disruptions": ()})
+    assert [job["configuration"]["load"]["sourceUris"] for job in load_all(empty)].count([]) == 0
+    assert len(load_all(empty)) == len(TABLES) - 1
+
+
+def load_all(snapshot: RowsSnapshot) -> list[dict[str, Any]]:
+    return load_jobs("gs://bucket/fleet", snapshot, "project", "goodput")
 
 
 def test_bigquery_does_not_load_from_a_folder() -> None:
