@@ -79,7 +79,7 @@ def test_a_job_of_one_step_an_attempt_has_no_recorded_uptime_and_is_predicted() 
     history = history_of_life((life.payloads, 110))
     assert history is not None
     assert (history.uptime_seconds, history.failures) == (0.0, 1)
-    assert 0 < advise(history, save_seconds=1.0).interval_seconds[0]
+    assert advise(history, save_seconds=1.0).interval_seconds[0] > 0
     assert 0 <= what_if(history, interval_seconds=60.0, save_seconds=1.0).percent <= 100
 
 
