@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from ml_diagnostics_fleet.events import DamagedEventsError, EventsFile, checksum
 from ml_diagnostics_fleet.local_engine import run_local
 from ml_diagnostics_fleet.manifest import latest_events, latest_rows
 from ml_diagnostics_fleet.rows_files import read_table
-from ml_diagnostics_fleet.schemas import EVENTS, JobKey
+from ml_diagnostics_fleet.schemas import EVENTS, TABLES, JobKey
 from ml_diagnostics_fleet.synthetic import AS_OF_NS, SyntheticFleet
 from ml_diagnostics_fleet.synthetic_files import write_event_files, write_segments
 
@@ -158,3 +159,17 @@ def test_the_command_refuses_a_mirror_of_a_newer_version(tmp_path: Path) -> None
         done = goodput(part, "--mirror", tmp_path, "--as-of", "2026-11-22")
         assert done.returncode == 1
         assert "was written by a newer version of ml-diagnostics" in done.stderr
+
+
+def test_a_table_that_is_deleted_is_made_again_from_the_segments(tmp_path: Path) -> None:
+    """As the reference says of a damaged file."""
+    write_segments(tmp_path, FLEET)
+    compact(tmp_path, now_ns=AS_OF_NS)
+    before = run_local(tmp_path, AS_OF_NS, processes=1)
+    rows = [read_table(tmp_path, before.snapshot, name) for name in TABLES]
+    damage(tmp_path, "cut")
+    shutil.rmtree(tmp_path / "v1" / "events")
+    shutil.rmtree(tmp_path / "v1" / "manifests" / "events")
+    compact(tmp_path, now_ns=AS_OF_NS)
+    after = run_local(tmp_path, AS_OF_NS, processes=1)
+    assert [read_table(tmp_path, after.snapshot, name) for name in TABLES] == rows

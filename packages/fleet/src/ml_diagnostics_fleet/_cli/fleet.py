@@ -125,6 +125,8 @@ def _compact(options: argparse.Namespace, console: Console) -> int:
         "files": len(done.files),
         "merged": done.merged,
         "deleted": done.deleted,
+        "rolled_up": done.rolled_up,
+        "without_job": done.without_job,
         "missing": missing,
         "damaged": len(done.damaged),
     }
