@@ -24,18 +24,15 @@ from ml_diagnostics_common.files import in_bucket
 from ml_diagnostics_common.storage import storage_for
 
 from ml_diagnostics_fleet._object_file import ObjectFile
-from ml_diagnostics_fleet.event_tables import EventTables, deduplicated
 from ml_diagnostics_fleet.schemas import DICTIONARIES, EVENTS, JobKey
 
 __all__ = [
     "LARGEST_ROW_GROUP",
     "DamagedEventsError",
-    "EventTables",
     "EventsFile",
     "EventsWriter",
     "RowGroup",
     "checksum",
-    "deduplicated",
     "write_events",
 ]
 

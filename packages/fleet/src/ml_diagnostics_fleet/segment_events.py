@@ -15,7 +15,7 @@ from ml_diagnostics_common.mirror.reader import MirrorReader
 from ml_diagnostics_common.mirror.segments import SegmentContent
 
 from ml_diagnostics_fleet._paths import FleetPaths
-from ml_diagnostics_fleet.events import EventTables
+from ml_diagnostics_fleet.event_tables import EventTables
 from ml_diagnostics_fleet.manifest import LogState
 from ml_diagnostics_fleet.schemas import JobKey
 
