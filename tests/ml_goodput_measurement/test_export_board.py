@@ -195,6 +195,26 @@ def test_a_job_that_cannot_be_read_keeps_its_last_state_and_is_logged_once(
     ]
 
 
+def test_a_job_that_fails_unexpectedly_does_not_keep_the_others_from_being_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = time.time()
+    start("run-7", now)
+    start("run-8", now)
+    board = board_at(time.time, "run-7", "run-8")
+    read = JobFollower.read
+
+    def fail(self: JobFollower, windows: object = None, *, local_only: bool = False) -> JobState:
+        if self.job_name == "run-7":
+            raise ZeroDivisionError("division by zero")
+        return read(self, None, local_only=local_only)
+
+    monkeypatch.setattr(JobFollower, "read", fail)
+    board.refresh()
+    assert names_of(board) == ["run-8"]
+    assert "job 'run-7' cannot be read: ZeroDivisionError: division by zero" in caplog.text
+
+
 def test_a_refresh_that_fails_does_not_end_the_thread() -> None:
     called = threading.Event()
     number = 0

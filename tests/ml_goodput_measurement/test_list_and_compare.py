@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import time
 from typing import Any
 
@@ -171,7 +172,11 @@ def test_a_job_that_cannot_be_read_does_not_hide_the_others(
     assert cli.main(["list"]) == 1
     output = capsys.readouterr()
     assert [line.split()[0] for line in output.out.splitlines()[2:]] == ["run-7"]
-    assert output.err == "goodput: job 'run-6' cannot be read: [Errno 13] Permission denied: '/journal'\n"
+    message = "goodput: job 'run-6' cannot be read: [Errno 13] Permission denied: '/journal'\n"
+    assert output.err == message
+    shutil.rmtree(log_directory(diagnostics_directory(), "goodput_run-7"))
+    assert cli.main(["list"]) == 1
+    assert capsys.readouterr() == ("", message)
 
 
 def test_a_blank_name_is_of_no_recorder_and_is_not_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ class ListCommand:
             console.data(format_data({"jobs": rows}, options.format, rows, _FIELDS))
         elif states:
             console.data("\n".join(_table(states, console.width)), styles={r"\bfailed\b|\bgone\b": RED})
-        else:
+        elif not failures:
             where = "on this machine or in the mirror" if sources.mirror else "on this machine"
             console.notify("no job has an event since then" if options.since else f"no job was recorded {where}")
         for failure in failures:

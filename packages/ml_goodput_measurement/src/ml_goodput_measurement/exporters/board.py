@@ -133,8 +133,9 @@ class Board:
             if self._warns_of_missing:
                 self._warn_once(name, f"has recorded nothing yet in log {name[1][:200]!r}")
             return None
-        except (DiagnosticsError, OSError) as error:
-            self._warn_once(name, f"cannot be read: {error}")
+        except Exception as error:  # Whatever one job's records do, the others are read.
+            detail = error if isinstance(error, (DiagnosticsError, OSError)) else f"{type(error).__name__}: {error}"
+            self._warn_once(name, f"cannot be read: {detail}")
             return None
         self._failed.discard(name)
         return state
