@@ -221,7 +221,9 @@ class EndedWriters:
         if has_ended:
             upload.write_end(self._by)
             if self._clock() < deadline() and not self._may_be_incomplete:
+                start = time.thread_time()
                 self._roll_up(upload, names)
+                pause(time.thread_time() - start)  # There may be hundreds of writers.
         if had_ended and not entries:
             return None
         return PushedWriter(shown_log_id(upload.paths.folder_name), upload.writer, entries, has_ended)
