@@ -231,11 +231,22 @@ class BigQueryServer(LoopbackServer):
             if ends is not None and number == ends.after:
                 context.abort(ends.code, ends.message)
             part = table.slice(start, self.rows).combine_chunks().to_batches()[0]
-            batch = types.ArrowRecordBatch(serialized_record_batch=part.serialize().to_pybytes())
+            batch = types.ArrowRecordBatch(serialized_record_batch=_compressed(part))
             answer = types.ReadRowsResponse(arrow_record_batch=batch, row_count=part.num_rows)
             yield bytes(types.ReadRowsResponse.serialize(answer))
         if ends is not None:
             context.abort(ends.code, ends.message)
+
+
+def _compressed(batch: pa.RecordBatch) -> bytes:
+    """Return a batch as its message of Arrow IPC, with buffers in LZ4 frames as sessions ask for them."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(batch)
+    messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    messages.read_next_message()  # The schema.
+    data: bytes = messages.read_next_message().serialize().to_pybytes()
+    return data
 
 
 def _restricted(table: pa.Table, condition: str) -> pa.Table:
