@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ml_diagnostics_common.storage import storage_for
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.faults import Status
 from ml_goodput_measurement import cli
 from ml_goodput_measurement.exporters.board import Board
 from ml_goodput_measurement.exporters.gauges import GAUGES
@@ -130,6 +134,39 @@ def test_a_mirror_of_a_newer_version_fails_the_command(
     out, err = run(capsys, *arguments, "--mirror", laptop.mirror, code=1)
     assert out == ""
     assert "written by a newer version" in err
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudStorageServer]:
+    with CloudStorageServer(buckets=["bucket"]) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield server
+        storage_for("gs://bucket/x").close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_bucket_that_refuses_is_stated_and_the_journal_is_read(
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    bucket: CloudStorageServer,
+) -> None:
+    laptop = Laptop(tmp_path, "gs://bucket/team", monkeypatch)
+    laptop.mirrored("run-7", steps(time.time() - 2_000, 94))
+    laptop.take_journal(0)
+    bucket.faults.always(Status(403))
+    is_list = arguments[0] == "list"
+    out, err = run(capsys, *arguments, "--mirror", laptop.mirror, code=1 if is_list else 0)
+    assert "run-7" in out or "range" in out or " sure, " in out
+    if is_list:
+        assert err.startswith("goodput: the mirror gs://bucket/team cannot be read: ")
+    if arguments[0] in ("report", "compare"):
+        assert "incomplete: the mirror could not be read to the end: " in out
+    if arguments[0] != "watch":
+        _, err = run(capsys, *arguments, "--mirror", laptop.mirror, "--strict", code=1)
+        assert "cannot be read: " in err or "could not be read to the end: " in err
 
 
 def test_an_exporter_of_named_jobs_reads_the_mirror_and_exports_how_far_it_is_behind(

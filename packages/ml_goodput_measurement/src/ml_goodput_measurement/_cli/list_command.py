@@ -63,7 +63,7 @@ class ListCommand:
 
 def _states(since_ns: int, sources: Sources, console: Console) -> tuple[list[JobState], list[str]]:
     """Return the state of each job with an event since a moment, and why the others cannot be read."""
-    from ml_diagnostics_common.exceptions import StorageError
+    from ml_diagnostics_common.exceptions import CredentialsError, StorageError
 
     from ml_goodput_measurement._query.job_state import JobFollower
     from ml_goodput_measurement._query.sources import Sources, last_written_ns, logs_of_jobs, mirrored_jobs
@@ -73,7 +73,16 @@ def _states(since_ns: int, sources: Sources, console: Console) -> tuple[list[Job
     failures: list[str] = []
     logs = {log: jobs for log, jobs in logs_of_jobs().items() if last_written_ns(log) >= since_ns}
     if sources.mirror:
-        for log, jobs in mirrored_jobs(sources.mirror, since_ns=since_ns).items():
+        from ml_diagnostics_common.mirror.segments import NewerFormatError
+
+        try:
+            mirrored = mirrored_jobs(sources.mirror, since_ns=since_ns)
+        except (StorageError, CredentialsError) as error:
+            if isinstance(error, NewerFormatError):
+                raise
+            failures.append(f"the mirror {sources.mirror} cannot be read: {error}")
+            mirrored, sources = {}, Sources(mirror="")
+        for log, jobs in mirrored.items():
             logs[log] = logs.get(log, set()) | jobs
     for log, jobs in sorted(logs.items()):
         for job in sorted(jobs):
