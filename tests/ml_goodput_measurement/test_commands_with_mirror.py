@@ -19,6 +19,8 @@ from ml_goodput_measurement.exporters.gauges import GAUGES
 
 from .laptops import Laptop, steps
 
+SAVE = {"advise": ("--save", "5"), "what-if": ("--save", "5")}
+
 
 @pytest.fixture
 def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laptop:
@@ -77,6 +79,14 @@ def test_a_gap_is_noted_and_strict_fails(laptop: Laptop, capsys: pytest.CaptureF
     note = f"entries {lost.first} to {lost.last} of writer {writer} are not in the mirror"
     out, err = run(capsys, "report", "run-7", "--mirror", laptop.mirror)
     assert f"Note: incomplete: {note}" in out
+    for command in (("advise",), ("what-if", "--interval", "100"), ("compare", "run-7")):
+        out, err = run(capsys, command[0], "run-7", *command[1:], "--mirror", laptop.mirror, *SAVE.get(command[0], ()))
+        assert f"Note: incomplete: {note}" in out or f"Note: run-7: incomplete: {note}" in out
+    assert data_of(capsys, "advise", "run-7", *SAVE["advise"], "--mirror", laptop.mirror)["notes"] == [
+        f"incomplete: {note}"
+    ]
+    out, err = run(capsys, "list", "--mirror", laptop.mirror)
+    assert err == "incomplete: entries of 1 job are missing, such as of 'run-7'; its report lists them\n"
     for arguments in (
         ("report", "run-7"),
         ("report", "run-7", "--since", "1d"),

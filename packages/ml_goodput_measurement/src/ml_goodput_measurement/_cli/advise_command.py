@@ -68,9 +68,10 @@ class AdviseCommand:
             detection_seconds=options.detection,
         )
         if options.format == "table":
-            console.data("\n".join(format_advice(history, advice, worth, is_verbose=options.verbose)))
+            lines = format_advice(history, advice, worth, is_verbose=options.verbose)
+            console.data("\n".join([*lines, *_notes(state)]))
         else:
-            document = advice_as_dict(state.job_name, history, advice, worth)
+            document = {**advice_as_dict(state.job_name, history, advice, worth), "notes": list(state.notes)}
             console.data(format_data(document, options.format, [advice_as_row(document)], ADVICE_FIELDS))
         return strict_code(options, console, state.notes)
 
@@ -118,11 +119,15 @@ class WhatIfCommand:
             background_seconds=options.background,
         )
         if options.format == "table":
-            console.data("\n".join(format_prediction(history, prediction)))
+            console.data("\n".join([*format_prediction(history, prediction), *_notes(state)]))
         else:
-            document = prediction_as_dict(state.job_name, history, prediction)
+            document = {**prediction_as_dict(state.job_name, history, prediction), "notes": list(state.notes)}
             console.data(format_data(document, options.format, [prediction_as_row(document)], PREDICTION_FIELDS))
         return strict_code(options, console, state.notes)
+
+
+def _notes(state: JobState) -> list[str]:
+    return [f"Note: {note}" for note in state.notes]
 
 
 def _add_save_options(parser: argparse.ArgumentParser) -> None:

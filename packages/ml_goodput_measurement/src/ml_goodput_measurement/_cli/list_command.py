@@ -58,6 +58,7 @@ class ListCommand:
             console.notify("no job has an event since then" if options.since else f"no job was recorded {where}")
         for failure in failures:
             console.warn(failure)
+        _notify_missing(states, console)
         return FAILED if failures else strict_code(options, console, (note for state in states for note in state.notes))
 
 
@@ -99,6 +100,19 @@ def _states(since_ns: int, sources: Sources, console: Console) -> tuple[list[Job
             if state.last_event_ns >= since_ns and state.wall_ns:
                 states.append(state)
     return states, failures
+
+
+def _notify_missing(states: list[JobState], console: Console) -> None:
+    """Print how many jobs are not complete, if any: their reports have the details."""
+    from ml_diagnostics_common.log_source import INCOMPLETE
+    from ml_diagnostics_common.texts import format_count
+
+    names = [state.job_name for state in states if any(note.startswith(INCOMPLETE) for note in state.notes)]
+    if names:
+        console.notify(
+            f"incomplete: entries of {format_count(len(names), 'job')} are missing, such as of {names[0][:200]!r}; its "
+            "report lists them"
+        )
 
 
 def _table(states: list[JobState], width: int | None) -> list[str]:
