@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -238,6 +239,19 @@ def test_a_long_trend_has_gaps_where_no_job_ran(tmp_path: Path) -> None:
     write_rows(tmp_path, fleet_of(1, [20_000, 20_007, 20_042]))
     xs = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', trend(view_of(tmp_path)))]
     assert (xs[2] - xs[1]) == pytest.approx(5 * (xs[1] - xs[0]), rel=0.01)
+
+
+@pytest.mark.parametrize("days", [range(0, 420, 7), [0, 7, 14, 21, 28, 700], [0], [0, 7]])
+def test_names_of_weeks_do_not_overlap(days: Sequence[int], tmp_path: Path) -> None:
+    from ml_diagnostics_fleet._drawings import trend
+
+    write_rows(tmp_path, fleet_of(1, [20_000 + day for day in days]))
+    drawn = trend(view_of(tmp_path))
+    names = re.findall(r'<text x="([\d.]+)" y="[\d.]+" class="axis (\w+)[\w ]*">\d{4}-', drawn)
+    shift = {"start": 0.0, "middle": -0.5, "end": -1.0}
+    ends = [(float(x) + 70 * shift[anchor], float(x) + 70 * (1 + shift[anchor])) for x, anchor in names]
+    assert ends
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(ends))
 
 
 def test_rows_with_a_bucket_of_a_newer_version_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from fractions import Fraction
 from html import escape
 
@@ -14,10 +15,12 @@ from ml_diagnostics_fleet._amounts import goodput, lost_or_time, percent
 from ml_diagnostics_fleet.answers import GroupSums
 from ml_diagnostics_fleet.overview import FleetOverview
 
-__all__ = ["bars", "trend"]
+__all__ = ["bars", "spread", "trend"]
 
 _WIDTH, _HEIGHT = 640, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 36, 20, 14, 24
+_DATE = 112
+"""The least distance between names of weeks; the first and the last are not centred."""
 _MOST_WEEKS = 26
 _MOST_GROUPS = 30
 
@@ -76,7 +79,7 @@ def trend(view: FleetOverview) -> str:
         f'<text x="{_LEFT - 6}" y="{_TOP + height * (1 - part / 100) + 4:.1f}" class="axis end">{part}</text>'
         for part in (0, 25, 50, 75, 100)
     )
-    every = -(-len(weeks) // 7)
+    named = spread(xs, _DATE)
     dots = "".join(
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="dot"><title>week of {escape(group.key[0])}: '
         f"{100 * share:.1f} %, {format_count(group.jobs, 'job')}</title></circle>"
@@ -85,13 +88,27 @@ def trend(view: FleetOverview) -> str:
     names = "".join(
         f'<text x="{x:.1f}" y="{_HEIGHT - 6}" class="axis {_anchor(number, len(weeks))}">{escape(group.key[0])}</text>'
         for number, (x, group) in enumerate(zip(xs, weeks, strict=True))
-        if number % every == 0
+        if number in named
     )
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" class="trend" role="img" aria-label="goodput by week, in '
         f'percent">{lines}<polyline points="{path}" class="curve"/>{dots}{names}</svg>'
     )
+
+
+def spread(positions: Sequence[float], least: float) -> list[int]:
+    """Return the indices of positions that are far enough from each other to have a name, from the first on.
+
+    Args:
+        positions: Positions, in their order.
+        least: The least distance.
+    """
+    found: list[int] = []
+    for index, position in enumerate(positions):
+        if not found or position - positions[found[-1]] >= least:
+            found.append(index)
+    return found
 
 
 def _anchor(number: int, count: int) -> str:

@@ -21,6 +21,7 @@ from ml_goodput_measurement.partition import Bucket
 from ml_goodput_measurement.reading import BUCKET_NAMES, COLORS
 
 from ml_diagnostics_fleet._amounts import goodput, lost_or_time
+from ml_diagnostics_fleet._drawings import spread
 from ml_diagnostics_fleet.answers import GroupSums
 from ml_diagnostics_fleet.overview import FleetOverview
 
@@ -43,6 +44,8 @@ _CHARACTER: Final = 0.0059
 _MOST_GROUPS: Final = 24
 _NAME: Final = 44
 _MOST_NAMED_WEEKS: Final = 12
+_GOODPUT, _LOST = 42, 140
+"""Where texts end, in points after the bars."""
 
 
 def draw_fleet(view: FleetOverview, path: str | os.PathLike[str], *, dark: bool = False) -> None:
@@ -102,10 +105,12 @@ def _draw_bars(axes: Axes, view: FleetOverview, groups: list[GroupSums]) -> None
             left += float(share)
         suffix = "" if view.currency is not None else f" {view.unit.name}"
         for x, text in (
-            (1.07, goodput(view.unit, group.productive, group.all)),
-            (1.2, f"{lost[row]}{suffix} lost"),
+            (_GOODPUT, goodput(view.unit, group.productive, group.all)),
+            (_LOST, f"{lost[row]}{suffix} lost"),
         ):
-            axes.text(x, row, text, va="center", ha="right", fontsize=8.5, color=INK, parse_math=False)
+            axes.annotate(
+                text, (1, row), (x, 0), textcoords="offset points", va="center", ha="right", fontsize=8.5, color=INK
+            ).set_parse_math(False)
     axes.set_yticks(range(len(groups)))
     names: Any = axes.set_yticklabels([_name(group) for group in groups])
     for name in names:
@@ -142,8 +147,10 @@ def _draw_trend(axes: Axes, view: FleetOverview) -> None:
     days: Any = [datetime.date.fromisoformat(group.key[0]) for group in weeks]
     shares = [100 * float(Fraction(view.unit.of(group.productive), view.unit.of(group.all))) for group in weeks]
     axes.plot(days, shares, color=COLORS[Bucket.PRODUCTIVE], linewidth=2, marker="o", markersize=5, clip_on=False)
-    every = max(1, -(-len(days) // _MOST_NAMED_WEEKS))
-    for day, share in list(zip(days, shares, strict=True))[::every]:
+    span = (days[-1] - days[0]).days if days else 0
+    margin = datetime.timedelta(days=max(3, span // 20))
+    named = spread([(day - days[0]).days for day in days], span / _MOST_NAMED_WEEKS)
+    for day, share in [(days[index], shares[index]) for index in named]:
         axes.annotate(
             f"{share:.1f} %", (day, share), (0, 7), textcoords="offset points", ha="center", fontsize=8, color=INK
         )
@@ -151,9 +158,9 @@ def _draw_trend(axes: Axes, view: FleetOverview) -> None:
     axes.set_ylabel("percent", fontsize=8, color=FAINT)
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_xticks(days[::every])
-    years = {day.year for day in days}
-    axes.set_xticklabels([f"{day:%d %b}" if len(years) < 2 else f"{day:%d %b %Y}" for day in days[::every]])
+    ticks = [days[index] for index in named]
+    axes.set_xticks(ticks)
+    form = "%d %b" if len({day.year for day in days}) < 2 else "%d %b\n%Y"
+    axes.set_xticklabels([day.strftime(form) for day in ticks])
     if days:
-        margin = datetime.timedelta(days=3)
         axes.set_xlim(days[0] - margin, days[-1] + margin)
