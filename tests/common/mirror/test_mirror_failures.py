@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -92,17 +91,13 @@ def test_a_folder_that_cannot_be_made_is_one_warning_and_the_job_goes_on(tmp_pat
 def test_a_missing_client_of_cloud_storage_is_one_warning_with_its_command_and_the_job_goes_on(tmp_path: Path) -> None:
     body = """
 sys.modules["google.cloud.storage"] = None
-start = time.monotonic()
 m = start_mirror("goodput_run7", root)
 for n in range(100): journal.append({"n": n})
 assert not m.flush(20)
-assert time.monotonic() - start < 10
 assert m.statistics().state == "waiting"
 """
-    start = time.monotonic()
     _, errors = (process := run(body, tmp_path, "gs://bucket/m")).communicate(timeout=60)
     assert process.returncode == 0, errors.decode()
-    assert time.monotonic() - start < 30
     assert errors.decode().count("pip install 'ml-diagnostics-common[gcs]'") == 1
     assert len(read_all(tmp_path)) == 100
 
@@ -117,14 +112,12 @@ def test_a_slow_bucket_delays_no_recording_call_and_gets_everything(
     body = """
 m = Mirror(os.environ["ML_DIAGNOSTICS_MIRROR"], root=root, seconds=0.01, start_seconds=0.0, grace_period_seconds=30.0)
 m.add("goodput_run7")
-slowest = 0.0
-deadline = time.monotonic() + 3
+deadline, calls = time.monotonic() + 3, 0
 while time.monotonic() < deadline:
-    start = time.perf_counter()
     journal.append({"n": 1})
-    slowest = max(slowest, time.perf_counter() - start)
+    calls += 1
     time.sleep(0.001)
-assert slowest < 0.3, slowest
+assert calls > 100, calls  # With a request for each, there would be ten.
 """
     finish(run(body, tmp_path, "gs://bucket/m"))
     assert_the_mirror_has_the_journal_once("gs://bucket/m", tmp_path)
