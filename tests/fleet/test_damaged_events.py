@@ -151,6 +151,24 @@ def test_the_command_reports_a_job_that_cannot_be_read_and_fails_above_one_perce
     assert "1 of 6 jobs could not be read: more than 1 %" in report.stderr
 
 
+def test_the_command_names_the_first_jobs_that_cannot_be_read_and_counts_the_others(tmp_path: Path) -> None:
+    fleet = SyntheticFleet(seed=1, jobs=26, events=800)
+    write_event_files(tmp_path, fleet)
+    for entry in latest_events(tmp_path).files:
+        path = tmp_path / "v1" / entry.path
+        with EventsFile(str(path)) as file:
+            groups = range(sum(map(len, file.jobs().values())))
+        data = bytearray(path.read_bytes())
+        for number in groups:
+            column = pq.ParquetFile(path).metadata.row_group(number).column(EVENTS.get_field_index("t_ns"))
+            data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+        path.write_bytes(data)
+    done = goodput("run", "--mirror", tmp_path, "--as-of", "2026-11-22", "--processes", "1")
+    lines = done.stderr.splitlines()
+    assert sum(line.startswith("goodput: job run-") for line in lines) == 20
+    assert lines[-1] == "goodput: 6 more jobs failed; the table of jobs has all of them"
+
+
 def test_the_command_refuses_a_mirror_of_a_newer_version(tmp_path: Path) -> None:
     write_event_files(tmp_path, FLEET)
     (tmp_path / "v2" / "segments").mkdir(parents=True)

@@ -189,8 +189,10 @@ def _compact_view(options: argparse.Namespace, console: Console) -> int:
 
 
 def _warn_gaps(done: Compaction | ViewCompaction, console: Console) -> None:
+    from ml_diagnostics_common.texts import one_line
+
     for gap in done.gaps[:_MOST_WARNINGS]:
-        console.warn(f"entries {gap.first} to {gap.last} of {gap.writer} are missing, in {gap.log}")
+        console.warn(f"entries {gap.first} to {gap.last} of {gap.writer} are missing, in {one_line(gap.log)}")
     if len(done.gaps) > _MOST_WARNINGS:
         console.warn(f"{len(done.gaps) - _MOST_WARNINGS:,} more gaps; the manifest has all of them")
 
@@ -230,7 +232,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     import time
 
     from ml_diagnostics_common.command.formats import format_data
-    from ml_diagnostics_common.texts import format_clock, format_count
+    from ml_diagnostics_common.texts import format_clock, format_count, one_line
 
     mirror = mirror_of(options)
     as_of_ns = time.time_ns() if options.as_of is None else options.as_of
@@ -259,8 +261,10 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     else:
         row = {**found, "errors": len(done.errors)}
         console.data(format_data(found, options.format, [row], tuple(row)))
-    for key, text in done.errors:
-        console.warn(f"job {key.job[:200]}: {text}")
+    for key, text in done.errors[:_MOST_WARNINGS]:
+        console.warn(f"job {one_line(key.job, 200)}: {one_line(text)}")
+    if len(done.errors) > _MOST_WARNINGS:
+        console.warn(f"{len(done.errors) - _MOST_WARNINGS:,} more jobs failed; the table of jobs has all of them")
     return DONE
 
 
