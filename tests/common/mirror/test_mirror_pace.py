@@ -76,6 +76,24 @@ def test_a_command_that_watches_asks_the_first_process_of_its_job_alone(mirror: 
     assert reader.ask_to_hurry(Clock().now_ns + 2 * 3600 * 10**9) == 0
 
 
+def test_the_first_process_that_records_is_asked_and_writes_as_often_as_process_0(mirror: str, tmp_path: Path) -> None:
+    now, root = [0.0], tmp_path / "root"
+    for index in (7, 3, 3):
+        journal_of(root, index).append({"job_name": "run7", "n": index})
+    mirror_by_hand(root, mirror)
+    reader = MirrorReader(LOG, mirror=mirror)
+    assert len(flat(reader.read_new())) == 3
+    assert reader.ask_to_hurry(Clock().now_ns) == 2
+    pace = Pace(30.0, lambda: now[0])
+    pace.is_of_first_process = False
+    assert pace.is_old()
+    assert pace.seconds() == 600.0
+    pace.note_watch("x.watch", 1)
+    assert pace.seconds() == 30.0
+    now[0] += 301
+    assert pace.seconds() == 600.0
+
+
 def test_recorders_that_are_idle_for_an_hour_are_not_asked_about(
     tmp_path: Path, round_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

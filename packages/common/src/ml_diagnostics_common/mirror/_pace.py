@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-__all__ = ["OTHERS_SECONDS", "SLOW_SECONDS", "Pace", "is_of_first_process"]
+__all__ = ["OTHERS_SECONDS", "SLOW_SECONDS", "Pace", "is_of_first_process", "process_index"]
 
 SLOW_SECONDS: Final = 120.0
 OTHERS_SECONDS: Final = 600.0
@@ -26,7 +26,7 @@ class Pace:
         clock: Return monotonic seconds.
 
     Attributes:
-        is_of_first_process: False for the long time of the job's other processes, whether or not a command watches.
+        is_of_first_process: False for the long time of the job's other processes, unless a command watches.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
@@ -39,14 +39,13 @@ class Pace:
 
     def seconds(self) -> float:
         """Return the time between two objects, from now on."""
-        if not self.is_of_first_process:
-            return max(self._seconds, OTHERS_SECONDS)
-        is_watched = self._clock() < self._watched_until
-        return max(self._seconds, SLOW_SECONDS) if self.is_old() and not is_watched else self._seconds
+        if self._clock() < self._watched_until or not self.is_old():
+            return self._seconds
+        return max(self._seconds, SLOW_SECONDS if self.is_of_first_process else OTHERS_SECONDS)
 
     def is_old(self) -> bool:
-        """Return True after the first ten minutes: from then on it matters whether a command watches."""
-        return self._clock() - self._started >= _NEW_SECONDS
+        """Return True in other processes, and after the first ten minutes: then it matters whether a command watches."""
+        return not self.is_of_first_process or self._clock() - self._started >= _NEW_SECONDS
 
     def note_watch(self, path: str, generation: int) -> None:
         """Note an object by which a command watches. The command renews it: clocks of two machines may differ.
@@ -60,6 +59,12 @@ class Pace:
             self._watched_until = self._clock() + _WATCHED_SECONDS
 
 
+def process_index(labels: Mapping[str, str]) -> int:
+    """Return the index of a process in its job from the labels of its entries; 0 if it is not known."""
+    text = labels.get("process_index", "")
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
 def is_of_first_process(labels: Mapping[str, str]) -> bool:
     """Return True for the labels of a job's process 0, or of one whose index is not known."""
-    return labels.get("process_index", "") in ("", "0")
+    return process_index(labels) == 0

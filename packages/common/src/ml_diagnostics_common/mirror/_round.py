@@ -192,11 +192,11 @@ class MirrorRound:
 
     def check_watch(self, pace: Pace) -> None:
         """Check if a command watches one of the writers that have written in the last hour."""
-        if not self._may_watch or not pace.is_of_first_process:
+        if not self._may_watch:
             return
         watched_ns = time.time_ns() - NS_PER_HOUR
         for upload in list(self._uploads.values()):
-            if upload.note.written_ns < watched_ns or not upload.is_of_first_process:
+            if upload.note.written_ns < watched_ns:
                 continue
             path = upload.paths.watch(upload.writer)
             try:

@@ -20,7 +20,7 @@ from ml_diagnostics_common.journal._layout import FIRST_SEQUENCE
 from ml_diagnostics_common.mirror._bucket import Bucket
 from ml_diagnostics_common.mirror._completeness import MirroredWriter, is_complete, missing
 from ml_diagnostics_common.mirror._objects import without
-from ml_diagnostics_common.mirror._pace import is_of_first_process
+from ml_diagnostics_common.mirror._pace import process_index
 from ml_diagnostics_common.mirror._streams import ReadObjects, WriterStream
 from ml_diagnostics_common.mirror.names import EndName, SegmentName, day_of, parse_name
 from ml_diagnostics_common.reader import Take, merge
@@ -166,22 +166,20 @@ class MirrorReader:
         return [*damaged, *missing(self._writers_of(job), now_ns)]
 
     def ask_to_hurry(self, now_ns: int, *, job: str | None = None) -> int:
-        """Ask a job to write every 30 s for the next five minutes, and not every two minutes.
+        """Ask a job to write every 30 s for the next five minutes, and not every two or ten minutes.
 
         Args:
             now_ns: The time, in ns since 1970.
             job: Only writers of this job; None for all.
 
         Returns:
-            The number of writers that were asked, those of the first process that run; 0 if this user may not create
-            objects.
+            The number of writers that were asked, those that run of the first process that records; 0 if this user may
+            not create objects.
         """
         data = json.dumps({"at": now_ns}).encode()
-        paths = [
-            self._paths.watch(writer.writer)
-            for writer in self._writers_of(job)
-            if writer.may_run(now_ns) and is_of_first_process(writer.labels)
-        ]
+        running = [writer for writer in self._writers_of(job) if writer.may_run(now_ns)]
+        first = min((process_index(writer.labels) for writer in running), default=0)
+        paths = [self._paths.watch(writer.writer) for writer in running if process_index(writer.labels) == first]
 
         def ask(path: str) -> None:
             self._bucket.storage.write(path, data, content_type="application/json")
