@@ -30,6 +30,7 @@ pytest.importorskip("duckdb", reason="DuckDB 2 needs Python 3.11")
 from ml_diagnostics_fleet._cli.text import format_overview
 from ml_diagnostics_fleet._drawings import bars
 from ml_diagnostics_fleet._notes import host_notes, quality_notes
+from ml_diagnostics_fleet.page import page_of
 from ml_diagnostics_fleet.reports import FleetReports, RulesError
 
 from .fleets import NOW_NS
@@ -78,7 +79,10 @@ def test_a_name_is_a_group_whatever_it_contains(name: str, tmp_path: Path) -> No
     shown = format_overview(view, None), bars(view)
     for text in shown:
         assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x1b]", text)
-    assert "<img" not in shown[1]
+    page = page_of(view)
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x1b]", page)
+    assert "<img" not in shown[1] + page
+    assert max(map(len, re.findall(r">([^<]*)</(?:span|td)>", page))) < 200
 
 
 def test_a_label_that_no_text_can_be_is_no_error(tmp_path: Path) -> None:
@@ -179,7 +183,10 @@ def test_weeks_start_on_monday_also_at_the_end_of_a_year(tmp_path: Path) -> None
 def test_steps_of_an_attempt_are_not_priced_by_week(tmp_path: Path) -> None:
     write_rows(tmp_path, fleet_of(1, range(20_000, 20_015)))
     assert "per 1,000 steps" in format_overview(view_of(tmp_path), None)
-    assert "per 1,000 steps" not in format_overview(view_of(tmp_path, "week"), None)
+    assert ">per 1,000 steps<" in page_of(view_of(tmp_path))
+    weeks = view_of(tmp_path, "week")
+    assert "per 1,000 steps" not in format_overview(weeks, None)
+    assert ">per 1,000 steps<" not in page_of(weeks)
 
 
 class Counted(list[CauseSums]):

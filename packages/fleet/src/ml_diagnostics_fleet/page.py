@@ -15,28 +15,31 @@ from importlib.resources import files
 from pathlib import Path
 
 from ml_diagnostics_common.page import FOLDER
-from ml_diagnostics_common.texts import format_clock, format_count
+from ml_diagnostics_common.texts import format_clock, format_count, one_line
 
 from ml_diagnostics_fleet._amounts import (
     amount,
     amount_range,
+    amounts_alike,
     goodput,
     hours,
     lost_or_time,
     micro,
     per_thousand_steps,
     percent,
+    percents,
     points,
 )
 from ml_diagnostics_fleet._drawings import bars, trend
 from ml_diagnostics_fleet._notes import host_notes, quality_notes
-from ml_diagnostics_fleet.answers import JobSums, Sums
+from ml_diagnostics_fleet.answers import GroupSums, JobSums, Sums
 from ml_diagnostics_fleet.overview import FleetOverview, cause_name
 from ml_diagnostics_fleet.queries import GROUPS
 
 __all__ = ["page_of", "write_page"]
 
 _MOST_SAVERS = 20
+_LONGEST_TEXT = 80
 
 
 def write_page(view: FleetOverview, path: str | os.PathLike[str]) -> None:
@@ -79,11 +82,7 @@ def page_of(view: FleetOverview) -> str:
                 _card("Hosts that fail too often", "at most 5 % false among them", _hosts(view)),
             ),
             _card("Jobs that save too rarely", "outside of the 80 % range of their best interval", _savers(view)),
-            _card(
-                "Jobs that lost most",
-                "in money" if view.currency is not None else "in time",
-                _jobs(view.by_money, view),
-            ),
+            _card("Jobs that lost most", _most(view), _jobs(view.by_money, view)),
             _card("Jobs with the largest share lost", "of jobs that ran for an hour", _jobs(view.by_share, view)),
             _card("Data", "how complete they are", _quality(view)),
         )
@@ -161,10 +160,18 @@ class _Cell:
     def __init__(self, text: str, key: float | Fraction | int | None = None) -> None:
         self.text, self.key = text, key
 
+    @property
+    def shown(self) -> str:
+        """The text in one line, as HTML: a name of thousands of characters would hide all other columns."""
+        text = one_line(self.text)
+        if len(text) <= _LONGEST_TEXT:
+            return escape(text)
+        return f'<span title="{escape(text)}">{escape(one_line(text, _LONGEST_TEXT))}</span>'
+
     def html(self) -> str:
         """Return the cell."""
         if self.key is None:
-            return f"<td>{escape(self.text)}</td>"
+            return f"<td>{self.shown}</td>"
         return f'<td class="number" data-key="{float(self.key)!r}">{escape(self.text)}</td>'
 
 
@@ -173,7 +180,7 @@ class _JobCell(_Cell):
 
     def html(self) -> str:
         """Return the cell."""
-        return f'<td><span class="job">{escape(self.text)}</span></td>'
+        return f'<td><span class="job">{self.shown}</span></td>'
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[_Cell]]) -> str:
@@ -199,7 +206,6 @@ def _groups(view: FleetOverview) -> str:
     for group, time, loss in zip(groups, times, lost, strict=True):
         causes = view.lost_to(group.key)
         spent = view.unit.of(group.all)
-        per_step = group.all.cost if view.currency is not None else spent
         rows.append(
             [
                 *map(_Cell, group.key),
@@ -209,16 +215,21 @@ def _groups(view: FleetOverview) -> str:
                 ),
                 _Cell(time, spent),
                 _Cell(loss, view.lost(group.lost)),
-                _Cell(
-                    per_thousand_steps(group.all.cost, spent, group.steps_kept, view.currency),
-                    Fraction(per_step, group.steps_kept) if group.steps_kept else 0,
-                ),
+                *([_steps(view, group)] if view.has_steps else []),
                 _Cell(cause_name(causes[0][0]) if causes else "-"),
             ]
         )
     lost_name = "lost in money" if view.currency is not None else f"lost {view.unit.name}"
-    headers = [*view.by, "jobs", "goodput", view.unit.name, lost_name, "per 1,000 steps", "largest cause"]
+    steps_name = ["per 1,000 steps"] if view.has_steps else []
+    headers = [*view.by, "jobs", "goodput", view.unit.name, lost_name, *steps_name, "largest cause"]
     return _table(headers, rows) if rows else _empty("There are no jobs.")
+
+
+def _steps(view: FleetOverview, group: GroupSums) -> _Cell:
+    spent = view.unit.of(group.all)
+    text = per_thousand_steps(group.all.cost, spent, group.steps_kept, view.currency)
+    per_step = group.all.cost if view.currency is not None else spent
+    return _Cell(text, Fraction(per_step, group.steps_kept) if group.steps_kept else 0)
 
 
 def _goodput(view: FleetOverview, productive: Sums, whole: Sums) -> _Cell:
@@ -230,11 +241,11 @@ def _causes(view: FleetOverview) -> str:
     if not causes:
         return _empty("Nothing was lost.")
     lost, times = lost_or_time(view, [part for _, part in causes]), hours([view.unit.of(part) for _, part in causes])
+    shares = [view.unit.share(part, view.all) or Fraction(0) for _, part in causes]
     rows = []
-    for (cause, part), time, loss in zip(causes, times, lost, strict=True):
-        share = view.unit.share(part, view.all) or Fraction(0)
+    for (cause, part), share, shown, time, loss in zip(causes, shares, percents(shares), times, lost, strict=True):
         money = [_Cell(loss, part.cost)] if view.currency is not None else []
-        rows.append([_Cell(cause_name(cause)), _Cell(percent(share), share), _Cell(time, view.unit.of(part)), *money])
+        rows.append([_Cell(cause_name(cause)), _Cell(shown, share), _Cell(time, view.unit.of(part)), *money])
     return _table(["cause", "share", view.unit.name, *(["lost in money"] if view.currency is not None else [])], rows)
 
 
@@ -305,9 +316,10 @@ def _savers(view: FleetOverview) -> str:
 
 
 def _jobs(jobs: Sequence[JobSums], view: FleetOverview) -> str:
+    amounts = [] if view.currency is None else amounts_alike([job.lost.cost for job in jobs], view.currency)
     rows = []
-    for job in jobs:
-        money = [] if view.currency is None else [_Cell(amount(job.lost.cost, view.currency), job.lost.cost)]
+    for number, job in enumerate(jobs):
+        money = [_Cell(text, job.lost.cost) for text in amounts[number : number + 1]]
         rows.append(
             [
                 _JobCell(job.key.job),
