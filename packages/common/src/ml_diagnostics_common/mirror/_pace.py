@@ -44,7 +44,7 @@ class Pace:
         return max(self._seconds, SLOW_SECONDS if self.is_of_first_process else OTHERS_SECONDS)
 
     def is_old(self) -> bool:
-        """Return True in other processes, and after the first ten minutes: then it matters whether a command watches."""
+        """Return True if it matters whether a command watches: after ten minutes, and in other processes."""
         return not self.is_of_first_process or self._clock() - self._started >= _NEW_SECONDS
 
     def note_watch(self, path: str, generation: int) -> None:
