@@ -184,8 +184,9 @@ def test_large_files_are_not_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(latest_events(tmp_path).files) == 11
 
 
-def test_large_jobs_are_merged_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_files, "_MOST_SORTED", 10)
+@pytest.mark.parametrize("bound", ["_MOST_SORTED", "_MOST_SORTED_BYTES"])
+def test_large_jobs_are_merged_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(event_files, bound, 10)
     monkeypatch.setattr(compaction, "_MOST_ROWS", 4)
     monkeypatch.setattr(event_files, "_LARGEST_BYTES", 10_000)
     job = one_job(60)

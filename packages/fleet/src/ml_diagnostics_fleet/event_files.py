@@ -29,6 +29,8 @@ _MOST_SMALL: Final = 8
 _LARGEST_BYTES: Final = 256 * 2**20
 _MOST_SORTED: Final = 4_000_000
 """Events of a job that are sorted at a time when files are merged."""
+_MOST_SORTED_BYTES: Final = 2**30
+"""The same in bytes: a column of text has 2 GiB at most."""
 
 
 class EventFilesWriter:
@@ -153,7 +155,8 @@ def _merge(paths: FleetPaths, entries: Sequence[EventsEntry], output: EventFiles
             # Files are of different days, mostly; a job that is too large to be sorted as a whole is sorted in parts.
             for file, groups in sorted(parts, key=lambda part: min(group.first_t_ns for group in part[1])):
                 waiting.append(file.table(groups))
-                if sum(table.num_rows for table in waiting) > _MOST_SORTED:
+                rows, size = (sum(getattr(table, name) for table in waiting) for name in ("num_rows", "nbytes"))
+                if rows > _MOST_SORTED or size > _MOST_SORTED_BYTES:
                     output.write(key, deduplicated(pa.concat_tables(waiting)))
                     waiting = []
             if waiting:

@@ -18,6 +18,7 @@ from ml_diagnostics_fleet.schemas import EVENTS, JobKey
 __all__ = ["EventTables", "deduplicated"]
 
 _ORDER: Final = [("t_ns", "ascending"), ("writer", "ascending"), ("seq", "ascending")]
+_MOST_BYTES: Final = 2**31 - 1
 _MOST_CONTEXTS: Final = 1_000
 """Contexts of entries that are remembered: each segment has one of its own."""
 
@@ -159,20 +160,22 @@ def _by_writer(writers: pa.Array, texts: Sequence[str]) -> pa.DictionaryArray:
 
 def deduplicated(table: pa.Table) -> pa.Table:
     """Return the events of one job in order, each once."""
-    table = table.unify_dictionaries().combine_chunks()
+    table = table.unify_dictionaries()
+    # A chunk of text has 2 GiB at most, and Arrow combines the chunks from which it takes rows.
+    is_huge = table.nbytes > _MOST_BYTES
+    table = table if is_huge else table.combine_chunks()
     if table.num_rows < 2:
         return table
-    table = table.take(pc.sort_indices(_sortable(table), sort_keys=_ORDER))
-    batch = table.combine_chunks().to_batches()[0]
+    keys = _sortable(table)
+    order = pc.sort_indices(keys, sort_keys=_ORDER)
+    batch = keys.take(order).combine_chunks().to_batches()[0]
     same = None
-    for name in ("t_ns", "writer", "seq"):
-        column = batch.column(name)
-        values = column.indices if pa.types.is_dictionary(column.type) else column
-        equal = pc.equal(values.slice(1), values.slice(0, len(values) - 1))
+    for column in batch.columns:
+        equal = pc.equal(column.slice(1), column.slice(0, len(column) - 1))
         same = equal if same is None else pc.and_(same, equal)
-    if not pc.any(same).as_py():
-        return table
-    return table.filter(pa.concat_arrays([pa.array([True]), pc.invert(same)]))
+    if pc.any(same).as_py():
+        order = order.filter(pa.concat_arrays([pa.array([True]), pc.invert(same)]))
+    return pa.concat_tables([table.slice(row, 1) for row in order.to_pylist()]) if is_huge else table.take(order)
 
 
 def _sortable(table: pa.Table) -> pa.Table:
