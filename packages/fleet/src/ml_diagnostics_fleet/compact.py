@@ -110,6 +110,7 @@ def compact(
         mirror: The mirror: `gs://bucket/prefix`, or a local folder.
         now_ns: The time, in ns since 1970; None for this machine's.
         through_ns: Days that end by this moment are closed; None is `now_ns`. A later one takes days that still go on.
+            Days that are more than one ahead of `now_ns` are of wrong clocks, and closed.
         merges: True to merge small files.
         rolls_up: True to write the small segments of writers that have ended as larger ones, by the hour, for readers
             of the mirror; writers do so themselves if they may delete objects.
