@@ -369,6 +369,7 @@ def _hosts(options: argparse.Namespace, console: Console) -> int:
     from collections import Counter
 
     from ml_diagnostics_common.command.formats import format_data
+    from ml_diagnostics_common.texts import one_line
 
     from ml_diagnostics_fleet._cli.data import HOST_FIELDS, hosts_as_dict
     from ml_diagnostics_fleet._cli.text import format_hosts
@@ -381,7 +382,8 @@ def _hosts(options: argparse.Namespace, console: Console) -> int:
     if options.format == "table":
         console.data(format_hosts(found, console.width))
         for one in found.lemons:
-            console.data(f"\ncauses of {one.host.host}: {format_causes(causes_of.get(one.host.host, Counter()))}")
+            counts = causes_of.get(one.host.host, Counter())
+            console.data(f"\ncauses of {one_line(one.host.host)}: {format_causes(counts)}")
     else:
         document = hosts_as_dict(found)
         for row in document["listed"]:
