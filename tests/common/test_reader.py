@@ -459,7 +459,7 @@ import os, sys
 from pathlib import Path
 from ml_diagnostics_common import files
 from ml_diagnostics_common.reader import JournalReader
-files.json.dump = lambda *_: os.kill(os.getpid(), 9)
+files.os.fsync = lambda *_: os.kill(os.getpid(), 9)
 reader = JournalReader(sys.argv[2], root=Path(sys.argv[1]))
 list(reader.read_new())
 reader.save_position("mine")

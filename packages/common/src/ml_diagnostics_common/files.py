@@ -174,7 +174,7 @@ def make_private_folder(folder: Path) -> None:
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Replace a small JSON file: another process or thread sees the old state or the new one, never a part."""
     folder = path.parent
-    new = os.path.join(folder, f".{path.name}.{os.getpid()}-{get_ident()}.new")  # noqa: PTH118 - A tenth of the time.
+    new = folder / f".{path.name}.{os.getpid()}-{get_ident()}.new"
     text = json.dumps(state).encode()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
     try:
@@ -187,10 +187,9 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
             file.write(text)
             file.flush()
             os.fsync(descriptor)  # Else a power cut may leave the new name with no content.
-        os.replace(new, path)  # noqa: PTH105
+        new.replace(path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)  # noqa: PTH108
+        new.unlink(missing_ok=True)
         raise
     if folder not in _cleaned_in_this_process:
         _cleaned_in_this_process.add(folder)
