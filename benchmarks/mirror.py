@@ -240,22 +240,14 @@ def _rows_of_small_objects(where: str, cost: dict[str, float]) -> list[Row]:
     rows = []
     for pace in (_PACE_SECONDS, _USUAL_PACE_SECONDS):
         entry = cost[f"{pace}"] / (_ENTRIES_A_SECOND * pace)
-        is_usual = pace == _USUAL_PACE_SECONDS
-        what = "a job that is neither new nor watched" if is_usual else "a new or watched job"
+        what = "a job that is neither new nor watched" if pace == _USUAL_PACE_SECONDS else "a new or watched job"
         rows += [
             Row(
                 f"an object of {pace} s, in {where}",
                 seconds(cost[f"{pace}"]),
                 f"the storage alone {seconds(cost[f'alone {pace}'])}",
             ),
-            Row(
-                f"an entry of it: {what}",
-                seconds(entry),
-                "",
-                "",
-                "<= 3 µs" if is_usual else "",
-                entry <= 3e-6 if is_usual else None,
-            ),
+            Row(f"an entry of it: {what}", seconds(entry), "", "", "<= 3 µs", entry <= 3e-6),
         ]
     return rows
 
