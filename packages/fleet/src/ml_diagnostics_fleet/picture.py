@@ -45,7 +45,7 @@ _MOST_GROUPS: Final = 24
 _NAME: Final = 44
 _MOST_NAMED_WEEKS: Final = 12
 _GOODPUT, _LOST = 42, 140
-"""Where texts end, in points after the bars."""
+"""The ends of texts, in points after the bars."""
 
 
 def draw_fleet(view: FleetOverview, path: str | os.PathLike[str], *, dark: bool = False) -> None:
