@@ -273,7 +273,7 @@ def beam(session: nox.Session) -> None:
         return
     tests = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/fleet/test_beam*.py"))]
     page = "tests/test_docs_examples.py::test_the_examples_of_a_page_run[docs/how-to/fleet-on-dataflow.md]"
-    session.run("python", "-m", "pytest", "-rR", *tests, page, *session.posargs, env=ON_CPU)
+    session.run("python", "-m", "pytest", *SIDE_BY_SIDE, "-rR", *tests, page, *session.posargs, env=ON_CPU)
 
 
 @nox.session

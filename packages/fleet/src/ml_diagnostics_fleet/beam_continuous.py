@@ -10,8 +10,10 @@ replaced as a whole, and those of the latest moment count: see `replace_jobs`.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
+import math
 import os
 import time
 from collections import Counter
@@ -25,21 +27,22 @@ from apache_beam.transforms import trigger, window
 from apache_beam.transforms.periodicsequence import PeriodicImpulse
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from ml_diagnostics_common.entry import SeenSequences
-from ml_diagnostics_common.exceptions import ObjectNotFoundError, StorageError
+from ml_diagnostics_common.exceptions import ObjectNotFoundError
 from ml_diagnostics_common.journal import log_folder_name
 from ml_diagnostics_common.mirror.names import EndName, LogPaths, SegmentName, parse_name, segments_path
 from ml_diagnostics_common.mirror.segments import DamagedObjectError, SegmentContent
 
+from ml_diagnostics_fleet._beam_map import CountedBatches, batches_of, events_of, may_be_cured, rows_or_error
 from ml_diagnostics_fleet._paths import FleetPaths
-from ml_diagnostics_fleet.events import EventsFile, EventTables
-from ml_diagnostics_fleet.job_rows import Cause, JobRows, error_rows, job_rows
-from ml_diagnostics_fleet.local_engine import parts_of_jobs, qualities_of
+from ml_diagnostics_fleet.event_tables import EventTables
+from ml_diagnostics_fleet.job_rows import Cause, JobRows, error_rows
+from ml_diagnostics_fleet.local_engine import JobQuality, parts_of_jobs, qualities_of
 from ml_diagnostics_fleet.manifest import EventsManifest, latest_events
 from ml_diagnostics_fleet.rows_files import read_causes, replace_jobs
 from ml_diagnostics_fleet.schemas import JobKey, group_of
 from ml_diagnostics_fleet.segment_events import SegmentEvents, folder_of
 
-__all__ = ["NewObjects", "keep_rows", "objects_of_message", "run"]
+__all__ = ["NewObjects", "keep_rows", "objects_of_message", "pipeline"]
 
 _LISTING_SECONDS: Final = 300
 _COMMIT_SECONDS: Final = 60
@@ -49,17 +52,18 @@ _FRESH_SECONDS: Final = 60
 _log = logging.getLogger(__name__)
 
 
-def run(options: Sequence[str], mirror: str, subscription: str, pace_seconds: float) -> None:
-    """Keep the rows of a mirror up to date, until the pipeline is cancelled."""
-    with beam.Pipeline(options=PipelineOptions(list(options))) as root:
-        if subscription:
-            messages = root | "Messages" >> beam.io.ReadFromPubSub(subscription=subscription, with_attributes=True)
-            objects = messages | "Objects" >> beam.FlatMap(objects_of_message).with_output_types(str)
-        else:
-            ticks = root | "Ticks" >> PeriodicImpulse(fire_interval=_LISTING_SECONDS)
-            listed = ticks | "List" >> beam.FlatMap(_listed, mirror).with_output_types(tuple[str, Any])
-            objects = listed | "NewObjects" >> beam.ParDo(NewObjects()).with_output_types(str)
-        keep_rows(objects, mirror, pace_seconds=pace_seconds)
+def pipeline(options: Sequence[str], mirror: str, subscription: str, pace_seconds: float) -> beam.Pipeline:
+    """Return a pipeline that keeps the rows of a mirror up to date, until it is cancelled."""
+    root = beam.Pipeline(options=PipelineOptions(list(options)))
+    if subscription:
+        messages = root | "Messages" >> beam.io.ReadFromPubSub(subscription=subscription, with_attributes=True)
+        objects = messages | "Objects" >> beam.FlatMap(objects_of_message).with_output_types(str)
+    else:
+        ticks = root | "Ticks" >> PeriodicImpulse(fire_interval=_LISTING_SECONDS)
+        listed = ticks | "List" >> beam.FlatMap(_listed, mirror).with_output_types(tuple[str, Any])
+        objects = listed | "NewObjects" >> beam.ParDo(NewObjects()).with_output_types(str)
+    keep_rows(objects, mirror, pace_seconds=pace_seconds, commit_seconds=min(_COMMIT_SECONDS, pace_seconds))
+    return root
 
 
 def keep_rows(
@@ -87,7 +91,7 @@ def keep_rows(
         | "JobsOfObject" >> beam.FlatMap(_jobs_of_object, mirror).with_output_types(tuple[tuple[str, str], None])
         | "Due" >> _every(pace_seconds)
         | "ByJob" >> beam.GroupByKey()
-        | "RowsOfJob" >> beam.Map(_rows_of_due_job, mirror, clock_ns).with_output_types(tuple[int, Any])
+        | "RowsOfJob" >> beam.FlatMap(_rows_of_due_job, mirror, clock_ns).with_output_types(tuple[int, Any])
         | "Commits" >> _every(commit_seconds)
         | "AllRows" >> beam.GroupByKey()
         | "Commit" >> beam.FlatMap(_replace, mirror, clock_ns)
@@ -95,10 +99,13 @@ def keep_rows(
 
 
 def _every(seconds: float) -> Any:
-    """Return the global window with a pane after so much processing time, if there is anything."""
+    """Return the global window with a pane after so much processing time, if there is anything.
+
+    Beam sends a delay to runners in whole seconds, and only as an integer.
+    """
     return beam.WindowInto(
         window.GlobalWindows(),
-        trigger=trigger.Repeatedly(trigger.AfterProcessingTime(seconds)),
+        trigger=trigger.Repeatedly(trigger.AfterProcessingTime(math.ceil(seconds))),
         accumulation_mode=trigger.AccumulationMode.DISCARDING,
     )
 
@@ -108,9 +115,10 @@ def _every(seconds: float) -> Any:
 
 def objects_of_message(message: Any) -> Iterator[str]:
     """Yield the path of the object that a notification of Cloud Storage is about, if it was created."""
-    attributes = message.attributes
+    attributes = message.attributes or {}
+    # A message of another kind is passed over: an error would bring it back for ever.
     if attributes.get("eventType") == "OBJECT_FINALIZE":
-        yield f"gs://{attributes['bucketId']}/{attributes['objectId']}"
+        yield f"gs://{attributes.get('bucketId')}/{attributes.get('objectId')}"
 
 
 def _listed(_tick: object, mirror: str) -> Iterator[tuple[str, list[str]]]:
@@ -132,16 +140,19 @@ class NewObjects(beam.DoFn):
     def process(self, element: tuple[str, Iterable[str]], state: Any = _SEEN) -> Iterator[str]:
         """Yield what is new in a list of a log's objects."""
         known = json.loads(state.read() or '{"seen": {}, "ended": []}')
-        seen, ended = SeenSequences.from_json(known["seen"]), set(known["ended"])
+        seen, ended, is_new = SeenSequences.from_json(known["seen"]), set(known["ended"]), False
         for path in element[1]:
             name = parse_name(path)
             if isinstance(name, SegmentName) and not seen.covers(name.writer, name.first, name.last):
                 seen.add_range(name.writer, name.first, name.last)
-                yield path
             elif isinstance(name, EndName) and name.writer not in ended:
                 ended.add(name.writer)
-                yield path
-        state.write(json.dumps({"seen": seen.to_json(), "ended": sorted(ended)}))
+            else:
+                continue
+            is_new = True
+            yield path
+        if is_new:  # Most lists of most logs have nothing new.
+            state.write(json.dumps({"seen": seen.to_json(), "ended": sorted(ended)}))
 
 
 def _jobs_of_object(path: str, mirror: str) -> Iterator[tuple[tuple[str, str], None]]:
@@ -178,7 +189,9 @@ def _other_object(paths: FleetPaths, folder: str, name: SegmentName | EndName) -
     found: str | None = None
     for path in paths.storage.list_prefix(f"{log.day(name.day)}{name.writer}."):
         one = parse_name(path)
-        if isinstance(one, SegmentName) and (isinstance(name, EndName) or (one != name and one.covers(name))):
+        if not isinstance(one, SegmentName) or one.writer != name.writer or one == name:
+            continue
+        if isinstance(name, EndName) or one.covers(name):
             found = path
     return found
 
@@ -188,38 +201,30 @@ def _other_object(paths: FleetPaths, folder: str, name: SegmentName | EndName) -
 
 def _rows_of_due_job(
     element: tuple[tuple[str, str], Iterable[None]], mirror: str, clock_ns: Callable[[], int]
-) -> tuple[int, JobRows]:
-    """Return the rows of a job, from the table of events and the segments that are not in it."""
+) -> Iterator[tuple[int, JobRows]]:
+    """Yield the rows of a job; none if its objects were deleted since they came: then it keeps the rows that it has."""
     key, as_of_ns = JobKey(*element[0]), clock_ns()
-    paths, (manifest, causes) = FleetPaths(mirror), _known_of(mirror, int(time.monotonic() // _FRESH_SECONDS))
+    manifest, causes = _known_of(mirror, int(time.monotonic() // _FRESH_SECONDS))
     try:
-        return 0, _rows(paths, key, as_of_ns, manifest, causes)
-    except StorageError:
-        raise  # The bundle is tried again.
+        batches, quality = _facts_of(FleetPaths(mirror), key, manifest)
     except Exception as error:
-        return 0, error_rows(key, error, as_of_ns)
+        if may_be_cured(error):
+            raise
+        yield 0, error_rows(key, error, as_of_ns)
+        return
+    if batches.events:
+        yield 0, rows_or_error(key, batches, as_of_ns, quality=quality, causes=causes)
 
 
-def _rows(
-    paths: FleetPaths,
-    key: JobKey,
-    as_of_ns: int,
-    manifest: EventsManifest,
-    causes: dict[JobKey, dict[int, Cause]],
-) -> JobRows:
+def _facts_of(paths: FleetPaths, key: JobKey, manifest: EventsManifest) -> tuple[CountedBatches, JobQuality]:
+    """Return the events of a job, from the table of events and the segments that are not in it."""
     segments = SegmentEvents(paths.mirror, key.log, known=manifest.logs.get(log_folder_name(key.log)))
     new = [table for one, table in segments.tables() if one == key]
     quality = qualities_of(EventsManifest(logs={key.log: segments.state}))[key.log]
-    files = [paths.full(entry.path) for entry in manifest.groups().get(group_of(key), [])]
-
-    def batches() -> Iterator[Any]:
-        for path, groups in parts_of_jobs(files).get(key, []):
-            with EventsFile(path) as file:
-                yield from file.batches(groups)
-        for table in new:
-            yield from table.to_batches()
-
-    return job_rows(key, batches(), as_of_ns, missing=quality.missing, ended=quality.ended, causes=causes.get(key))
+    parts = parts_of_jobs(paths.full(entry.path) for entry in manifest.groups().get(group_of(key), [])).get(key, [])
+    known = events_of(parts) + sum(table.num_rows for table in new)
+    batches = itertools.chain(batches_of(parts), *(table.to_batches() for table in new))
+    return CountedBatches(batches, known), quality
 
 
 @functools.lru_cache(maxsize=1)

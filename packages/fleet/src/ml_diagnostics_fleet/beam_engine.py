@@ -7,17 +7,19 @@ It needs the extra `beam`, which is imported when it runs.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
 
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError, MissingExtraError
 from ml_diagnostics_common.files import in_bucket
 
-from ml_diagnostics_fleet._paths import FleetPaths
+from ml_diagnostics_fleet._paths import FleetPaths, new_run
 from ml_diagnostics_fleet.job_rows import ERROR
 from ml_diagnostics_fleet.local_engine import FleetRun
 from ml_diagnostics_fleet.manifest import latest_events, latest_rows
@@ -27,9 +29,14 @@ from ml_diagnostics_fleet.segment_events import parts_of_logs
 
 __all__ = ["PipelineError", "run_beam", "run_beam_continuously"]
 
-_IN_THIS_PROCESS: Final = "--runner=FnApiRunner"
-_WITHOUT_TIMERS: Final = {"", "BundleBasedDirectRunner", "DirectRunner", "FnApiRunner", "SwitchingDirectRunner"}
+_IN_THIS_PROCESS: Final = "FnApiRunner"
+_WITH_TIMERS_FOR_MESSAGES: Final = "bundlebaseddirectrunner"
+"""Beam's runner for streams in one process: it reads Pub/Sub, and no list that is repeated."""
+_WITHOUT_TIMERS: Final = {"directrunner", "fnapirunner", "interactiverunner", "switchingdirectrunner"}
 """Runners that wait for the end of their input before a timer: a pipeline without an end has no results there."""
+_DONE: Final = "DONE"
+_STOPPED: Final = {"CANCELLED", "DRAINED", "UPDATED"}
+"""States of Beam in which a pipeline without an end has ended as its user wanted."""
 _SOURCES: Final = ("events", "segments")
 _SUBSCRIPTION: Final = re.compile("projects/[^/]+/subscriptions/[^/]+")
 
@@ -53,14 +60,14 @@ def run_beam(
         as_of_ns: The moment at which jobs that run end, in ns since 1970.
         options: Options of Beam, such as `--runner=DataflowRunner`; without a runner, it runs in this process.
         source: `events` for the table of events, of which nothing is shuffled; `segments` for all segments, without
-            the table: no compactor is needed.
+            the table: no compactor is needed. Segments that are damaged are passed over with a warning.
         now_ns: The time; None for this machine's.
 
     Returns:
         The results, as of `run_local`; `failed_groups` is empty.
 
     Raises:
-        ConfigurationError: `source` is neither of both.
+        ConfigurationError: `source` is neither of both, or an option is invalid.
         MissingExtraError: The extra `beam` is not installed.
         ManifestError: The manifest is damaged, or of a newer version.
         PipelineError: The pipeline failed.
@@ -71,15 +78,23 @@ def run_beam(
     _check_extra()
     from ml_diagnostics_fleet import _beam_batch
 
-    paths = FleetPaths(mirror)
-    run = _beam_batch.Run(paths.mirror, as_of_ns, time.time_ns() if now_ns is None else now_ns)
+    paths, started_ns = FleetPaths(mirror), time.time_ns() if now_ns is None else now_ns
+    parsed = _parsed(options, paths.mirror)
+    if parsed.get("no_wait_until_finish"):
+        raise ConfigurationError("--no_wait_until_finish is not for a run that returns its results: it waits for them")
+    given = list(options) if parsed["runner"] else [*options, f"--runner={_IN_THIS_PROCESS}"]
+    run = _beam_batch.Run(paths.mirror, new_run(started_ns), as_of_ns, started_ns)
     if source == "events":
         manifest = latest_events(mirror)
-        _run(lambda: _beam_batch.run_events(_with_runner(options), run, manifest))
+        _run(lambda: _beam_batch.pipeline_of_events(given, run, manifest), {_DONE})
     else:
         logs = parts_of_logs(mirror)
-        _run(lambda: _beam_batch.run_segments(_with_runner(options), run, logs))
-    snapshot = next(one for one in latest_rows(mirror).snapshots if one.as_of_ns == as_of_ns)
+        _run(lambda: _beam_batch.pipeline_of_segments(given, run, logs), {_DONE})
+    snapshot = next((one for one in latest_rows(mirror).snapshots if one.as_of_ns == as_of_ns), None)
+    if snapshot is None:  # A workers' mirror of the same name, and not this one.
+        raise PipelineError(
+            f"the pipeline is done, and its rows are not in {paths.mirror}: do its workers write there?"
+        )
     jobs = read_table(mirror, snapshot, "jobs").select(["log", "job", "rules"]).to_pylist()
     errors = [
         (JobKey(row["log"], row["job"]), row["rules"].removeprefix(ERROR))
@@ -96,7 +111,7 @@ def run_beam_continuously(
     subscription: str = "",
     pace_seconds: float = 600.0,
 ) -> None:
-    """Keep the rows of all jobs up to date, until the pipeline is cancelled.
+    """Keep the rows of all jobs up to date, until the pipeline is cancelled or drained.
 
     A new object makes its jobs due: all facts of a job are read again then, and its rows are replaced as a whole. So an
     object may be late by any time, or come twice. Readers take the newest snapshot, as after any other run; in it each
@@ -104,13 +119,15 @@ def run_beam_continuously(
 
     Args:
         mirror: The mirror; each worker must reach it.
-        options: Options of Beam, with a runner that is not in this process: such as Dataflow, Flink or Prism.
+        options: Options of Beam, with a runner for streams: Dataflow, Flink or Prism. In this process, to try it,
+            `--runner=BundleBasedDirectRunner`, with a subscription. `--no_wait_until_finish` returns after the start.
         subscription: A Pub/Sub subscription to the bucket's notifications, `projects/P/subscriptions/S`; empty to list
             the mirror every 5 minutes.
-        pace_seconds: A job's rows are made at most this often.
+        pace_seconds: A job's rows are made at most this often; rounded up to whole seconds.
 
     Raises:
-        ConfigurationError: The pace is not positive, the options name no such runner, or the subscription is invalid.
+        ConfigurationError: The pace is not positive, the options are invalid or name no such runner, or the
+            subscription is invalid.
         ManifestError: There are rows of another version of the rules, or the manifest is damaged.
         MissingExtraError: The extra `beam` is not installed.
         PipelineError: The pipeline failed.
@@ -126,16 +143,16 @@ def run_beam_continuously(
     _check_extra()
     from ml_diagnostics_fleet import beam_continuous
 
-    runner = _runner_of(options)
-    if runner in _WITHOUT_TIMERS:
+    paths = FleetPaths(mirror)
+    runner = _parsed(options, paths.mirror)["runner"]
+    if runner in _WITHOUT_TIMERS or not runner or (runner == _WITH_TIMERS_FOR_MESSAGES and not subscription):
         raise ConfigurationError(
             f"runner={runner!r} has no results of a pipeline without an end; name another one, such as "
             "--runner=DataflowRunner, --runner=FlinkRunner or --runner=PrismRunner"
         )
-    paths = FleetPaths(mirror)
     check_rules(newest_rows(mirror))
     given = [*options, "--streaming"]
-    _run(lambda: beam_continuous.run(given, paths.mirror, subscription, pace_seconds))
+    _run(lambda: beam_continuous.pipeline(given, paths.mirror, subscription, pace_seconds), _STOPPED)
 
 
 def _check_extra() -> None:
@@ -143,21 +160,52 @@ def _check_extra() -> None:
         raise MissingExtraError("the engine for Apache Beam", "ml-diagnostics-fleet", "beam")
 
 
-def _with_runner(options: Sequence[str]) -> list[str]:
-    return list(options) if _runner_of(options) else [*options, _IN_THIS_PROCESS]
+def _parsed(options: Sequence[str], mirror: str) -> dict[str, Any]:
+    """Return options of Beam by name, `runner` without its module and in lower case, as Beam compares it.
 
+    Beam drops an option that it does not know, with a warning: a runner has options of its own.
+    """
+    from apache_beam.options.pipeline_options import PipelineOptions
 
-def _runner_of(options: Sequence[str]) -> str:
-    """Return the name of the runner in options of Beam, without its module; empty if they name none."""
-    from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
-
-    runner = PipelineOptions(list(options)).view_as(StandardOptions).runner
-    return str(runner or "").rpartition(".")[2]
-
-
-def _run(pipeline: Callable[[], None]) -> None:
+    before = ""
+    for option in options:
+        if not option.startswith("-") and (not before.startswith("--") or "=" in before):
+            raise ConfigurationError(f"{option!r} is not an option of Beam; expected a list of --NAME=VALUE")
+        before = option
+    errors = io.StringIO()
     try:
-        pipeline()
+        with contextlib.redirect_stderr(errors):
+            parsed: dict[str, Any] = PipelineOptions(list(options)).get_all_options()
+    except SystemExit:
+        reason = errors.getvalue().strip().rpartition("error: ")[2]
+        raise ConfigurationError(f"the options of Beam are invalid: {reason}") from None
+    name = str(parsed["runner"] or "").rpartition(".")[2].lower()
+    parsed["runner"] = name if not name or name.endswith("runner") else f"{name}runner"
+    if parsed["runner"] == "dataflowrunner" and not in_bucket(mirror):
+        raise ConfigurationError(f"Dataflow's workers cannot reach the folder {mirror}; give gs://bucket/prefix")
+    return parsed
+
+
+def _run(pipeline: Callable[[], Any], ends: Collection[str]) -> None:
+    """Run a pipeline until it ends.
+
+    Args:
+        pipeline: Return it.
+        ends: The states in which it may end.
+
+    Raises:
+        PipelineError: It failed, or ended in another state.
+    """
+    root = None
+    try:
+        root = pipeline()
+        with root:  # It runs at the end of the block.
+            pass
     except Exception as error:  # Of any kind: some runners have only the text of what a worker raised.
+        state = getattr(getattr(root, "result", None), "state", "")
+        if state in ends:  # Dataflow raises in each state but DONE.
+            return
         lines = str(error).strip().splitlines() or [""]
         raise PipelineError(f"the pipeline failed: {type(error).__name__}: {lines[-1]}") from error
+    if _DONE in ends and root.result.state != _DONE:
+        raise PipelineError(f"the pipeline is {root.result.state}, and not {_DONE}: its rows do not count")
