@@ -165,6 +165,12 @@ def core(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """Run the tests of the pages in headless Chromium; without one they are skipped."""
+    run_tests(session, "tests", "tests/console/web", "tests/xprofiler", "-m", "browser and not slow")
+
+
+@nox.session
 def slow(session: nox.Session) -> None:
     """Run the tests that take minutes: soaks and long fuzzing, and those of Hypothesis with all of their examples."""
     run_tests(session, "tests", "-m", "slow or hypothesis", "--numprocesses=0", "--timeout=3600")

@@ -22,6 +22,7 @@ from ml_diagnostics_common import environment, file_systems, guard
 from ml_diagnostics_common.credentials import instance_metadata
 from ml_diagnostics_testing.certificates import CertificateAuthority
 
+from .console.web.browser import CHROMIUM
 from .waiting import end_children
 
 if TYPE_CHECKING:
@@ -98,6 +99,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Run tests of timing once more if they fail; every other test fails at once. All workers have the same order."""
     yield
     items.sort(key=lambda item: (item.path.name != _LONGEST, item.path))
+    for item in items:
+        if item.get_closest_marker("browser") and CHROMIUM is None:
+            item.add_marker(pytest.mark.skip("Chromium is not installed"))
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
             if item.get_closest_marker("timing"):

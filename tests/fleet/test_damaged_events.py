@@ -180,7 +180,7 @@ def test_the_command_refuses_a_mirror_of_a_newer_version(tmp_path: Path) -> None
 
 
 def test_a_table_that_is_deleted_is_made_again_from_the_segments(tmp_path: Path) -> None:
-    """As the reference says of a damaged file."""
+    """Do what the reference says of a damaged file."""
     write_segments(tmp_path, FLEET)
     compact(tmp_path, now_ns=AS_OF_NS)
     before = run_local(tmp_path, AS_OF_NS, processes=1)

@@ -313,7 +313,7 @@ def rows_but_moment(mirror: Path, snapshot: Any) -> list[dict[str, Any]]:
 
 
 def test_all_jobs_of_a_run_have_one_moment(tmp_path: Path) -> None:
-    """Whatever the clock says meanwhile, and however many processes there are: jobs that run end then."""
+    """Let jobs that run end then, whatever the clock says meanwhile, and however many processes there are."""
     write_event_files(tmp_path, SyntheticFleet(seed=2, jobs=40, events=6_000))
     for processes in (1, 2):
         run = run_local(tmp_path, AS_OF_NS, processes=processes, now_ns=AS_OF_NS + 12_345)

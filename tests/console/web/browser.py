@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+needs_browser = pytest.mark.browser
 _SECONDS = 30.0
 _RECORD_VIOLATIONS = """
 window.policyReports = [];
