@@ -16,8 +16,8 @@ from ml_diagnostics_common.mirror.names import EndName, LogPaths, SegmentName, d
 from ml_diagnostics_common.mirror.segments import encode_segment
 from ml_diagnostics_fleet.event_tables import EventTables
 from ml_diagnostics_fleet.events import write_events
+from ml_diagnostics_fleet.job_map import parts_of_jobs, rows_of_job
 from ml_diagnostics_fleet.job_rows import JobRows, job_rows
-from ml_diagnostics_fleet.local_engine import parts_of_jobs, rows_of_job
 from ml_diagnostics_fleet.schemas import TABLES, JobKey, group_of
 from ml_goodput_measurement.partition import JobReport
 from ml_goodput_measurement.reading import JobLedger

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.storage import storage_for
-from ml_diagnostics_fleet import local_engine
+from ml_diagnostics_fleet import job_map
 from ml_diagnostics_fleet.beam_engine import PipelineError, run_beam
 from ml_diagnostics_fleet.compact import compact
+from ml_diagnostics_fleet.job_map import batches_of, qualities_of
 from ml_diagnostics_fleet.job_rows import JobRows, job_rows
-from ml_diagnostics_fleet.local_engine import FleetRun, qualities_of, run_local
+from ml_diagnostics_fleet.local_engine import FleetRun, run_local
 from ml_diagnostics_fleet.manifest import latest_events, latest_rows
 from ml_diagnostics_fleet.rows_files import write_dimensions
 from ml_diagnostics_fleet.schemas import EVENTS, TABLES, JobKey
@@ -37,7 +38,6 @@ beam = pytest.importorskip(
 quiet()
 
 from ml_diagnostics_fleet import _beam_batch  # noqa: E402
-from ml_diagnostics_fleet._beam_map import batches_of  # noqa: E402
 
 TWO_PROCESSES = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
 FLEET = SyntheticFleet(seed=2, jobs=10, events=6_000)
@@ -154,7 +154,7 @@ def test_a_wrong_rule_in_the_map_is_found(
             rows.ledger_rows[-1] = (*rows.ledger_rows[-1][:6], rows.ledger_rows[-1][6] + 1, *rows.ledger_rows[-1][7:])
         return rows
 
-    monkeypatch.setattr("ml_diagnostics_fleet._beam_map.job_rows", wrong)
+    monkeypatch.setattr("ml_diagnostics_fleet.job_map.job_rows", wrong)
     found = rows_of(mirror, source=source)
     with pytest.raises(AssertionError, match="ledger_rows"):
         assert_same_rows(found, expected)
@@ -207,8 +207,7 @@ def test_a_map_that_raises_is_the_row_of_its_job_and_causes_are_joined(
             raise ZeroDivisionError("a defect")
         return job_rows(key, *arguments, **named)
 
-    monkeypatch.setattr(local_engine, "job_rows", raise_for_one)
-    monkeypatch.setattr("ml_diagnostics_fleet._beam_map.job_rows", raise_for_one)
+    monkeypatch.setattr(job_map, "job_rows", raise_for_one)
     expected: FleetRun = run_local(tmp_path, AS_OF_NS, processes=1)
     rows = rows_of_snapshot(tmp_path, expected.snapshot)
     run = run_beam(tmp_path, AS_OF_NS)
@@ -224,7 +223,7 @@ def test_a_job_that_is_too_large_is_refused_by_name(
     mirror: Path, expected: Rows, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest = max(expected["jobs"], key=lambda row: row["entries"])
-    monkeypatch.setattr(local_engine, "MOST_EVENTS", largest["entries"] - 1)
+    monkeypatch.setattr(job_map, "MOST_EVENTS", largest["entries"] - 1)
     run = run_beam(mirror, NOW_NS, source=source)
     assert (JobKey(largest["log"], largest["job"])) in [key for key, _ in run.errors]
     assert all(f"more than {largest['entries'] - 1:,}" in error for _, error in run.errors)
@@ -296,7 +295,7 @@ def test_a_table_that_moves_on_while_a_pipeline_runs_changes_nothing_in_its_rows
         if not moved:
             write_objects(objects[1::2])
             moved.append(compact(tmp_path, now_ns=NOW_NS, through_ns=2**61, rolls_up=False).version)
-        return local_engine.parts_of_jobs(files)
+        return job_map.parts_of_jobs(files)
 
     monkeypatch.setattr("ml_diagnostics_fleet._beam_batch.parts_of_jobs", move_on)
     run = run_beam(tmp_path, NOW_NS)

@@ -23,7 +23,7 @@ from ml_diagnostics_fleet._bigquery_view import BigQueryError, BigQueryView, Vie
 from ml_diagnostics_fleet.compact import compact
 from ml_diagnostics_fleet.compact_view import ViewCompaction, compact_view
 from ml_diagnostics_fleet.events import EventsFile
-from ml_diagnostics_fleet.local_engine import parts_of_jobs, rows_of_job
+from ml_diagnostics_fleet.job_map import parts_of_jobs, rows_of_job
 from ml_diagnostics_fleet.manifest import latest_events
 from ml_diagnostics_fleet.schemas import JobKey
 from ml_diagnostics_testing.faults import Status

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from ml_diagnostics_fleet import local_engine
+from ml_diagnostics_common.exceptions import StorageError
+from ml_diagnostics_fleet import job_map, local_engine
 from ml_diagnostics_fleet._workers import Failed, run_tasks
 from ml_diagnostics_fleet.events import EventsFile, write_events
+from ml_diagnostics_fleet.job_map import parts_of_jobs
 from ml_diagnostics_fleet.job_rows import JobRows, job_rows
-from ml_diagnostics_fleet.local_engine import parts_of_jobs, run_local
+from ml_diagnostics_fleet.local_engine import run_local
 from ml_diagnostics_fleet.manifest import EventsManifest, latest_events, latest_rows
 from ml_diagnostics_fleet.rows_files import newest_rows, read_causes, read_table, row_paths, write_dimensions
 from ml_diagnostics_fleet.schemas import EVENTS, TABLES, JobKey
@@ -155,7 +158,7 @@ def test_a_map_that_raises_is_the_row_of_its_job_and_the_others_go_on(
             raise ZeroDivisionError("a defect")
         return job_rows(key, *arguments, **named)
 
-    monkeypatch.setattr(local_engine, "job_rows", raise_for_one)
+    monkeypatch.setattr(job_map, "job_rows", raise_for_one)
     run = run_local(tmp_path, AS_OF_NS, processes=1)
     assert (run.jobs, run.errors, run.snapshot.errors) == (10, [(broken, "ZeroDivisionError: a defect")], 1)
     jobs = {row["job"]: row for row in read_table(tmp_path, run.snapshot, "jobs").to_pylist()}
@@ -176,7 +179,7 @@ def test_a_job_that_is_too_large_is_refused_by_name(tmp_path: Path, monkeypatch:
     write_event_files(tmp_path, FLEET)
     sizes = {job.key: job.table().num_rows for job in FLEET}
     largest = max(sizes, key=lambda key: sizes[key])
-    monkeypatch.setattr(local_engine, "MOST_EVENTS", sizes[largest] - 1)
+    monkeypatch.setattr(job_map, "MOST_EVENTS", sizes[largest] - 1)
     run = run_local(tmp_path, AS_OF_NS, processes=1)
     assert run.errors == [(largest, f"{sizes[largest]:,} events are more than {sizes[largest] - 1:,}")]
 
@@ -310,6 +313,20 @@ def rows_but_moment(mirror: Path, snapshot: Any) -> list[dict[str, Any]]:
     """The rows of jobs that have ended, without the moment of the run."""
     rows = read_table(mirror, snapshot, "jobs").drop_columns(["as_of_ns"]).to_pylist()
     return [row for row in sorted(rows, key=lambda row: str(row["job"])) if not row["running"]]
+
+
+def test_a_mirror_that_refuses_a_read_fails_the_run_and_is_no_error_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_event_files(tmp_path, FLEET)
+
+    def refused(parts: object) -> Iterator[pa.RecordBatch]:
+        raise StorageError("503 Service Unavailable")
+
+    monkeypatch.setattr(job_map, "batches_of", refused)
+    with pytest.raises(StorageError, match="503"):
+        run_local(tmp_path, AS_OF_NS, processes=1)
+    assert newest_rows(tmp_path) is None
 
 
 def test_all_jobs_of_a_run_have_one_moment(tmp_path: Path) -> None:

@@ -21,10 +21,18 @@ import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 from ml_diagnostics_common.entry import SeenSequences
 
-from ml_diagnostics_fleet._beam_map import CountedBatches, batches_of, events_of, rows_or_error
 from ml_diagnostics_fleet._paths import FleetPaths
+from ml_diagnostics_fleet.job_map import (
+    CountedBatches,
+    JobParts,
+    JobQuality,
+    batches_of,
+    events_of,
+    parts_of_jobs,
+    qualities_of,
+    rows_or_error,
+)
 from ml_diagnostics_fleet.job_rows import Cause, JobRows
-from ml_diagnostics_fleet.local_engine import JobParts, JobQuality, parts_of_jobs, qualities_of
 from ml_diagnostics_fleet.manifest import EventsManifest, LogState, latest_events
 from ml_diagnostics_fleet.rows_files import RowsWriter, WrittenRows, commit_rows, read_causes
 from ml_diagnostics_fleet.schemas import JobKey, group_of

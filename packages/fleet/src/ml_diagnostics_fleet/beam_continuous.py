@@ -32,11 +32,19 @@ from ml_diagnostics_common.journal import log_folder_name
 from ml_diagnostics_common.mirror.names import EndName, LogPaths, SegmentName, parse_name, segments_path
 from ml_diagnostics_common.mirror.segments import DamagedObjectError, SegmentContent
 
-from ml_diagnostics_fleet._beam_map import CountedBatches, batches_of, events_of, may_be_cured, rows_or_error
 from ml_diagnostics_fleet._paths import FleetPaths
 from ml_diagnostics_fleet.event_tables import EventTables
+from ml_diagnostics_fleet.job_map import (
+    CountedBatches,
+    JobQuality,
+    batches_of,
+    events_of,
+    may_be_cured,
+    parts_of_jobs,
+    qualities_of,
+    rows_or_error,
+)
 from ml_diagnostics_fleet.job_rows import Cause, JobRows, error_rows
-from ml_diagnostics_fleet.local_engine import JobQuality, parts_of_jobs, qualities_of
 from ml_diagnostics_fleet.manifest import EventsManifest, latest_events
 from ml_diagnostics_fleet.rows_files import read_causes, replace_jobs
 from ml_diagnostics_fleet.schemas import JobKey, group_of

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import multiprocessing
-import operator
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from ml_diagnostics_fleet._paths import FleetPaths
 from ml_diagnostics_fleet._workers import Failed, run_tasks
-from ml_diagnostics_fleet.events import EventsFile, RowGroup
-from ml_diagnostics_fleet.job_rows import Cause, JobRows, error_rows, job_rows
-from ml_diagnostics_fleet.manifest import EventsManifest, RowsSnapshot, latest_events
+from ml_diagnostics_fleet.job_map import JobQuality, events_of, parts_of_jobs, qualities_of, rows_of_job
+from ml_diagnostics_fleet.job_rows import Cause, JobRows, error_rows
+from ml_diagnostics_fleet.manifest import RowsSnapshot, latest_events
 from ml_diagnostics_fleet.rows_files import RowsWriter, read_causes
 from ml_diagnostics_fleet.schemas import JobKey
 
-__all__ = [
-    "MOST_EVENTS",
-    "FleetRun",
-    "JobQuality",
-    "map_files",
-    "parts_of_jobs",
-    "qualities_of",
-    "rows_of_job",
-    "run_local",
-]
-
-MOST_EVENTS: Final = 300_000_000
-"""A job with more events is refused by name: its ledger would take 8 GB."""
+__all__ = ["FleetRun", "map_files", "run_local"]
 
 
 @dataclass(slots=True)
@@ -56,18 +42,6 @@ class FleetRun:
     failed_groups: list[tuple[str, str]] = field(default_factory=list)
 
 
-class JobQuality(NamedTuple):
-    """The state of the writers of one log, as far as the table of events has it.
-
-    Attributes:
-        missing: The number of entries that did not arrive, by writer.
-        ended: The writers that recorded their end; None if that is not known.
-    """
-
-    missing: Mapping[str, int]
-    ended: frozenset[str] | None
-
-
 class _Task(NamedTuple):
     mirror: str
     version: int
@@ -81,10 +55,6 @@ class _GroupResult:
     rows: JobRows = field(default_factory=JobRows)
     events: int = 0
     errors: list[tuple[JobKey, str]] = field(default_factory=list)
-
-
-JobParts = list[tuple[str, list[RowGroup]]]
-"""Files, and the row groups of one job in each."""
 
 
 def run_local(
@@ -148,71 +118,6 @@ def map_files(
     return rows
 
 
-def parts_of_jobs(files: Iterable[str]) -> dict[JobKey, JobParts]:
-    """Return the parts of each job in some files of events, in order of time: an order in which a ledger is fast."""
-    found: dict[JobKey, list[tuple[int, str, RowGroup]]] = {}
-    for path in files:
-        with EventsFile(path) as file:
-            for key, groups in file.jobs().items():
-                found.setdefault(key, []).extend((group.first_t_ns, path, group) for group in groups)
-    return {
-        key: [
-            (path, [group for _, _, group in run])
-            for path, run in itertools.groupby(sorted(parts), key=operator.itemgetter(1))
-        ]
-        for key, parts in found.items()
-    }
-
-
-def rows_of_job(
-    key: JobKey,
-    parts: JobParts,
-    as_of_ns: int,
-    *,
-    quality: JobQuality | None = None,
-    causes: Mapping[JobKey, Mapping[int, Cause]] | None = None,
-) -> JobRows:
-    """Return the rows of a job, or the row of its error: any engine may call this.
-
-    Args:
-        key: The job.
-        parts: Its parts, see `parts_of_jobs`.
-        as_of_ns: The moment at which jobs that run end, in ns since 1970.
-        quality: The state of the writers of its log.
-        causes: The causes of disruptions, by job and number.
-    """
-    events = sum(group.rows for _, groups in parts for group in groups)
-    if events > MOST_EVENTS:
-        return error_rows(key, f"{events:,} events are more than {MOST_EVENTS:,}", as_of_ns)
-    try:
-        return job_rows(
-            key,
-            itertools.chain.from_iterable(_batches(path, groups) for path, groups in parts),
-            as_of_ns,
-            missing=None if quality is None else quality.missing,
-            ended=None if quality is None else quality.ended,
-            causes=(causes or {}).get(key),
-        )
-    except Exception as error:
-        return error_rows(key, error, as_of_ns)
-
-
-def qualities_of(manifest: EventsManifest) -> dict[str, JobQuality]:
-    """Return what a manifest knows of the writers of each log."""
-    qualities = {}
-    for state in manifest.logs.values():
-        missing: dict[str, int] = {}
-        for gap in state.gaps():
-            missing[gap.writer] = missing.get(gap.writer, 0) + gap.last - gap.first + 1
-        qualities[state.log] = JobQuality(missing, frozenset(state.ended))
-    return qualities
-
-
-def _batches(path: str, groups: Sequence[RowGroup]) -> Iterable[pa.RecordBatch]:
-    with EventsFile(path) as file:
-        yield from file.batches(groups)
-
-
 @functools.lru_cache(maxsize=1)
 def _known_of(mirror: str, version: int) -> tuple[dict[str, JobQuality], dict[JobKey, dict[int, Cause]]]:
     """Return what all tasks of a run need, once in each process."""
@@ -228,7 +133,7 @@ def _map_group(task: _Task) -> _GroupResult:
     qualities, causes = _known_of(task.mirror, task.version)
     for key, parts in sorted(parts_of_jobs(map(paths.full, task.files)).items()):
         rows = rows_of_job(key, parts, task.as_of_ns, quality=qualities.get(key.log), causes=causes)
-        result.events += sum(group.rows for _, groups in parts for group in groups)
+        result.events += events_of(parts)
         _note_errors(result, key, rows)
         result.rows.extend(rows)
     return result
