@@ -29,7 +29,7 @@ _TYPES = {pa.string(): "STRING", pa.float64(): "FLOAT", pa.int64(): "INTEGER", p
 
 @dataclass(frozen=True)
 class Break:
-    """How a stream of rows breaks."""
+    """The way in which a stream of rows breaks."""
 
     after: int
     """The number of responses before that."""
@@ -53,7 +53,7 @@ class BigQueryServer(LoopbackServer):
     Attributes:
         streams: The number of streams of a session.
         rows: The number of rows of a response.
-        breaks: How the next calls that read rows break; others do not.
+        breaks: The ways in which the next calls that read rows break; others do not.
         offsets: The first row of each call that read rows, by stream.
         restrictions: The row restrictions of the sessions.
         selected: The columns of the sessions.

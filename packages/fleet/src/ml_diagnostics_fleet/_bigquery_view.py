@@ -64,7 +64,7 @@ class BigQueryError(RemoteError):
 
     Attributes:
         view: Its name.
-        advice: What to do.
+        advice: The remedy.
     """
 
     service = "BigQuery"
@@ -98,7 +98,7 @@ class ViewName(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """What is read: its columns by our names, and whether it is a table."""
+    """A table or view to read, with its columns by our names."""
 
     columns: dict[str, str]
     is_table: bool

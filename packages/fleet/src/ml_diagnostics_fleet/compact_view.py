@@ -97,7 +97,7 @@ def compact_view(
     """Add the entries of a view of BigQuery to the table of events, merge small files, and delete old ones.
 
     Args:
-        mirror: Where the table of events is: `gs://bucket/prefix`, or a local folder.
+        mirror: The mirror with the table of events: `gs://bucket/prefix`, or a local folder.
         view: DATASET.VIEW or PROJECT.DATASET.VIEW: a Log Analytics view, or a table that a log sink writes.
         since_ns: Only entries from this time on, in ns since 1970; None for all.
         through_ns: Only entries of days that end by this moment; None is `now_ns`. Of a view without a column

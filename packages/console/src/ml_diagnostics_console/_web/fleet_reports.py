@@ -49,7 +49,7 @@ class FleetError(Exception):
     """There is no report.
 
     Args:
-        sentence: What happened, and what to do; commands are between backquotes.
+        sentence: The reason, and the remedy; commands are between backquotes.
         status: The HTTP status.
     """
 
