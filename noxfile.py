@@ -166,8 +166,9 @@ def core(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """Run the tests of the pages in headless Chromium; without one they are skipped."""
-    run_tests(session, "tests", "tests/console/web", "tests/xprofiler", "-m", "browser and not slow")
+    """Run the tests of the pages in headless Chromium; without one they are skipped. A Chromium keeps a core busy."""
+    folders = ["tests/console/web", "tests/xprofiler"]
+    run_tests(session, "tests", *folders, "-m", "browser and not slow", f"--numprocesses={os.cpu_count() or 1}")
 
 
 @nox.session

@@ -158,6 +158,8 @@ def wide(site: Site, request: pytest.FixtureRequest) -> Site:
     """The site with one page open in a wide window: all tests of a page follow each other."""
     site.browser.use_theme("light")
     site.open(request.param, 1400, 900)
+    if request.param == "runs":
+        site.browser.wait_for("document.querySelectorAll('a.attention').length === 2")
     if request.param == "overview":
         site.browser.wait_for("[...document.querySelectorAll('a')].some((a) => a.textContent.startsWith('Stacks →'))")
     site.wait_until_nothing_comes()

@@ -85,6 +85,8 @@ def shown(browser: Browser, url: str, mark: str) -> list[str]:
     browser.forget()
     browser.open(url)
     browser.wait_ready(mark, _SECONDS)
+    # The steps are drawn in the next frame, when their width is known.
+    browser.wait_for(f"document.querySelectorAll('.step-chart g').length === {_STEPS}")
     texts: list[str] = browser.value(_CARDS)
     assert browser.complaints() == []
     return texts

@@ -192,7 +192,10 @@ class Operator:
 
     def wait_until_it_leads(self) -> None:
         """Wait until this operator acts."""
-        wait_until(lambda: " leads" in self.log, running=self.process)
+        try:
+            wait_until(lambda: " leads" in self.log, running=self.process)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the operator's log: {self.log}") from None
 
 
 class Deployment:
