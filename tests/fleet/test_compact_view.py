@@ -22,6 +22,7 @@ from ml_diagnostics_fleet import compact_view as compact_view_module
 from ml_diagnostics_fleet._bigquery_view import BigQueryError, BigQueryView, ViewName
 from ml_diagnostics_fleet.compact import compact
 from ml_diagnostics_fleet.compact_view import ViewCompaction, compact_view
+from ml_diagnostics_fleet.event_tables import EventTables
 from ml_diagnostics_fleet.events import EventsFile
 from ml_diagnostics_fleet.job_map import parts_of_jobs, rows_of_job
 from ml_diagnostics_fleet.manifest import latest_events
@@ -132,6 +133,15 @@ def test_repeated_and_overlapping_runs_add_each_entry_once(server: BigQueryServe
     assert set(identities(tmp_path).values()) == {1}
     assert len(identities(tmp_path)) == len(entries)
     assert sum(name.startswith("insertId:") for _, name, _ in identities(tmp_path)) == 10
+
+
+def test_job_that_only_another_library_records_is_added_once(server: BigQueryServer, tmp_path: Path) -> None:
+    entries = foreign_entries("goodput_run", "run", [int(BASE * 1e9) + number for number in range(0, 10**7, 10**5)])
+    server.add(VIEW, analytics_view(entries[:60]), json=JSON)
+    assert added(tmp_path).events == 60
+    server.add(VIEW, analytics_view(entries), json=JSON)
+    assert (added(tmp_path).events, added(tmp_path).known) == (40, 100)
+    assert (len(identities(tmp_path)), set(identities(tmp_path).values())) == (100, {1})
 
 
 @pytest.mark.parametrize("view_first", [True, False])
@@ -325,6 +335,33 @@ def test_events_are_sorted_in_parts_that_fit_into_memory(
     for key in (job.key for job in jobs):
         times = [row["t_ns"] for row in events(tmp_path) if row["job"] == key.job]
         assert times == sorted(times)  # type: ignore[type-var]
+
+
+def test_parts_have_the_texts_of_their_own_events_alone() -> None:
+    entries = foreign_entries("goodput_run", "run", [int(BASE * 1e9) + number for number in range(1_000)])
+    tables = EventTables("goodput_run")
+    tables.add(entries)
+    file, parts = _event_spill._File(), [_event_spill._File() for _ in range(2)]
+    (table,) = tables.take().values()
+    file.write(table.append_column(_event_spill._SCHEMA.field("number"), pa.array([0] * 1_000, pa.int32())))
+    _event_spill._divide(file, [(0, entries[500].timestamp_ns)], parts)
+    for part in parts:
+        batches = list(part.batches())
+        assert [len(batch.column("writer").dictionary) for batch in batches] == [500]
+        part.close()
+    file.close()
+
+
+def test_memory_of_waiting_events_does_not_grow_with_jobs() -> None:
+    tables = EventTables("goodput_run")
+    file = _event_spill._File()
+    for number in range(200):
+        tables.add(foreign_entries("goodput_run", f"run-{number}", [int(BASE * 1e9)]))
+        (table,) = tables.take().values()
+        file.write(table.append_column(_event_spill._SCHEMA.field("number"), pa.array([number], pa.int32())))
+        assert len(file._waiting) <= _event_spill._MOST_WAITING
+    assert file.table().num_rows == 200
+    file.close()
 
 
 def test_two_compactors_of_a_view_add_each_entry_once(server: BigQueryServer, tmp_path: Path) -> None:

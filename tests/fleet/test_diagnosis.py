@@ -190,6 +190,29 @@ def test_causes_of_others_are_kept(mirror: Path) -> None:
     assert rows(mirror, "disruptions")[0]["cause"] == "rack 7 lost power"
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_causes_of_others_are_kept_also_if_they_are_of_another_moment_or_late(mirror: Path, is_late: bool) -> None:
+    first = rows(mirror, "disruptions")[0]
+    own = {name: first[name] for name in ("log", "job", "number")}
+    own |= {"cause": "rack 7 lost power", "confidence": "proven", "last_event_ns": first["last_event_ns"] + is_late - 1}
+    table = pa.Table.from_pylist([own])
+
+    class Slow(FakeDoctor):
+        def attempts(self, job: str, *, since_ns: int | None) -> list[Judged]:
+            if is_late:
+                write_dimensions(mirror, {"causes": table})
+            return super().attempts(job, since_ns=since_ns)
+
+    if not is_late:
+        write_dimensions(mirror, {"causes": table})
+    asked(mirror, Slow(mirror))
+    found = {(row["log"], row["job"], row["number"]): row for row in read_dimension(mirror, "causes").to_pylist()}
+    assert len(found) == len(rows(mirror, "disruptions"))
+    kept = found[first["log"], first["job"], first["number"]]
+    assert {name: kept[name] for name in own} == own
+    assert rows(mirror, "disruptions")[0]["cause"] == ("rack 7 lost power" if is_late else None)
+
+
 def test_a_cause_of_another_moment_is_not_that_of_its_number(mirror: Path) -> None:
     asked(mirror, FakeDoctor(mirror))
 

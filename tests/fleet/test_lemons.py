@@ -55,6 +55,12 @@ def test_a_host_is_compared_with_those_of_its_accelerator_and_zone() -> None:
     assert find_lemons([*good, *bad]).lemons == []
 
 
+def test_a_host_without_others_cannot_be_found() -> None:
+    found = find_lemons(hosts(100))
+    assert (found.lemons, found.blamed, found.groups[0].findable) == ([], 100, None)
+    assert find_lemons(hosts(100, 100)).groups[0].findable is not None
+
+
 def test_exposure_counts() -> None:
     long = hosts(40, hours=2000)
     for host in long:

@@ -31,8 +31,9 @@ class Judged(NamedTuple):
         return None if self.end is None else round(self.end * MINUTE_NS)
 
 
-def attempt(number: int, start: float, end: float) -> dict[str, Any]:
-    return {**KEY, "attempt": number, "start_ns": round(start * MINUTE_NS), "end_ns": round(end * MINUTE_NS)}
+def attempt(number: int, start: float, end: float, hosts: tuple[str, ...] = ("tpu-0",)) -> dict[str, Any]:
+    times = {"start_ns": round(start * MINUTE_NS), "end_ns": round(end * MINUTE_NS)}
+    return {**KEY, "attempt": number, **times, "hosts": list(hosts)}
 
 
 def disruption(number: int, of: dict[str, Any], resumed: float) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def disruption(number: int, of: dict[str, Any], resumed: float) -> dict[str, Any
     return {**KEY, "number": number, "attempt": of["attempt"], **times}
 
 
-FIRST, SECOND = attempt(1, 1, 100), attempt(2, 110, 200)
+FIRST, SECOND = attempt(1, 1, 100), attempt(2, 110, 200, ("tpu-0", "tpu-8"))
 CUT = disruption(1, FIRST, 110)
 
 
@@ -75,6 +76,18 @@ def test_an_attempt_that_was_not_judged_has_no_cause() -> None:
 
 def test_two_runs_of_one_name_at_the_same_time_are_not_known() -> None:
     assert causes(Judged(0, 101), Judged(3, 100.5, "C1", "other")) == []
+
+
+def test_a_run_of_the_same_name_on_other_hosts_is_not_the_cause() -> None:
+    other = Judged(0, 101, "C1", "gpu-7", hosts=("gpu-7", "gpu-8"))
+    assert causes(other) == []
+    assert list(host_rows([FIRST], [other])) == []
+    assert causes(other, Judged(0, 101)) == [(1, "C7", "tpu-1", "proven")]
+
+
+def test_an_attempt_of_which_no_host_is_known_is_found_by_its_time() -> None:
+    assert cause_rows([CUT], [attempt(1, 1, 100, hosts=("",))], [Judged(0, 101)], "doctor 1")
+    assert cause_rows([CUT], [FIRST], [Judged(0, 101, hosts=())], "doctor 1")
 
 
 def test_a_job_that_was_started_again_as_another_run_is_the_same_job() -> None:

@@ -18,6 +18,8 @@ _MOST_SORTED: Final = 1_000_000
 """Events that are sorted at a time."""
 _BATCH_ROWS: Final = 4_096
 """Rows of a batch on disk, at least: each has its dictionaries."""
+_MOST_WAITING: Final = 16
+"""Tables that wait for a batch; each takes 20 kB, however few its events are."""
 _MOST_PARTS: Final = 200
 """Files that are open at a time."""
 _SAMPLES: Final = 200
@@ -42,6 +44,8 @@ class _File:
         self.rows += table.num_rows
         if self._waiting_rows >= _BATCH_ROWS:
             self._flush()
+        elif len(self._waiting) >= _MOST_WAITING:
+            self._waiting = [_combined(self._waiting)]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         if self._waiting:
@@ -60,7 +64,7 @@ class _File:
     def _flush(self) -> None:
         if self._writer is None:
             self._writer = pa.ipc.new_stream(self._file, _SCHEMA, options=_OPTIONS)
-        for batch in pa.concat_tables(self._waiting).unify_dictionaries().combine_chunks().to_batches():
+        for batch in _combined(self._waiting).to_batches():
             self._writer.write_batch(batch)
         self._waiting, self._waiting_rows = [], 0
 
@@ -124,7 +128,13 @@ def _divide(file: _File, borders: list[tuple[int, int]], parts: list[_File]) -> 
         for number, time_ns in borders:
             targets += (numbers > number) | ((numbers == number) & (times >= time_ns))
         for target in np.unique(targets).tolist():
-            parts[target].write(pa.Table.from_batches([batch.filter(pa.array(targets == target))]))
+            part = pa.Table.from_batches([batch.filter(pa.array(targets == target))])
+            # Entries of other libraries have a text each: with those of all parts, no part would fit into memory.
+            parts[target].write(_with_own_dictionaries(part))
+
+
+def _combined(tables: list[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
 def _borders(file: _File, parts: int) -> list[tuple[int, int]]:
@@ -141,7 +151,7 @@ def _borders(file: _File, parts: int) -> list[tuple[int, int]]:
 
 
 def _by_job(table: pa.Table, keys: list[JobKey]) -> Iterator[tuple[JobKey, pa.Table]]:
-    table = table.unify_dictionaries().combine_chunks()
+    table = _combined([table])
     numbers = table.column("number").to_numpy()
     order = np.argsort(numbers, kind="stable")
     table, numbers = table.drop_columns(["number"]).take(pa.array(order)), numbers[order]
@@ -153,7 +163,7 @@ def _by_job(table: pa.Table, keys: list[JobKey]) -> Iterator[tuple[JobKey, pa.Ta
 def _with_own_dictionaries(table: pa.Table) -> pa.Table:
     """Return events whose dictionaries have their own texts only: files of events have statistics of them."""
     columns = []
-    for name in EVENTS.names:
+    for name in table.column_names:
         column = table.column(name)
         if name in DICTIONARIES:
             column = column.combine_chunks()
@@ -161,7 +171,7 @@ def _with_own_dictionaries(table: pa.Table) -> pa.Table:
             used = column.indices.dictionary_encode()
             column = pa.DictionaryArray.from_arrays(used.indices, column.dictionary.take(used.dictionary))
         columns.append(column)
-    return pa.table(columns, schema=EVENTS)
+    return pa.table(columns, schema=table.schema)
 
 
 def _column(batch: pa.RecordBatch, name: str) -> Any:

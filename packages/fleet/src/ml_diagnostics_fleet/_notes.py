@@ -48,7 +48,7 @@ def host_notes(hosts: LemonHosts) -> Iterator[str]:
         count = format_count(len(findable) - len(known), "accelerator and zone", "accelerators and zones")
         yield f"these data could find a host that fails {max(known):g} x as often or more, but none of {count}"
     else:
-        yield "these data could find no host: too few disruptions"
+        yield "these data could find no host: too few hosts or disruptions"
     if hosts.absent:
         yield f"{format_count(hosts.absent, 'disruption')} with a host that was part of no attempt are left out"
 

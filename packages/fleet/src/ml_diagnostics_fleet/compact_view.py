@@ -272,9 +272,8 @@ def _unseen(table: pa.Table, seen: SeenSequences, others: _OtherEntries) -> pa.T
         is_new[rows[firsts]] = others.add_new([names[code] for code in found.tolist()])
     rows = np.flatnonzero(~is_other[codes])
     rows = rows[np.argsort(codes[rows], kind="stable")]
-    starts = np.flatnonzero(np.diff(codes[rows], prepend=-1)).tolist()
-    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-        of_writer = rows[start:end]
+    starts = np.flatnonzero(np.diff(codes[rows], prepend=-1))
+    for of_writer in np.split(rows, starts[1:]) if len(rows) else ():
         is_new[of_writer] = _add_new(seen, names[codes[of_writer[0]]], numbers[of_writer])
     return table if is_new.all() else table.filter(pa.array(is_new))
 

@@ -196,7 +196,7 @@ def _jobs_of(
     found: dict[JobKey, _Job] = {}
     seen: set[str] = set()
     for name, end, columns in (
-        ("attempts", "end_ns", "log job attempt start_ns end_ns ended"),
+        ("attempts", "end_ns", "log job attempt start_ns end_ns ended hosts"),
         ("disruptions", "last_event_ns", "log job number attempt last_event_ns resumed_ns"),
     ):
         table = read_table(mirror, snapshot, name).select(columns.split())
@@ -237,8 +237,10 @@ def _choose(
     for key, job in found.items():
         for row in job.disruptions:
             cause = known.get((*key, row["number"]))
-            is_known = cause is not None and cause["last_event_ns"] in (None, row["last_event_ns"])
-            is_open = cause is not None and cause["judged_by"] is not None and cause["confidence"] not in _SURE
+            if cause is not None and cause["judged_by"] is None:
+                continue  # Of the platform team, also if it is about another moment.
+            is_known = cause is not None and cause["last_event_ns"] == row["last_event_ns"]
+            is_open = cause is not None and cause["confidence"] not in _SURE
             if not is_known or (is_open and row["resumed_ns"] >= sure_ns):
                 job.asked.append(row)
         job.has_new_attempts = any(
@@ -256,7 +258,13 @@ def _write(mirror: str | os.PathLike[str], causes: Iterable[_Row], hosts: Iterab
 
 
 def _put(table: pa.Table, *, number: str, new: pa.Table) -> pa.Table | None:
-    """Return a table with new rows in place of those with the same keys; None if it has them already."""
+    """Return a table with new rows in place of those with the same keys; None if it has them already.
+
+    Causes of others stay, also those that were written after the doctor was asked.
+    """
+    if "judged_by" in table.column_names:
+        of_others = _keys_of(table.filter(pc.is_null(table["judged_by"])), number)
+        new = new.filter(pc.invert(pc.is_in(_keys_of(new, number), of_others.combine_chunks())))
     is_replaced = pc.is_in(_keys_of(table, number), _keys_of(new, number).combine_chunks())
     order = [(column, "ascending") for column in ("log", "job", number)]
     if table.filter(is_replaced).sort_by(order).equals(new):

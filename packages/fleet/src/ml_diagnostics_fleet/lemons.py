@@ -124,7 +124,7 @@ def _group(accelerator: str, zone: str, hosts: Sequence[HostSums]) -> HostGroup:
         if {one.host.host for one in found} == names:
             break
     usual = rate * statistics.median(hours.values())
-    findable = _findable(usual, len(hosts)) if rate else None
+    findable = _findable(usual, len(hosts)) if rate and len(hosts) > 1 else None  # One is compared with none.
     return HostGroup(accelerator, zone, len(hosts), blamed, rate, findable, tuple(sorted(listed, key=_clearest)))
 
 

@@ -70,8 +70,9 @@ def cause_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of `DIMENSIONS["causes"]` of one job; none for a disruption of an attempt that is not known.
 
-    The attempt of a run must have been running for most of the attempt that was cut short, alone, and must have ended
-    between its last event and the restart. It ended once: of several disruptions, it is the cause of the last.
+    The attempt of a run must have been running for most of the attempt that was cut short, alone, on one of its hosts
+    at least, and must have ended between its last event and the restart. It ended once: of several disruptions, it is
+    the cause of the last.
 
     Args:
         disruptions: All rows of the job in `disruptions`.
@@ -84,7 +85,7 @@ def cause_rows(
     found: dict[int, tuple[Mapping[str, Any], AttemptVerdict]] = {}
     for row in sorted(disruptions, key=lambda row: int(row["number"])):
         span = spans.get(row["attempt"])
-        verdict = None if span is None else _attempt_of(span["start_ns"], row["last_event_ns"], verdicts)
+        verdict = None if span is None else _attempt_of(span, row["last_event_ns"], verdicts)
         if verdict is None or not verdict.rule or verdict.ended_ns is None:
             continue
         if row["last_event_ns"] - CLOCKS_NS <= verdict.ended_ns <= row["resumed_ns"] + CLOCKS_NS:
@@ -109,20 +110,28 @@ def host_rows(attempts: Iterable[Mapping[str, Any]], known: Collection[AttemptVe
         known: The attempts of its runs.
     """
     for row in attempts:
-        verdict = _attempt_of(row["start_ns"], row["end_ns"], known)
+        verdict = _attempt_of(row, row["end_ns"], known)
         if verdict is not None and verdict.hosts:
             names = {name: row[name] for name in ("log", "job", "attempt", "start_ns")}
             yield {**names, "hosts": sorted(verdict.hosts)}
 
 
-def _attempt_of(start_ns: int, end_ns: int, known: Iterable[AttemptVerdict]) -> AttemptVerdict | None:
-    """Return the only attempt that was running for most of a time; None if there is none, or if there are several."""
+def _attempt_of(row: Mapping[str, Any], end_ns: int, known: Iterable[AttemptVerdict]) -> AttemptVerdict | None:
+    """Return the only attempt that was running for most of the time; None if there is none, or if there are several."""
+    start_ns = row["start_ns"]
     found = [
         verdict
         for verdict in known
         if 2 * (_end_of(verdict, end_ns) - max(start_ns, verdict.started_ns)) > end_ns - start_ns
+        and _has_common_host(row["hosts"], verdict.hosts)
     ]
     return found[0] if len(found) == 1 else None
+
+
+def _has_common_host(recorded: Collection[str], hosts: Collection[str]) -> bool:
+    """Return False if an attempt ran on other hosts: jobs of two teams may have one name, in logs of their own."""
+    names = {host for host in recorded if host}
+    return not names or not hosts or not names.isdisjoint(hosts)
 
 
 def _end_of(verdict: AttemptVerdict, end_ns: int) -> int:

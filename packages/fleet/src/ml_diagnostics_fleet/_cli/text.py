@@ -257,7 +257,7 @@ def format_hosts(hosts: LemonHosts, width: int | None) -> str:
                 group.zone,
                 f"{group.hosts:,}",
                 f"{group.blamed:,}",
-                "too few disruptions" if group.findable is None else f"{group.findable:g} x as often or more",
+                "too few hosts or disruptions" if group.findable is None else f"{group.findable:g} x as often or more",
             )
             for group in hosts.groups
         ]
