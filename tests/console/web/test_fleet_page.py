@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -107,6 +109,7 @@ def test_the_page_is_the_report_with_links_to_the_runs_that_are_here(server: Ser
         ("cost=cheap", "cost: "),
         ("as_of=tomorrow%20", "as_of: "),
         ("by=--html%3D/tmp/x", "by: '--html=/tmp/x'"),
+        ("by=a%00b", "by: 'a\\x00b' has a character that no option can have."),
         (f"by={'x' * 300}", "by has 300 characters, and at most 200 are read."),
     ],
 )
@@ -270,6 +273,56 @@ def test_a_command_that_does_not_end_is_ended(mirror: Path, tmp_path: Path) -> N
         reports.report({})
     assert raised.value.status == 503
     assert time.monotonic() - started < 30
+
+
+def test_a_command_that_is_ended_leaves_no_files(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    body = "import tempfile; tempfile.mkdtemp(); print(file=open(path + '.made', 'w')); time.sleep(600)"
+    reports = FleetReports(str(mirror), argv=command(tmp_path, body))
+
+    def make() -> None:
+        with pytest.raises(FleetError, match="exit code -9"):
+            reports.report({})
+
+    making = threading.Thread(target=make, daemon=True)
+    making.start()
+    deadline = time.monotonic() + 30
+    while not list(scratch.glob("*/fleet.html.made")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    reports.close()
+    assert list(scratch.iterdir()) == []
+    making.join()
+
+
+def test_no_report_is_made_for_clients_that_have_left(server: Served) -> None:
+    host, _, port = server.host.rpartition(":")
+    waiting = []
+    for price in range(1, 31):
+        connection = socket.create_connection((host, int(port)))
+        connection.sendall(f"GET /fleet?cost={price}.25/chip-hour HTTP/1.1\r\nHost: {server.host}\r\n\r\n".encode())
+        waiting.append(connection)
+    for connection in waiting:
+        connection.close()
+    seen: set[int] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.update(server.children())
+            time.sleep(0.005)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        assert server.get("/fleet?by=cluster").status == 200
+    finally:
+        done.set()
+        watching.join()
+    assert 1 <= len(seen) <= 5  # Those that had their turn before they left, and the last one.
 
 
 def test_the_end_of_the_server_ends_the_command(mirror: Path, tmp_path: Path) -> None:

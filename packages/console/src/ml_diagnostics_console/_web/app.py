@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import re
 import sys
 import zlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ml_diagnostics_common.texts import one_line
@@ -22,7 +23,7 @@ from ml_diagnostics_console._web.fleet_page import FILES, fleet_document, proble
 from ml_diagnostics_console._web.fleet_reports import FleetError, FleetReports
 from ml_diagnostics_console._web.guard import SECURITY_HEADERS, SPEEDSCOPE_POLICY, Guard, Token
 from ml_diagnostics_console._web.modules import ModuleError
-from ml_diagnostics_console._web.request_threads import RequestThreads
+from ml_diagnostics_console._web.request_threads import RequestThreads, in_daemon_thread
 from ml_diagnostics_console._web.routes import handle
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ _OPEN_TO_ALL: Final = ("/favicon.ico", "/api/token")
 _STATIC: Final = "/static/"
 _WITH_VERSION: Final = re.compile(r"v/(\w+)/(.+)")
 _LONGEST_FAILURE: Final = 500
+_LEFT: Final = 499
+"""The client closed its connection: nobody reads the answer."""
 _FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 
 
@@ -104,7 +107,7 @@ class _Page:
     ) -> None:
         self._store, self._refreshing, self._stream = store, refreshing, stream
         self._assets, self._bundle, self._token = assets, Bundle(assets, has_fleet=fleet.has_mirror), token
-        self._fleet, self._fleet_threads = fleet, RequestThreads(1)
+        self._fleet, self._fleet_turn = fleet, asyncio.Semaphore(1)
         self._threads = RequestThreads()
         self._exports = RequestThreads(1)  # Each takes the processor for seconds; those that wait keep no thread.
 
@@ -144,11 +147,18 @@ class _Page:
 
     async def fleet(self, request: Request) -> Response:
         """Answer the page of the fleet: the shell with the report, which takes seconds for new rows."""
-        return await self._fleet_threads.call(lambda: self._fleet_page(request))
+        return await self._in_turn(request, self._fleet_page)
 
     async def fleet_file(self, request: Request) -> Response:
         """Answer the report as the file that `goodput fleet report --html` writes."""
-        return await self._fleet_threads.call(lambda: self._fleet_file(request))
+        return await self._in_turn(request, self._fleet_file)
+
+    async def _in_turn(self, request: Request, answer: Callable[[Request], Response]) -> Response:
+        """Answer about the fleet, one request at a time; no report is made for a client that has left meanwhile."""
+        async with self._fleet_turn:
+            if await request.is_disconnected():
+                return Response(status_code=_LEFT)
+            return await in_daemon_thread(lambda: answer(request))
 
     def locked(self, request: Request) -> Response:
         """Answer a page without the token's cookie: a page that exchanges the token in the URL for it."""

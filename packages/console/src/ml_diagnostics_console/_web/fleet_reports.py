@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -38,6 +39,8 @@ _DEADLINE_SECONDS: Final = 120.0
 """A million rows of the ledger take two seconds; a bucket, and a mirror on a network folder, may take longer."""
 _STORAGE_SECONDS: Final = 10.0
 _NICENESS: Final = 10
+_END_SECONDS: Final = 2.0
+"""Files of a report that was ended are removed in less."""
 _END: Final = "</html>\n"
 _DIMENSIONS: Final = ("jobs", "prices")
 
@@ -89,6 +92,7 @@ class FleetReports:
         self._kept: dict[tuple[_Stamp, tuple[str, ...]], str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
+        self._making = threading.Lock()
 
     @property
     def has_mirror(self) -> bool:
@@ -124,12 +128,14 @@ class FleetReports:
         return found
 
     def close(self) -> None:
-        """End the process that makes a report now; callable from any thread."""
+        """End the process that makes a report now, and have its files removed; callable from any thread."""
         self._is_closed = True
         process = self._process
         if process is not None:
             with suppress(OSError):
                 process.kill()
+        if self._making.acquire(timeout=_END_SECONDS):
+            self._making.release()
 
     def _stamp(self) -> _Stamp:
         """Return what changes with the rows: names and generations, nothing is read."""
@@ -143,10 +149,10 @@ class FleetReports:
 
     def _made(self, options: tuple[str, ...], *, has_rows: bool) -> str:
         try:
-            with tempfile.TemporaryDirectory(prefix="ml-diagnostics-fleet-page-") as folder:
+            with self._making, tempfile.TemporaryDirectory(prefix="ml-diagnostics-fleet-page-") as folder:
                 path = Path(folder) / "fleet.html"
                 argv = [*self._argv, f"--mirror={self._mirror}", f"--html={path}", *options, "--quiet", "--no-color"]
-                code, message = self._run(argv)
+                code, message = self._run(argv, folder)
                 text = path.read_text(encoding="utf-8") if path.exists() else ""
         except OSError as error:
             raise FleetError(f"The report could not be made: {safe_line(error.strerror or error)}.", 503) from None
@@ -161,11 +167,16 @@ class FleetReports:
         is_choice = code == USAGE and message.startswith(tuple(_CHOICES))
         raise FleetError(message, 400 if is_choice else 404 if code == NOT_FOUND else 503)
 
-    def _run(self, argv: Sequence[str]) -> tuple[int, str]:
-        """Run the command, and return its exit code, and its last error."""
+    def _run(self, argv: Sequence[str], folder: str) -> tuple[int, str]:
+        """Run the command with its temporary files in a folder, and return its exit code, and its last error."""
         # From the root folder: the current one may have modules of the same names.
         process = self._process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=os.sep
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=os.sep,
+            env={**os.environ, "TMPDIR": folder},
         )
         with process:
             if self._is_closed:
@@ -190,6 +201,8 @@ def _options(parameters: Mapping[str, str]) -> list[str]:
         text = parameters.get(name, "").strip()
         if len(text) > _LONGEST_CHOICE:
             raise FleetError(f"{name} has {len(text):,} characters, and at most {_LONGEST_CHOICE} are read.", 400)
+        if "\0" in text:
+            raise FleetError(f"{name}: {safe_line(ascii(text))} has a character that no option can have.", 400)
         if text:
             found.append(f"{option}={text}")
     return found
