@@ -20,6 +20,7 @@ from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.story import Role
 from ml_diagnostics_console._facts.building import attempts_of_jobs
 from ml_diagnostics_console._facts.clocks import compare_clocks
+from ml_diagnostics_console._facts.curve import mean_of
 from ml_diagnostics_console._facts.curves import Curves
 from ml_diagnostics_console._facts.entries import Lives
 from ml_diagnostics_console._facts.facts import Fact, Facts, StepSummary, Times, Unknown
@@ -536,3 +537,7 @@ def test_a_thousand_attempts_are_read(journal_of_hosts: Any) -> None:
     assert len(facts.attempts) == 1000
     assert facts.attempt is not None
     assert facts.attempt.number == 1000
+
+
+def test_the_mean_of_values_near_the_largest_float_is_a_number() -> None:
+    assert mean_of([1.7e308, 1.7e308]) == 1.7e308

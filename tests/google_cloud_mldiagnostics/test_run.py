@@ -258,7 +258,7 @@ def test_secrets_in_configs_stay_home() -> None:
 
 def test_hardware_is_collected_automatically() -> None:
     run = start_run()
-    wait_until(lambda: run.configs.get("softwareConfigs"))
+    wait_until(lambda: run.configs.get("hardwareConfigs"))
     assert run.configs.softwareConfigs["framework"] == "JAX"
     assert "cpu_count" in run.configs.hardwareConfigs
     wait_until(lambda: kept(run)["configs"]["softwareConfigs"])

@@ -286,4 +286,5 @@ def mean_of(numbers: Sequence[object]) -> float | None:
     """Return the mean of the finite numbers; without one, the first that is not finite; None without any number."""
     known = [number for number in map(as_number, numbers) if number is not None]
     finite = [number for number in known if math.isfinite(number)]
-    return math.fsum(finite) / len(finite) if finite else next(iter(known), None)
+    # Each divided before they are added, so that no sum is too large for a float.
+    return math.fsum(number / len(finite) for number in finite) if finite else next(iter(known), None)
