@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -35,16 +35,14 @@ from ml_diagnostics_common.mirror.segments import DamagedObjectError, SegmentCon
 from ml_diagnostics_common.worker import in_parallel
 
 from ml_diagnostics_fleet._paths import FleetPaths
-from ml_diagnostics_fleet.event_files import EventFilesWriter, delete_old_files, merge_small_files, still_removed
+from ml_diagnostics_fleet.event_files import EventFilesWriter, TableChanges, delete_old, merge_files, still_removed
 from ml_diagnostics_fleet.event_tables import EventTables
 from ml_diagnostics_fleet.manifest import (
     EventsManifest,
-    Gap,
     LogState,
-    ManifestConflictError,
     commit,
-    delete_old_manifests,
     latest_events,
+    until_committed,
 )
 
 __all__ = ["Compaction", "compact"]
@@ -60,39 +58,22 @@ _MOST_ROWS: Final = 250_000
 _CHUNK: Final = 32
 """Segments that are read ahead."""
 _READS: Final = 16
-_TRIES: Final = 10
 
 
 @dataclass(slots=True)
-class Compaction:
+class Compaction(TableChanges):
     """A compaction's results.
 
     Attributes:
-        version: The version of the manifest.
         segments: The number of segments that were read.
-        events: The number of events that were added.
-        files: The files that were added, and not merged since.
-        merged: The number of files that were replaced.
-        without_job: Entries that name no job, which are in no table.
-        deleted: The number of old files that were deleted.
         rolled_up: The number of larger segments that were written in place of small ones.
-        gaps: All entries that are missing in the table.
         damaged: Segments that cannot be read.
-        warnings: Sentences for the user.
         vanished: Segments that were listed, and deleted before they were read.
     """
 
-    version: int = 0
     segments: int = 0
-    events: int = 0
-    files: list[str] = field(default_factory=list)
-    merged: int = 0
-    without_job: int = 0
-    deleted: int = 0
     rolled_up: int = 0
-    gaps: list[Gap] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
     vanished: list[str] = field(default_factory=list)
 
 
@@ -125,29 +106,14 @@ def compact(
     through_ns = now_ns if through_ns is None else through_ns
     paths, done = FleetPaths(mirror), Compaction()
     days = _ClosedDays(day_of(through_ns), day_of(now_ns + _DAY_NS))
-    manifest = _repeated(lambda: _add_segments(paths, done, now_ns, days))
+    manifest = until_committed(lambda: _add_segments(paths, done, now_ns, days))
     if merges:
-        manifest = _repeated(lambda: _merge_files(paths, latest_events(paths.mirror), done, now_ns))
+        manifest = merge_files(paths, done, now_ns)
     if rolls_up:
         done.rolled_up = _roll_up(paths, manifest, days, done)
     done.version, done.gaps, done.damaged = manifest.version, manifest.gaps(), list(manifest.damaged)
-    try:
-        for _ in delete_old_files(paths, manifest, now_ns):
-            done.deleted += 1
-        delete_old_manifests(paths.mirror, EventsManifest.TABLE, now_ns)
-    except StorageError as error:
-        done.warnings.append(f"old files of events are kept, for they cannot be deleted: {error}")
+    delete_old(paths, manifest, done, now_ns)
     return done
-
-
-def _repeated(action: Callable[[], EventsManifest]) -> EventsManifest:
-    """Return the result of an action, which starts again while other compactors are faster."""
-    for _ in range(_TRIES - 1):
-        try:
-            return action()
-        except ManifestConflictError:
-            continue
-    return action()
 
 
 # --- Segments ---------------------------------------------------------------------------------------------------------
@@ -367,16 +333,3 @@ def _roll_up(paths: FleetPaths, manifest: EventsManifest, days: _ClosedDays, don
             done.warnings.append(f"segments of log folder {folder} stay small, for they cannot be rolled up: {error}")
             break
     return written
-
-
-def _merge_files(paths: FleetPaths, manifest: EventsManifest, done: Compaction, now_ns: int) -> EventsManifest:
-    """Merge the small files of groups that have many of them; return the manifest."""
-    merged = merge_small_files(paths, manifest, now_ns)
-    warnings = [f"{reason}: the files of its group are not merged" for reason in merged.damaged]
-    done.warnings += [warning for warning in warnings if warning not in done.warnings]
-    if not merged.replaced:
-        return manifest
-    following = commit(paths.mirror, merged.manifest, now_ns)
-    done.merged += len(merged.replaced)
-    done.files = [path for path in done.files if path not in merged.replaced] + merged.added
-    return following

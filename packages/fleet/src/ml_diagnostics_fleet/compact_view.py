@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from ml_diagnostics_common.entry import SeenSequences
-from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
+from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.journal import log_folder_name
 
 from ml_diagnostics_fleet._batches import FOREIGN
@@ -28,18 +28,10 @@ from ml_diagnostics_fleet._bigquery_view import BigQueryView
 from ml_diagnostics_fleet._event_spill import EventSpill
 from ml_diagnostics_fleet._paths import FleetPaths
 from ml_diagnostics_fleet._view_entries import UNTIMED, ViewEntries
-from ml_diagnostics_fleet.event_files import EventFilesWriter, delete_old_files, merge_small_files, still_removed
+from ml_diagnostics_fleet.event_files import EventFilesWriter, TableChanges, delete_old, merge_files, still_removed
 from ml_diagnostics_fleet.event_tables import EventTables
 from ml_diagnostics_fleet.events import EventsFile, RowGroup
-from ml_diagnostics_fleet.manifest import (
-    EventsManifest,
-    Gap,
-    LogState,
-    ManifestConflictError,
-    commit,
-    delete_old_manifests,
-    latest_events,
-)
+from ml_diagnostics_fleet.manifest import EventsManifest, LogState, commit, latest_events, until_committed
 from ml_diagnostics_fleet.schemas import JobKey
 
 __all__ = ["ViewCompaction", "compact_view"]
@@ -47,42 +39,25 @@ __all__ = ["ViewCompaction", "compact_view"]
 _DAY_NS: Final = 86_400 * 10**9
 _MOST_ROWS: Final = 100_000
 """Entries that are converted at a time."""
-_TRIES: Final = 10
 
 
 @dataclass(slots=True)
-class ViewCompaction:
+class ViewCompaction(TableChanges):
     """A compaction's results.
 
     Attributes:
-        version: The version of the manifest.
         rows: The number of rows that were read.
-        events: The number of events that were added.
         known: Rows whose entries were in the table already, or were read twice.
-        files: The files that were added, and not merged since.
-        merged: The number of files that were replaced.
-        deleted: The number of old files that were deleted.
         without_payload: Rows without a JSON payload, such as lines of text: they are of other programs.
-        without_job: Rows with a payload that names no job.
         unreadable: The number of rows that cannot be read, by reason.
         unreadable_ids: The insert ids of some of them, by reason.
-        gaps: All entries that are missing in the table.
-        warnings: Sentences for the user.
     """
 
-    version: int = 0
     rows: int = 0
-    events: int = 0
     known: int = 0
-    files: list[str] = field(default_factory=list)
-    merged: int = 0
-    deleted: int = 0
     without_payload: int = 0
-    without_job: int = 0
     unreadable: dict[str, int] = field(default_factory=dict)
     unreadable_ids: dict[str, list[str]] = field(default_factory=dict)
-    gaps: list[Gap] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 def compact_view(
@@ -123,26 +98,14 @@ def compact_view(
         raise ConfigurationError(f"{source} has no column timestamp: all of it can be read, and no part")
     with EventSpill() as spill:
         _read(source, since_ns, through_ns - through_ns % _DAY_NS, spill, done)
-        manifest = _repeated(lambda: _add_events(paths, spill, done, now_ns))
+        manifest = until_committed(lambda: _add_events(paths, spill, done, now_ns))
     if merges:
-        manifest = _repeated(lambda: _merge_files(paths, done, now_ns))
+        manifest = merge_files(paths, done, now_ns)
     passed_over = done.without_payload + done.without_job + sum(done.unreadable.values())
     done.known = done.rows - passed_over - done.events
     done.version, done.gaps = manifest.version, manifest.gaps()
-    try:
-        done.deleted = sum(1 for _ in delete_old_files(paths, manifest, now_ns))
-        delete_old_manifests(paths.mirror, EventsManifest.TABLE, now_ns)
-    except StorageError as error:
-        done.warnings.append(f"old files of events are kept, for they cannot be deleted: {error}")
+    delete_old(paths, manifest, done, now_ns)
     return done
-
-
-def _repeated(action: Callable[[], EventsManifest]) -> EventsManifest:
-    """Return the result of an action, which starts again while other compactors are faster."""
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(ManifestConflictError):
-            return action()
-    return action()
 
 
 def _read(source: BigQueryView, since_ns: int | None, until_ns: int, spill: EventSpill, done: ViewCompaction) -> None:
@@ -201,19 +164,6 @@ def _add_events(paths: FleetPaths, spill: EventSpill, done: ViewCompaction, now_
         return manifest
     following = replace(manifest, files=(*manifest.files, *entries), logs=logs, removed=still_removed(manifest, now_ns))
     return commit(paths.mirror, following, now_ns)
-
-
-def _merge_files(paths: FleetPaths, done: ViewCompaction, now_ns: int) -> EventsManifest:
-    """Merge the small files of groups that have many of them; return the manifest."""
-    manifest = latest_events(paths.mirror)
-    merged = merge_small_files(paths, manifest, now_ns)
-    done.warnings = [f"{reason}: the files of its group are not merged" for reason in merged.damaged]
-    if not merged.replaced:
-        return manifest
-    following = commit(paths.mirror, merged.manifest, now_ns)
-    done.merged += len(merged.replaced)
-    done.files = [path for path in done.files if path not in merged.replaced] + merged.added
-    return following
 
 
 class _OtherEntries:

@@ -7,19 +7,36 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, Final
 
 import pyarrow as pa
-from ml_diagnostics_common.exceptions import ObjectNotFoundError
+from ml_diagnostics_common.exceptions import ObjectNotFoundError, StorageError
 
 from ml_diagnostics_fleet._paths import FleetPaths, age_ns, new_run
 from ml_diagnostics_fleet.event_tables import EventTables, deduplicated
 from ml_diagnostics_fleet.events import DamagedEventsError, EventsFile, EventsWriter, RowGroup, checksum
-from ml_diagnostics_fleet.manifest import EventsEntry, EventsManifest
+from ml_diagnostics_fleet.manifest import (
+    EventsEntry,
+    EventsManifest,
+    Gap,
+    commit,
+    delete_old_manifests,
+    latest_events,
+    until_committed,
+)
 from ml_diagnostics_fleet.schemas import JobKey, group_of
 
-__all__ = ["EventFilesWriter", "MergedFiles", "delete_old_files", "merge_small_files", "still_removed"]
+__all__ = [
+    "EventFilesWriter",
+    "MergedFiles",
+    "TableChanges",
+    "delete_old",
+    "delete_old_files",
+    "merge_files",
+    "merge_small_files",
+    "still_removed",
+]
 
 _DAY_NS: Final = 86_400 * 10**9
 _KEPT_NS: Final = 7 * _DAY_NS
@@ -31,6 +48,31 @@ _MOST_SORTED: Final = 4_000_000
 """Events of a job that are sorted at a time when files are merged."""
 _MOST_SORTED_BYTES: Final = 2**30
 """The same in bytes: a column of text has 2 GiB at most."""
+
+
+@dataclass(slots=True)
+class TableChanges:
+    """The changes of the table of events, whatever its entries come from.
+
+    Attributes:
+        version: The version of the manifest.
+        events: The number of events that were added.
+        files: The files that were added, and not merged since.
+        merged: The number of files that were replaced.
+        without_job: Entries that name no job, which are in no table.
+        deleted: The number of old files that were deleted.
+        gaps: All entries that are missing in the table.
+        warnings: Sentences for the user.
+    """
+
+    version: int = 0
+    events: int = 0
+    files: list[str] = field(default_factory=list)
+    merged: int = 0
+    without_job: int = 0
+    deleted: int = 0
+    gaps: list[Gap] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 class EventFilesWriter:
@@ -139,6 +181,51 @@ def merge_small_files(paths: FleetPaths, manifest: EventsManifest, now_ns: int) 
     removed = {**still_removed(manifest, now_ns), **dict.fromkeys(replaced, now_ns)}
     following = replace(manifest, files=files, removed=removed)
     return MergedFiles(following, replaced, [entry.path for entry in added], damaged)
+
+
+def merge_files(paths: FleetPaths, done: TableChanges, now_ns: int) -> EventsManifest:
+    """Merge the small files of groups that have many of them, and commit that; return the newest manifest.
+
+    Args:
+        paths: The mirror.
+        done: The changes, to which the merged files and reasons of others are added.
+        now_ns: The time, in ns since 1970.
+
+    Raises:
+        ManifestConflictError: Others were faster, many times.
+        StorageError: The mirror cannot be read or written.
+    """
+
+    def merge() -> EventsManifest:
+        manifest = latest_events(paths.mirror)
+        merged = merge_small_files(paths, manifest, now_ns)
+        warnings = [f"{reason}: the files of its group are not merged" for reason in merged.damaged]
+        done.warnings += [warning for warning in warnings if warning not in done.warnings]
+        if not merged.replaced:
+            return manifest
+        following = commit(paths.mirror, merged.manifest, now_ns)
+        done.merged += len(merged.replaced)
+        done.files = [path for path in done.files if path not in merged.replaced] + merged.added
+        return following
+
+    return until_committed(merge)
+
+
+def delete_old(paths: FleetPaths, manifest: EventsManifest, done: TableChanges, now_ns: int) -> None:
+    """Delete old files and old manifests; if that is refused, there is a warning, for the table counts already.
+
+    Args:
+        paths: The mirror.
+        manifest: The newest manifest.
+        done: The changes, to which the number of files is added.
+        now_ns: The time, in ns since 1970.
+    """
+    try:
+        for _ in delete_old_files(paths, manifest, now_ns):
+            done.deleted += 1
+        delete_old_manifests(paths.mirror, EventsManifest.TABLE, now_ns)
+    except StorageError as error:
+        done.warnings.append(f"old files of events are kept, for they cannot be deleted: {error}")
 
 
 def _merge(paths: FleetPaths, entries: Sequence[EventsEntry], output: EventFilesWriter) -> None:

@@ -6,10 +6,11 @@ that version. A version is kept for 7 days after the next one was created.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -32,11 +33,13 @@ __all__ = [
     "delete_old_manifests",
     "latest_events",
     "latest_rows",
+    "until_committed",
 ]
 
 FORMAT: Final = 1
 _FIRST_SEQUENCE = 100_000_000_000
 _TRIES = 3
+_MOST_CONFLICTS: Final = 9
 _KEPT_NS: Final = 7 * 86_400 * 10**9
 _MOST_DELETED: Final = 20
 """Versions that are read at a time: more than one for each that is created, so that their number falls."""
@@ -264,6 +267,7 @@ class RowsManifest:
 
 
 _Manifest = TypeVar("_Manifest", EventsManifest, RowsManifest)
+_Result = TypeVar("_Result")
 
 
 def latest_events(mirror: str | os.PathLike[str], version: int | None = None) -> EventsManifest:
@@ -285,6 +289,23 @@ def latest_rows(mirror: str | os.PathLike[str]) -> RowsManifest:
     """Return the newest manifest of the tables of rows; else as `latest_events`."""
     version, known = _latest(FleetPaths(mirror), RowsManifest.TABLE)
     return RowsManifest() if known is None else _decoded(RowsManifest, version, known)
+
+
+def until_committed(action: Callable[[], _Result]) -> _Result:
+    """Return the result of an action that reads the newest manifest and commits the next one.
+
+    It starts again while other processes are faster.
+
+    Args:
+        action: The action.
+
+    Raises:
+        ManifestConflictError: Others were faster ten times.
+    """
+    for _ in range(_MOST_CONFLICTS):
+        with contextlib.suppress(ManifestConflictError):
+            return action()
+    return action()
 
 
 def commit(mirror: str | os.PathLike[str], manifest: _Manifest, now_ns: int) -> _Manifest:

@@ -22,13 +22,13 @@ from ml_diagnostics_fleet._paths import FleetPaths, age_ns, new_run
 from ml_diagnostics_fleet.dimensions import as_dimension, dimension_path, read_causes
 from ml_diagnostics_fleet.job_rows import ERROR, JobRows
 from ml_diagnostics_fleet.manifest import (
-    ManifestConflictError,
     ManifestError,
     RowsManifest,
     RowsSnapshot,
     commit,
     delete_old_manifests,
     latest_rows,
+    until_committed,
 )
 from ml_diagnostics_fleet.schemas import TABLES, JobKey
 
@@ -50,7 +50,6 @@ _logger = logging.getLogger(__name__)
 
 _MOST_ROWS: Final = 500_000
 _AS_OF: Final = TABLES["jobs"].get_field_index("as_of_ns")
-_TRIES: Final = 10
 _KEPT_NS: Final = 7 * 86_400 * 10**9
 _HOUR_NS: Final = 3_600 * 10**9
 
@@ -155,20 +154,12 @@ def commit_rows(
         errors=sum(part.errors for part in written),
         files={name: tuple(sorted(path for part in written for path in part.files[name])) for name in TABLES},
     )
-    paths = FleetPaths(mirror)
-    for number in range(_TRIES):
+
+    def add() -> RowsSnapshot:
         known = latest_rows(mirror)
-        if snapshot in known.snapshots:
-            return snapshot
-        try:
-            manifest = commit(mirror, _with_snapshot(known, snapshot, now_ns), now_ns)
-        except ManifestConflictError:
-            if number == _TRIES - 1:
-                raise
-            continue
-        break
-    _delete_old(paths, manifest, now_ns)
-    return snapshot
+        return snapshot if snapshot in known.snapshots else _committed(mirror, known, snapshot, now_ns)
+
+    return until_committed(add)
 
 
 def replace_jobs(mirror: str | os.PathLike[str], jobs: Iterable[JobRows], now_ns: int) -> RowsSnapshot | None:
@@ -194,7 +185,8 @@ def replace_jobs(mirror: str | os.PathLike[str], jobs: Iterable[JobRows], now_ns
         if key not in latest or latest[key][0] <= as_of_ns:
             latest[key] = as_of_ns, rows
     paths = FleetPaths(mirror)
-    for number in range(_TRIES):
+
+    def replace_older() -> RowsSnapshot | None:
         known = latest_rows(mirror)
         base = known.snapshots[0] if known.snapshots else None
         check_rules(base)
@@ -209,16 +201,9 @@ def replace_jobs(mirror: str | os.PathLike[str], jobs: Iterable[JobRows], now_ns
         if not newer:
             return base
         snapshot = _write_replaced(paths, base, tables, newer, now_ns)
-        following = _without_continuous(known, now_ns)
-        try:
-            manifest = commit(mirror, _with_snapshot(following, snapshot, now_ns), now_ns)
-        except ManifestConflictError:
-            if number == _TRIES - 1:
-                raise
-            continue
-        break
-    _delete_old(paths, manifest, now_ns)
-    return snapshot
+        return _committed(mirror, _without_continuous(known, now_ns), snapshot, now_ns)
+
+    return until_committed(replace_older)
 
 
 def replace_tables(
@@ -240,7 +225,8 @@ def replace_tables(
         StorageError: The mirror cannot be read or written.
     """
     paths = FleetPaths(mirror)
-    for number in range(_TRIES):
+
+    def write_changed() -> RowsSnapshot | None:
         known = latest_rows(mirror)
         base = known.snapshots[0] if known.snapshots else None
         tables = {} if base is None else changed(base)
@@ -251,15 +237,17 @@ def replace_tables(
             path = f"rows/{name}/as_of={base.as_of_ns}/{run}-0.parquet"
             paths.storage.write(paths.full(path), encoded(table), if_generation=0)
             files[name] = (path,)
-        snapshot = replace(base, files=files)
-        try:
-            manifest = commit(mirror, _with_snapshot(known, snapshot, now_ns), now_ns)
-        except ManifestConflictError:
-            if number == _TRIES - 1:
-                raise
-            continue
-        break
-    _delete_old(paths, manifest, now_ns)
+        return _committed(mirror, known, replace(base, files=files), now_ns)
+
+    return until_committed(write_changed)
+
+
+def _committed(
+    mirror: str | os.PathLike[str], known: RowsManifest, snapshot: RowsSnapshot, now_ns: int
+) -> RowsSnapshot:
+    """Commit a snapshot beside the known ones, delete what is old, and return it."""
+    manifest = commit(mirror, _with_snapshot(known, snapshot, now_ns), now_ns)
+    _delete_old(FleetPaths(mirror), manifest, now_ns)
     return snapshot
 
 
