@@ -105,7 +105,7 @@ def test_failures_that_lose_nothing_break_the_bar(monkeypatch: pytest.MonkeyPatc
 def test_a_background_part_is_predicted_where_it_is_known_and_missed_where_it_is_not(
     part: float, least_near: float
 ) -> None:
-    """With half an interval of background part, jobs take so long that they meet failures that nobody knows of."""
+    """With half an interval of background part, jobs take so long that they meet failures that were not recorded."""
     near: dict[bool, list[float]] = {True: [], False: []}
     held: dict[bool, list[bool]] = {True: [], False: []}
     for seed in range(40):

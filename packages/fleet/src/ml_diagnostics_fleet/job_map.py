@@ -108,7 +108,7 @@ def rows_or_error(
         causes: The causes of disruptions, by job and number.
 
     Raises:
-        StorageError: The mirror refused to be read: no fault of the job, and another try may have another end.
+        StorageError: The mirror refused to be read: the job is not at fault, and another try may succeed.
     """
     try:
         return job_rows(
@@ -128,7 +128,7 @@ def rows_or_error(
 
 
 def may_be_cured(error: Exception) -> bool:
-    """Return True if another try may have another end: the mirror refused; nothing is wrong with the job's data."""
+    """Return True if another try may succeed: the mirror refused a read, and the job's data may be correct."""
     return isinstance(error, StorageError) and not isinstance(error, DamagedEventsError)
 
 

@@ -52,7 +52,7 @@ _STATIC: Final = "/static/"
 _WITH_VERSION: Final = re.compile(r"v/(\w+)/(.+)")
 _LONGEST_FAILURE: Final = 500
 _LEFT: Final = 499
-"""The client closed its connection: nobody reads the answer."""
+"""The client closed its connection: the answer has no reader."""
 _FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 
 
