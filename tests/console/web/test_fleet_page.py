@@ -433,6 +433,7 @@ def test_the_file_shows_the_same_and_asks_for_nothing(
     in_page = browser.value(cards)
     file = tmp_path / "fleet.html"
     file.write_text(report, encoding="utf-8")
+    assert "unsafe-inline" not in report
     browser.forget()
     browser.open(file.as_uri())
     assert browser.value(cards) == in_page

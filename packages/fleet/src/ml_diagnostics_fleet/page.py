@@ -14,7 +14,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from ml_diagnostics_common.page import FOLDER
+from ml_diagnostics_common.page import FOLDER, policy_hash
 from ml_diagnostics_common.texts import format_clock, format_count, one_line
 
 from ml_diagnostics_fleet._amounts import (
@@ -61,10 +61,14 @@ def page_of(view: FleetOverview) -> str:
     Args:
         view: The answers.
     """
-    styles = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("tokens.css", "elements.css"))
+    styles = "\n" + "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("tokens.css", "elements.css"))
     ours = files("ml_diagnostics_fleet").joinpath("page_parts")
     styles += ours.joinpath("fleet.css").read_text(encoding="utf-8")
-    script = ours.joinpath("sorting.js").read_text(encoding="utf-8")
+    script = "\n" + ours.joinpath("sorting.js").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; style-src {policy_hash(styles)}; script-src {policy_hash(script)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
     title = f"Fleet goodput, {format_clock(view.snapshot.as_of_ns)}"
     body = "".join(
         section
@@ -90,11 +94,10 @@ def page_of(view: FleetOverview) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        "script-src 'unsafe-inline'; img-src data:\">\n"
-        f"<title>{escape(title)}</title>\n<style>\n{styles}</style>\n</head>\n<body>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f"<title>{escape(title)}</title>\n<style>{styles}</style>\n</head>\n<body>\n"
         f'<main class="fleet-page">\n<div class="fleet stack" data-by="{",".join(view.by)}" '
-        f'data-groups="{",".join(GROUPS)}">{body}</div>\n</main>\n<script>\n{script}</script>\n</body>\n</html>\n'
+        f'data-groups="{",".join(GROUPS)}">{body}</div>\n</main>\n<script>{script}</script>\n</body>\n</html>\n'
     )
 
 

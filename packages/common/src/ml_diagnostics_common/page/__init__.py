@@ -7,10 +7,21 @@ twin of `ml_diagnostics_common.texts`.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from pathlib import Path
 from typing import Final
 
-__all__ = ["FOLDER"]
+__all__ = ["FOLDER", "policy_hash"]
 
 FOLDER: Final = Path(__file__).parent
 """The folder of the files."""
+
+
+def policy_hash(text: str) -> str:
+    """Return the source by which a Content-Security-Policy allows one inline script or style.
+
+    Args:
+        text: All text between its tags.
+    """
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

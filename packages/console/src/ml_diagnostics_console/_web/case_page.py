@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import posixpath
 import re
 from typing import Final
+
+from ml_diagnostics_common.page import policy_hash
 
 from ml_diagnostics_console._web.assets import Assets
 from ml_diagnostics_console._web.bundle import CHART_SCRIPT, page_script, page_style, read_shell
@@ -77,20 +78,16 @@ class _Page:
 
     def _script(self, text: str) -> str:
         text = safe_script(text)
-        self._script_hashes.append(_hash(text))
+        self._script_hashes.append(policy_hash(text))
         return f"<script>{text}</script>\n"
 
     def _style(self, text: str) -> str:
-        self._style_hashes.append(_hash(text))
+        self._style_hashes.append(policy_hash(text))
         return f"<style>{text}</style>\n"
 
     def _data_url(self, name: str) -> str:
         kind = _DATA_TYPES[posixpath.splitext(name)[1]]
         return f"data:{kind};base64,{base64.b64encode(self._bytes(name)).decode()}"
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _escaped(text: str) -> str:
