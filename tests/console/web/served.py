@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 COMMAND = [sys.executable, "-m", "google_cloud_mldiagnostics"]
 _SECONDS = 30.0
+_REPORT_SECONDS = 110.0
+"""A report of the fleet is made at low priority, so beside other tests it takes long."""
 
 
 class Reply(NamedTuple):
@@ -62,7 +64,8 @@ class Served:
 
     def get(self, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None) -> Reply:
         """Send a request, with the path and the headers as they are; without a Host header only if it is empty."""
-        connection = http.client.HTTPConnection(self.host, timeout=_SECONDS)
+        is_report = path.startswith(("/fleet", "/api/fleet"))
+        connection = http.client.HTTPConnection(self.host, timeout=_REPORT_SECONDS if is_report else _SECONDS)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in {"Host": self.host, **(headers or {})}.items():
