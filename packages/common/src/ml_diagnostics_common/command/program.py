@@ -11,9 +11,7 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
 from typing import Any, Protocol, TextIO
 
 from ml_diagnostics_common.command.console import Console, ReaderGoneError, data_errors
@@ -26,14 +24,13 @@ from ml_diagnostics_common.command.errors import (
     UsageError,
     exit_code_of,
 )
+from ml_diagnostics_common.command.interrupts import signals_as_keyboard_interrupt, waits_woken
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
 __all__ = ["Command", "Program", "edits", "nearest_flag"]
 
 _SHELLS = ("bash", "zsh", "fish", "tcsh")
 _MOST_EDITS = 2
-_AGAIN_SECONDS = 0.05
-"""The finalizer that dropped an interrupt is over by then."""
 
 
 class Command(Protocol):
@@ -89,10 +86,11 @@ class Program:
         console = Console(self._name)
         options = argparse.Namespace()
         try:
-            with _signals_as_keyboard_interrupt(), _flushed_output():
+            with signals_as_keyboard_interrupt(), _flushed_output():
                 options = self.parse(list(sys.argv[1:] if arguments is None else arguments))
                 _configure(console, options)
-                return self.run(options, console)
+                with waits_woken():
+                    return self.run(options, console)
         except UsageError as error:
             _print_last(console, f"{options.parser.format_usage()}{self._name}: {error}")
             return error.exit_code
@@ -228,55 +226,6 @@ class _PrintCompletion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, __: object = None) -> None:
         Console().data(self._program.completion(shell))
         parser.exit()
-
-
-@contextlib.contextmanager
-def _signals_as_keyboard_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM and SIGHUP within the block, so that cleanup runs as after Ctrl-C.
-
-    Ignored signals stay ignored, as under nohup. Python drops an exception that is raised while an object is finalized:
-    then the signal is sent once more.
-    """
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    before = {number: signal.getsignal(number) for number in numbers}
-    report_unraisable = sys.unraisablehook
-
-    def send_again(dropped: sys.UnraisableHookArgs) -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt):
-            report_unraisable(dropped)
-            return
-        again = threading.Timer(_AGAIN_SECONDS, _send_to_main_thread, [next(iter(numbers))])
-        again.daemon = True
-        again.start()
-
-    try:
-        for number, handler in before.items():
-            if handler != signal.SIG_IGN:
-                signal.signal(number, _interrupt)
-        if numbers:
-            sys.unraisablehook = send_again
-        yield
-    finally:
-        if sys.unraisablehook is send_again:
-            sys.unraisablehook = report_unraisable
-        for number, handler in before.items():
-            if handler is not None:  # None: the handler was not set from Python, and cannot be restored.
-                signal.signal(number, handler)
-
-
-def _send_to_main_thread(number: int) -> None:
-    """Send a signal to the main thread, which may be waiting in the kernel: in another one it would not end that."""
-    ident = threading.main_thread().ident
-    if ident is not None and hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(ident, number)
-    else:
-        signal.raise_signal(number)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _prepare_process() -> None:
