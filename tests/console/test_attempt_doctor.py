@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,19 @@ def test_without_a_question_on_causes_only_hosts_are_read(loop: Path, monkeypatc
     assert [(each.number, each.hosts, each.rule) for each in listed] == [
         (each.number, each.hosts, "") for each in judged
     ]
+
+
+def test_a_context_that_does_not_exist_is_noted_once(loop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl on this machine")
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(loop))
+    monkeypatch.setenv("KUBECONFIG", str(loop / "none"))
+    notes: list[str] = []
+    asked = AttemptDoctor(notes.append, kubernetes="typo")
+    for _ in range(2):
+        assert [each.rule for each in asked.attempts("restart-loop-0", since_ns=0)] == ["C1", "C1", "C1"]
+    assert len(notes) == 1
+    assert "give --kubernetes CONTEXT" in notes[0]
 
 
 def test_a_job_without_a_run_is_judged_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

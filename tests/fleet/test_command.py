@@ -140,6 +140,8 @@ def test_the_page_is_one_file_that_needs_no_other(mirror: Path, tmp_path: Path) 
     assert not re.search(r"""(src|href)=|url\(|@import|https?://(?!www\.w3\.org)""", text)
     assert text.count("<table") >= 6
     assert FLEET.lemon in text
+    for header in ("blamed", "expected", "p", "q"):
+        assert re.search(rf'title="[^"]+"><button[^>]*>{header}<', text)
     assert run("report", "--mirror", mirror, "--html", page, "--quiet").stderr == ""
 
 

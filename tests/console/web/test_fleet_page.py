@@ -450,3 +450,15 @@ def test_a_choice_that_is_not_valid_has_a_way_back(browser: Browser, server: Ser
     assert "expected different groups of team" in browser.value("document.querySelector('.empty').textContent")
     browser.value("document.querySelector('.page-fleet a.button').click()")
     browser.wait_for("location.search === '' && document.querySelector('h1')")
+
+
+@needs_browser
+def test_a_choice_that_is_not_valid_can_be_corrected_where_it_was_made(browser: Browser, server: Served) -> None:
+    browser.resize(1400, 900)
+    browser.open(f"http://{server.host}/fleet?by=zone&cost=cheap")
+    browser.wait_ready("fleet")
+    price = "document.querySelector('.fleet-controls input[placeholder*=chip]')"
+    assert browser.value(f"{price}.value") == "cheap"
+    browser.value(f"{price}.value = '2/chip-hour'; {price}.dispatchEvent(new Event('change'))")
+    browser.wait_for("location.search === '?by=zone&cost=2%2Fchip-hour' && document.querySelector('h1')")
+    assert browser.value("document.querySelector('.fleet').dataset.by") == "zone"

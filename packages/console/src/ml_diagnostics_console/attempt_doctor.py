@@ -18,6 +18,7 @@ from google_cloud_mldiagnostics.reading import CloudSource, LocalSource, RunHist
 from ml_diagnostics_common.story import Confidence
 
 from ml_diagnostics_console._facts.cluster import OFF
+from ml_diagnostics_console._facts.facts import Fact, Unknown
 from ml_diagnostics_console._facts.reading import JobReader, Question
 from ml_diagnostics_console._version import __version__
 from ml_diagnostics_console.doctor import judge
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from google_cloud_mldiagnostics.reading import AttemptView, ProcessView
 
     from ml_diagnostics_console._facts.facts import AttemptFacts, ProcessFacts
+    from ml_diagnostics_console._facts.kubernetes_facts import KubernetesFacts
     from ml_diagnostics_console.report import Report
 
 __all__ = ["AttemptDoctor", "AttemptVerdict", "Cause", "cause_of"]
@@ -106,6 +108,7 @@ class AttemptDoctor:
     ) -> None:
         self._report, self._project, self._region, self._kubernetes = report, project, region, kubernetes
         self._notes: set[str] = set()
+        self._has_noted_cluster = False
         self._source: RunSource = LocalSource(self._note)
         if project or region:
             self._source = CloudSource(project, region, self._note, lambda _: None)
@@ -142,9 +145,17 @@ class AttemptDoctor:
             self._notes.add(text)
             self._report(text)
 
+    def _note_cluster(self, found: Fact[KubernetesFacts] | Unknown) -> None:
+        """Report why the cluster told nothing of a job, for the first such job: most others have the same reason."""
+        why = found.why if isinstance(found, Unknown) else found.value.unread.get("cluster")
+        if why and self._kubernetes != OFF and not self._has_noted_cluster:
+            self._has_noted_cluster = True
+            self._note(why)
+
     def _judged(self, name: str, since_ns: int) -> Iterator[AttemptVerdict]:
         question = Question(name, None, self._project, self._region, self._kubernetes, has_goodput=False)
         facts = JobReader(question, self._note).read()
+        self._note_cluster(facts.kubernetes)
         for index, (attempt, following) in enumerate(itertools.zip_longest(facts.attempts, facts.attempts[1:])):
             if attempt.started_ns is not None:
                 last_ns = max((process.last_event_ns for process in attempt.processes), default=attempt.started_ns)
