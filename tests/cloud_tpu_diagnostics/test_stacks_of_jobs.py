@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics._collect import trace_file
+from cloud_tpu_diagnostics._stacks import log_entries
 from cloud_tpu_diagnostics._stacks.log_entries import _Latest, dumps_of
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, entry
 from ml_diagnostics_common.entry import EntryContext, LogEntry, format_timestamp
@@ -107,6 +108,23 @@ def test_entries_without_a_name_belong_to_the_job_of_the_recorder_in_that_proces
     assert "of_b" in out
     assert "of_a" not in out
     assert show("--job", "c")[0] == 3
+
+
+def test_the_stack_of_a_job_that_has_just_crashed_is_waited_for(show: Show, tmp_path: Path) -> None:
+    show("--job", "other")  # Nothing is to be imported afterwards: a companion takes a tenth of a second to record.
+    program = f"with diagnostic.diagnose(config(cloud=True)):\n{NAMED['run']}\nraise OSError('theirs')"
+    assert run(program.replace("\n", "\n    "), tmp_path)[0] == 1
+    code, out, err = show("--job", "llama-7")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{HOST} raised OSError: theirs in <module> (<string>:")
+
+
+def test_a_job_that_has_just_ended_without_stacks_is_not_waited_for_in_vain(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([sys.executable, "-c", NAMED["run"]], check=True, timeout=60)
+    monkeypatch.setattr(log_entries, "_COMPANION_SECONDS", 0.3)
+    assert show("--job", "llama-7")[0] == 3
 
 
 def test_last_is_the_job_that_started_last_unless_a_job_has_that_name(show: Show) -> None:

@@ -65,8 +65,8 @@ class Waits:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         program = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
-        print("waits", flush=True)
         try:
+            print("waits", flush=True)
             if options.wait == "program":
                 program.wait()
             elif options.wait == "event":

@@ -61,6 +61,8 @@ class Shown:
         self.browser.resize(width, 900)
         self.browser.open(f"{self.url}/?session=tensorboard/{session}")
         self.browser.wait_ready("profile")
+        # The steps are drawn in the next frame, when their width is known.
+        self.browser.wait_for("!document.querySelector('.step-chart') || document.querySelector('.step-chart g')")
         text: str = self.browser.value(_SHOWN)
         return " ".join(text.split())
 

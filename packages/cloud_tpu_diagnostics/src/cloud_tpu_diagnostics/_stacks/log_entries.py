@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from bisect import bisect_left
 from collections import deque
@@ -11,10 +12,11 @@ from typing import Any, Final
 
 from ml_diagnostics_common.cloud_logging import quoted
 from ml_diagnostics_common.entry import LogEntry, ProcessEndings
-from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.environment import diagnostics_directory, identity
 from ml_diagnostics_common.exceptions import NoCloudError
-from ml_diagnostics_common.journal import ProcessStart, processes_of_job
+from ml_diagnostics_common.journal import ProcessStart, processes_of_job, processes_that_ended
 from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
+from ml_diagnostics_common.processes import exists
 
 from cloud_tpu_diagnostics._dumps.grouping import MAIN_THREAD, ProcessDump
 from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, ThreadStack
@@ -26,12 +28,18 @@ __all__ = ["dumps_of", "read_job"]
 
 _SECOND_NS: Final = 1_000_000_000
 _TIMES_KEPT: Final = 10
+_JUST_NS: Final = 10 * _SECOND_NS
+_COMPANION_SECONDS: Final = 3.0
+"""A companion records the end of its process within a tenth of a second, on a busy machine within a few."""
+_POLL_SECONDS: Final = 0.05
 _KINDS: Final = frozenset({SNAPSHOT, HANG_SUSPECTED, LEFT_BLOCK, JOB_ENDED})
 _FIELDS: Final = ("step", "phase", "interval_seconds")
 
 
 def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[ProcessDump]:
     """Return the newest stacks of each process of a job, from the journal and from Cloud Logging.
+
+    Of a process of this machine that has just ended, its companion may still record the last stack: wait for that.
 
     Args:
         job: Its name, as the environment, a recorder or a run was given it; or the run's id.
@@ -42,6 +50,7 @@ def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[Proces
         ConfigurationError: ML_DIAGNOSTICS_BACKEND has an unknown value.
         CredentialsError: It is `cloud`, and there is no project or no credentials.
     """
+    _await_companions(job)
     cloud = Cloud.configured(logs_failures=False)
     source = LogSource(
         LOG_ID,
@@ -60,6 +69,27 @@ def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[Proces
         notes.append(f"only the journal was read: {cloud.absence}")
     notes += notes_of([source])
     return with_endings(dumps_of(entries.values()), endings=endings)
+
+
+def _await_companions(job: str) -> None:
+    """Wait until the ends of processes of a job are recorded that ended in the last seconds, for a few seconds."""
+    since_ns = time.time_ns() - _JUST_NS
+    ended = {
+        (start.host, start.pid): start.started_ns
+        for start in processes_that_ended(diagnostics_directory(), job, since_ns, except_logs={LOG_ID})
+        if start.host == identity().host and start.pid.isdecimal() and not exists(int(start.pid))
+    }
+    if not ended:
+        return
+    deadline = time.monotonic() + _COMPANION_SECONDS
+    source = LogSource(LOG_ID)
+    while True:
+        for entry in itertools.chain.from_iterable(source.read_new()):
+            if entry.payload.get("kind") == JOB_ENDED and entry.timestamp_ns > ended.get(_process_of(entry), math.inf):
+                del ended[_process_of(entry)]
+        if not ended or time.monotonic() >= deadline:
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def _is_of(entry: LogEntry, job: str) -> bool:

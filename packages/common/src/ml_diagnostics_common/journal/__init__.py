@@ -11,6 +11,7 @@ from ml_diagnostics_common.journal._jobs import (
     newest_job,
     newest_writers,
     processes_of_job,
+    processes_that_ended,
     writer_start_ns,
 )
 from ml_diagnostics_common.journal._journal import Journal, JournalStatistics
@@ -46,6 +47,7 @@ __all__ = [
     "newest_job",
     "newest_writers",
     "processes_of_job",
+    "processes_that_ended",
     "read_header",
     "shipped_position",
     "writer_start_ns",

@@ -34,6 +34,7 @@ __all__ = [
     "newest_job",
     "newest_writers",
     "processes_of_job",
+    "processes_that_ended",
     "writer_start_ns",
 ]
 
@@ -101,6 +102,41 @@ def processes_of_job(root: Path, job: str) -> set[ProcessStart]:
     return found
 
 
+def processes_that_ended(
+    root: Path, job: str, since_ns: int, *, except_logs: Collection[str] = ()
+) -> set[ProcessStart]:
+    """Return the processes of a job that wrote after a moment, and have closed all that they wrote.
+
+    Args:
+        root: The diagnostics folder.
+        job: The value of a label `job` or `run`.
+        since_ns: The moment, in ns since 1970.
+        except_logs: Logs to pass over, such as one that another process writes in the name of these.
+    """
+    started_ns: dict[tuple[str, str], int] = {}
+    open_ones = set()
+    for folder in (root / "journal").glob("*/"):
+        last = {segment.writer: segment for segment in _segments(folder)}
+        for segment in last.values():
+            header = _header(segment) if _written_ns(segment) >= since_ns else None
+            if header is None or header.log_id in except_logs:
+                continue
+            labels = header.labels
+            if job in (labels.get("job"), labels.get("run")):
+                process = labels.get("host", ""), labels.get("pid", "")
+                start_ns = writer_start_ns(segment.writer)
+                started_ns[process] = min(started_ns.get(process, start_ns), start_ns)
+                if _is_open(segment.path):
+                    open_ones.add(process)
+    return {ProcessStart(*process, start_ns) for process, start_ns in started_ns.items() if process not in open_ones}
+
+
+def _written_ns(segment: Segment) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(segment.path).st_mtime_ns  # noqa: PTH116 - as the names of segments are
+    return 0
+
+
 def _segments(folder: Path) -> list[Segment]:
     with contextlib.suppress(OSError):
         return list_segments(folder)
@@ -136,10 +172,14 @@ def is_open(root: Path, writer: str) -> bool:
         digits = path.name.removesuffix(SEGMENT_SUFFIX).rpartition(".")[2]
         if digits.isdecimal():
             numbers[int(digits)] = path
+    return bool(numbers) and _is_open(str(numbers[max(numbers)]))
+
+
+def _is_open(path: str) -> bool:
     try:
-        with opened_segment(str(numbers[max(numbers, default=-1)])) as descriptor:
+        with opened_segment(path) as descriptor:
             return is_held(descriptor)
-    except (KeyError, OSError):
+    except OSError:
         return False
 
 
