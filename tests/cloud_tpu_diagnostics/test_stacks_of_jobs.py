@@ -127,6 +127,18 @@ def test_a_job_that_has_just_ended_without_stacks_is_not_waited_for_in_vain(
     assert show("--job", "llama-7")[0] == 3
 
 
+def test_a_job_that_runs_is_not_waited_for(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_entries, "_COMPANION_SECONDS", 3_600.0)
+    program = f"{NAMED['run']}\nprint('runs', flush=True)\ninput()"
+    job = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert job.stdout is not None
+    try:
+        assert job.stdout.readline() == "runs\n"
+        assert show("--job", "llama-7")[0] == 3
+    finally:
+        job.communicate("", timeout=60)
+
+
 def test_last_is_the_job_that_started_last_unless_a_job_has_that_name(show: Show) -> None:
     code, _, err = show("--job", "last")
     assert (code, "no stacks of the job 'last'" in err) == (3, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from bisect import bisect_left
 from collections import deque
@@ -16,7 +17,7 @@ from ml_diagnostics_common.environment import diagnostics_directory, identity
 from ml_diagnostics_common.exceptions import NoCloudError
 from ml_diagnostics_common.journal import ProcessStart, processes_of_job, processes_that_ended
 from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
-from ml_diagnostics_common.processes import exists
+from ml_diagnostics_common.processes import has_ended
 
 from cloud_tpu_diagnostics._dumps.grouping import MAIN_THREAD, ProcessDump
 from cloud_tpu_diagnostics._dumps.parser import Dump, DumpParser, ThreadStack
@@ -32,6 +33,7 @@ _JUST_NS: Final = 10 * _SECOND_NS
 _COMPANION_SECONDS: Final = 3.0
 """A companion records the end of its process within a tenth of a second, on a busy machine within a few."""
 _POLL_SECONDS: Final = 0.05
+_PID: Final = re.compile(r"[0-9]{1,9}")
 _KINDS: Final = frozenset({SNAPSHOT, HANG_SUSPECTED, LEFT_BLOCK, JOB_ENDED})
 _FIELDS: Final = ("step", "phase", "interval_seconds")
 
@@ -77,7 +79,7 @@ def _await_companions(job: str) -> None:
     ended = {
         (start.host, start.pid): start.started_ns
         for start in processes_that_ended(diagnostics_directory(), job, since_ns, except_logs={LOG_ID})
-        if start.host == identity().host and start.pid.isdecimal() and not exists(int(start.pid))
+        if start.host == identity().host and _PID.fullmatch(start.pid) and has_ended(int(start.pid))
     }
     if not ended:
         return
