@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
 
 from .accounts import moment_ns
-from .histories import JOB, History, Payload
+from .histories import BASE, JOB, History, Payload
 from .lives import columns_of, lay_over, live_one_attempt
 from .oracle import judge
 from .test_ledger_properties import comparable
@@ -97,7 +98,16 @@ def contents_of(recorders: Recorders, now: float) -> tuple[Any, ...]:
     )
 
 
+def two_ends_of_steps_at_one_time() -> tuple[list[Process], float]:
+    """Two processes that record the end of a step at the same time, one of them with the start of a data load."""
+    first, second = Process(0, "host-0"), Process(0, "host-1")
+    first.payloads = History().step_end(0, at=0.5).payloads
+    second.payloads = History().add(step_end_count=-1, data_loading_start_time=BASE + 0.5).end(1.25).payloads
+    return [first, second], 1.25
+
+
 @thorough
+@example(two_ends_of_steps_at_one_time())
 @given(several_writers())
 def test_the_writers_that_count_follow_the_rules(life: tuple[list[Process], float]) -> None:
     processes, now = life
@@ -130,6 +140,21 @@ def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Process],
     mine, theirs = contents_of(recorders, now), contents_of(recorders_of(processes), now)
     for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         assert one == other, number
+
+
+@pytest.mark.parametrize("is_queried", [True, False])
+def test_a_late_step_from_before_the_first_job_start_is_another_attempt(is_queried: bool) -> None:
+    process, other = Process(0, "host-0"), Process(2, "host-2")
+    process.payloads = History().init(1, 2).start(3.5).steps([3, 4], at=5.5, each=0.5).step(2, at=2.75).payloads
+    other.payloads = History().start(44).payloads
+    recorders = Recorders(JOB)
+    recorders.add(writer_of(process), process.payloads[:-1])
+    recorders.add(writer_of(other), other.payloads)
+    if is_queried:
+        assert len(recorders.writers()) == 2
+    recorders.add(writer_of(process), process.payloads[-1:])
+    assert [writer.name for writer in recorders.writers()] == ["host-0", "host-0", "host-2"]
+    assert contents_of(recorders, 60) == contents_of(recorders_of([process, other]), 60)
 
 
 @thorough

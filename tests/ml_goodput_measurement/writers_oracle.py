@@ -57,7 +57,8 @@ class Part:
     def kinds(self) -> dict[str, list[int]]:
         moments: dict[str, list[int]] = {}
         for at, entry in self.entries:
-            moments.setdefault(kind_of(entry), []).append(at)
+            for kind in kinds_of(entry):
+                moments.setdefault(kind, []).append(at)
         return moments
 
     def completes(self, other: Part) -> bool:
@@ -105,6 +106,11 @@ def outlasts(part: Part, before: Part) -> bool:
 def moment_of(entry: Payload) -> int:
     [seconds] = [value for key, value in entry.items() if key.endswith(("_time", "_ended", "_started", "_timestamp"))]
     return round(seconds * 1e6) * 1000
+
+
+def kinds_of(entry: Payload) -> set[str]:
+    """The kinds of events in an entry: the start of a data load may have the end of a step as well."""
+    return {kind_of(entry), *(["step_ended"] if "step_end_count" in entry else [])}
 
 
 def kind_of(entry: Payload) -> str:

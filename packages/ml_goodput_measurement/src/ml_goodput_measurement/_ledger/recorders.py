@@ -306,6 +306,9 @@ class Recorders:
         if records.is_stale or index < 0 or last_ns >= border_ns or starts_attempt:
             records.is_stale = True
             return
+        if index == 0 and records.spans[0].is_split_by(batch):
+            records.is_stale = True
+            return
         self._changed_order = min(self._changed_order, records.spans[index].order)
         records.spans[index].extend(batch, last_ns)
 

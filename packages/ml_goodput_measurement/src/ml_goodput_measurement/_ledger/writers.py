@@ -103,6 +103,13 @@ class Span:
             self.first_step = first_step if self.first_step is None else min(self.first_step, first_step)
             self.last_step = last_step if self.last_step is None else max(self.last_step, last_step)
 
+    def is_split_by(self, batch: EventBatch) -> bool:
+        """Return True for a writer's first span if a step of the batch was before its job start: see `spans_of`."""
+        if "JobStart" not in self.kinds:
+            return False
+        steps = batch.step_span()
+        return steps is not None and steps[0][0] < self.kinds["JobStart"][0]
+
     def completes(self, span: Span) -> bool:
         """Return True if both may be parts of one attempt: they never recorded events of one kind at the same time."""
         if "JobStart" in self.kinds and "JobStart" in span.kinds and self.first_step and span.first_step:
