@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
@@ -223,13 +224,14 @@ def flakes(session: nox.Session) -> None:
     """Run all tests three times without reruns, and list those that did not pass each time; about half an hour."""
     install(session, "tests", *PACKAGES)
     failures: Counter[str] = Counter()
-    for number in range(3):
-        report = Path(session.create_tmp()) / f"run-{number}.xml"
-        options = ["-p", "no:rerunfailures", f"--junitxml={report}", *SIDE_BY_SIDE, *session.posargs]
-        session.run("python", "-m", "pytest", *options, env=ON_CPU, success_codes=[0, 1])
-        for case in ElementTree.parse(report).iter("testcase"):
-            if case.find("failure") is not None or case.find("error") is not None:
-                failures[f"{case.get('classname')}.{case.get('name')}"] += 1
+    with tempfile.TemporaryDirectory() as folder:  # That of nox would be the tests', too: inside of this checkout.
+        for number in range(3):
+            report = Path(folder) / f"run-{number}.xml"
+            options = ["-p", "no:rerunfailures", f"--junitxml={report}", *SIDE_BY_SIDE, *session.posargs]
+            session.run("python", "-m", "pytest", *options, env=ON_CPU, success_codes=[0, 1])
+            for case in ElementTree.parse(report).iter("testcase"):
+                if case.find("failure") is not None or case.find("error") is not None:
+                    failures[f"{case.get('classname')}.{case.get('name')}"] += 1
     if failures:
         session.error("\n".join(f"failed in {count} of 3 runs: {name}" for name, count in failures.most_common()))
 

@@ -35,8 +35,9 @@ _TESTS = Path(__file__).parent
 _PREFIXES = ("ML_DIAGNOSTICS_", "CLOUDSDK_", "GOOGLE_", "GCE_METADATA_", "STORAGE_EMULATOR_", "NO_GCE_")
 
 # A test asserts no absolute time: one example may take long on a machine with other work.
-hypothesis.settings.register_profile("tests", deadline=None, max_examples=50)
-hypothesis.settings.register_profile("slow", deadline=None)
+# A change is judged by the same examples in each run; `nox -s slow` looks for new ones.
+hypothesis.settings.register_profile("tests", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.register_profile("slow", deadline=None, derandomize=False)
 hypothesis.settings.load_profile("tests")
 
 # A shell's background jobs ignore Ctrl-C, and those of nohup SIGHUP: so would each program that a test starts.

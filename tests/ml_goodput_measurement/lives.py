@@ -7,12 +7,25 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from ml_goodput_measurement._ledger import Ledger
 from ml_goodput_measurement._ledger.events import read_events
 from ml_goodput_measurement._ledger.facts import SIZES, Sizes
 
 from .histories import JOB, History, Payload
+
+_SLOW_FACTOR = 30
+
+
+def thorough(max_examples: int) -> settings:
+    """Return the settings of a test of all lives: the same examples in each run, and 30 times as many new ones in
+    `nox -s slow`.
+    """
+    factor = 1 if settings.default.derandomize else _SLOW_FACTOR
+    unhurried = [HealthCheck.too_slow]
+    return settings(max_examples=factor * max_examples, deadline=None, suppress_health_check=unhurried)
+
 
 short = st.sampled_from([0, 0, 0.25, 1, 3])
 length = st.sampled_from([0.5, 1, 1, 1, 1.25, 2, 7])

@@ -13,9 +13,8 @@ from ml_goodput_measurement.partition import AttemptSummary, Bucket, Disruption,
 from . import oracle
 from .accounts import SECOND_NS, moment_ns
 from .histories import History, Payload
-from .lives import ledger_of, lives
+from .lives import ledger_of, lives, thorough
 from .sample_reports import killed_and_resumed, report_of
-from .test_ledger_properties import thorough
 
 PARTS = {
     "infrastructure_ns": (Bucket.INFRASTRUCTURE_RECOVERY,),
@@ -173,7 +172,7 @@ def first_loads_ns(payloads: list[Payload], timeline: list[Piece], attempts: lis
     )
 
 
-@thorough
+@thorough(100)
 @given(lives(), exclusions())
 def test_over_all_disruptions_each_part_sums_to_its_buckets(
     life: tuple[list[Payload], float], excluded: list[tuple[int, int]]
@@ -199,7 +198,7 @@ def test_over_all_disruptions_each_part_sums_to_its_buckets(
     assert sum(disruption.steps_lost for disruption in disruptions) == sum(one.steps_lost for one in attempts)
 
 
-@thorough
+@thorough(100)
 @given(lives(), exclusions())
 def test_the_buckets_of_an_attempt_sum_to_its_span(
     life: tuple[list[Payload], float], excluded: list[tuple[int, int]]
@@ -216,7 +215,7 @@ def test_the_buckets_of_an_attempt_sum_to_its_span(
         assert min([*attempt.buckets.values(), *attempt.custom.values()], default=0) >= 0
 
 
-@thorough
+@thorough(100)
 @given(lives())
 def test_the_step_in_flight_is_the_last_one_without_a_recorded_end(life: tuple[list[Payload], float]) -> None:
     payloads, now = life

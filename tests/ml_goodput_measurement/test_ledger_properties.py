@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ml_goodput_measurement._ledger import Ledger, Summary
 from ml_goodput_measurement._ledger.events import read_events
@@ -20,11 +20,8 @@ from ml_goodput_measurement.partition import Bucket
 
 from .accounts import moment_ns
 from .histories import JOB, History, Payload
-from .lives import columns_of, deliver, ledger_of, lives
+from .lives import columns_of, deliver, ledger_of, lives, thorough
 from .oracle import Truth, judge
-
-thorough = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
 
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -42,7 +39,7 @@ def _saved_and_restored(ledger: Ledger, sizes: Sizes) -> Ledger:
     return Ledger.from_state(json.loads(json.dumps(state)), columns_of(state["columns"], columns), sizes)
 
 
-@thorough
+@thorough(100)
 @given(lives())
 def test_the_ledger_follows_the_rules(sizes: Sizes, life: tuple[list[Payload], float]) -> None:
     payloads, now = life
@@ -50,7 +47,7 @@ def test_the_ledger_follows_the_rules(sizes: Sizes, life: tuple[list[Payload], f
     assert comparable(summary) == comparable(judge(payloads, moment_ns(now)))
 
 
-@thorough
+@thorough(100)
 @given(lives(), st.data())
 def test_order_repetition_and_lateness_change_nothing(
     sizes: Sizes, life: tuple[list[Payload], float], data: st.DataObject
@@ -80,7 +77,7 @@ def test_order_repetition_and_lateness_change_nothing(
     assert ledger.disruptions(attempts) == in_order.disruptions(attempts)
 
 
-@thorough
+@thorough(100)
 @given(lives())
 def test_every_moment_lies_in_exactly_one_bucket(sizes: Sizes, life: tuple[list[Payload], float]) -> None:
     payloads, now = life
@@ -104,7 +101,7 @@ def test_every_moment_lies_in_exactly_one_bucket(sizes: Sizes, life: tuple[list[
     assert estimated == summary.estimated_ns
 
 
-@thorough
+@thorough(100)
 @given(lives())
 def test_the_attempts_sum_to_the_job(sizes: Sizes, life: tuple[list[Payload], float]) -> None:
     payloads, now = life
@@ -119,7 +116,7 @@ def test_the_attempts_sum_to_the_job(sizes: Sizes, life: tuple[list[Payload], fl
     assert len(ledger.disruptions(ledger.attempts(moment_ns(now)))) == summary.disruptions
 
 
-@thorough
+@thorough(100)
 @given(lives(), st.lists(st.sampled_from([0.25, 1, 10, 1000]), min_size=1, max_size=4))
 def test_asking_changes_nothing(sizes: Sizes, life: tuple[list[Payload], float], waits: list[float]) -> None:
     """A ledger that was asked at other times answers like one that was not."""
@@ -130,7 +127,7 @@ def test_asking_changes_nothing(sizes: Sizes, life: tuple[list[Payload], float],
         assert ledger.summary(asked_at) == ledger_of(payloads, sizes).summary(asked_at)
 
 
-@thorough
+@thorough(100)
 @given(lives(), st.lists(st.dictionaries(keys, junk | st.floats(0, 2e9)) | junk, max_size=8))
 def test_junk_in_the_log_spoils_nothing(sizes: Sizes, life: tuple[list[Payload], float], rubbish: list[Any]) -> None:
     """Unreadable entries are counted; the time of readable ones, even senseless ones, is in exactly one bucket."""

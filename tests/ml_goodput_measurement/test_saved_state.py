@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
@@ -21,7 +21,7 @@ from ml_goodput_measurement._query.saved_state import load_state, save_state
 
 from .accounts import moment_ns
 from .histories import BASE, JOB, History, Payload
-from .lives import lives
+from .lives import lives, thorough
 from .states import LIFE, NOW_NS, calculator, contents_of, record, recorders_of, root, save, saved_file
 
 # --- Going on -----------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_much_that_is_new_is_saved_without_being_asked() -> None:
     assert saved_file().stat().st_size > 0
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@thorough(150)
 @given(lives(), st.data())
 def test_saving_and_loading_at_any_point_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, life: tuple[list[Payload], float], data: st.DataObject

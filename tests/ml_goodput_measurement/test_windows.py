@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ml_goodput_measurement._ledger import Ledger
 from ml_goodput_measurement._ledger.facts import Sizes
@@ -13,9 +13,8 @@ from ml_goodput_measurement.partition import Bucket, Piece
 
 from .accounts import CUSTOM, PRODUCTIVE, RECOVERY, STARTUP, UNKNOWN, WASTED, moment_ns
 from .histories import History, Payload
-from .lives import deliver, ledger_of, lives
+from .lives import deliver, ledger_of, lives, thorough
 
-thorough = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Life = tuple[list[Payload], float]
 moments = st.integers(-8, 400).map(lambda quarters: quarters / 4)
 spans = st.lists(st.tuples(moments, moments).map(sorted), min_size=1, max_size=4)
@@ -23,7 +22,7 @@ spans = st.lists(st.tuples(moments, moments).map(sorted), min_size=1, max_size=4
 SECOND_NS = 10**9
 
 
-@thorough
+@thorough(100)
 @given(lives(), spans)
 def test_a_window_is_that_part_of_the_timeline(sizes: Sizes, life: Life, asked: list[list[float]]) -> None:
     payloads, now = life
@@ -42,7 +41,7 @@ def test_a_window_is_that_part_of_the_timeline(sizes: Sizes, life: Life, asked: 
         assert sum(window.buckets.values()) + window.outside_ns == window.end_ns - window.start_ns
 
 
-@thorough
+@thorough(100)
 @given(lives(), spans, st.lists(moments, max_size=3), st.data())
 def test_windows_are_the_same_for_any_order_of_the_log(
     sizes: Sizes, life: Life, asked: list[list[float]], queries: list[float], data: st.DataObject
@@ -60,7 +59,7 @@ def test_windows_are_the_same_for_any_order_of_the_log(
     assert ledger.windows(intervals, moment_ns(now)) == ledger_of(payloads, sizes).windows(intervals, moment_ns(now))
 
 
-@thorough
+@thorough(100)
 @given(lives(), st.lists(moments, min_size=2, max_size=6, unique=True))
 def test_adjacent_windows_sum_to_the_whole(sizes: Sizes, life: Life, borders: list[float]) -> None:
     payloads, now = life
@@ -86,7 +85,7 @@ def test_adjacent_windows_sum_to_the_whole(sizes: Sizes, life: Life, borders: li
     )
 
 
-@thorough
+@thorough(100)
 @given(lives(), spans)
 def test_an_exclusion_takes_its_time_and_no_other(sizes: Sizes, life: Life, asked: list[list[float]]) -> None:
     payloads, now = life

@@ -6,19 +6,17 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
 
 from .accounts import moment_ns
 from .histories import BASE, JOB, History, Payload
-from .lives import columns_of, lay_over, live_one_attempt
+from .lives import columns_of, lay_over, live_one_attempt, thorough
 from .oracle import judge
 from .test_ledger_properties import comparable
 from .writers_oracle import Process, entries_that_count
-
-thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -106,7 +104,7 @@ def two_ends_of_steps_at_one_time() -> tuple[list[Process], float]:
     return [first, second], 1.25
 
 
-@thorough
+@thorough(60)
 @example(two_ends_of_steps_at_one_time())
 @given(several_writers())
 def test_the_writers_that_count_follow_the_rules(life: tuple[list[Process], float]) -> None:
@@ -115,7 +113,7 @@ def test_the_writers_that_count_follow_the_rules(life: tuple[list[Process], floa
     assert comparable(summary) == comparable(judge(entries_that_count(processes), moment_ns(now)))
 
 
-@thorough
+@thorough(60)
 @given(several_writers(), st.data())
 def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Process], float], data: st.DataObject) -> None:
     """Nor do queries on the way, or a saved state from which another process continues."""
@@ -157,7 +155,7 @@ def test_a_late_step_from_before_the_first_job_start_is_another_attempt(is_queri
     assert contents_of(recorders, 60) == contents_of(recorders_of([process, other]), 60)
 
 
-@thorough
+@thorough(60)
 @given(several_writers())
 def test_every_moment_lies_in_exactly_one_bucket(life: tuple[list[Process], float]) -> None:
     processes, now = life
