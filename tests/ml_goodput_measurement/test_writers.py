@@ -155,6 +155,22 @@ def test_a_late_step_from_before_the_first_job_start_is_another_attempt(is_queri
     assert contents_of(recorders, 60) == contents_of(recorders_of([process, other]), 60)
 
 
+def test_a_fact_that_two_writers_recorded_is_kept_for_each_of_them() -> None:
+    """Also where both count: one of them may not count any more once later entries arrive."""
+    process, other = Process(1, "host-0"), Process(1, "host-1")
+    first = History().start(0).step(2, at=2.75).step_end(2, at=3.25).start(3.5).step(3, at=4.25).payloads
+    process.payloads = [*first, *History().step(6, at=6.5).step_end(6, at=7).payloads]
+    early = History().step_end(2, at=3.25).step(6, at=6.5).payloads
+    other.payloads = [*early, *History().start(3.5).step(3, at=4.25).payloads]
+    recorders = Recorders(JOB)
+    for part, entries in ((process, first), (other, early)):
+        recorders.add(writer_of(part), entries)
+    assert [writer.name for writer in recorders.writers()] == ["host-0", "host-1"]
+    recorders.add(writer_of(process), process.payloads[len(first) :])
+    recorders.add(writer_of(other), other.payloads[len(early) :])
+    assert contents_of(recorders, 60) == contents_of(recorders_of([process, other]), 60)
+
+
 @thorough(60)
 @given(several_writers())
 def test_every_moment_lies_in_exactly_one_bucket(life: tuple[list[Process], float]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 from ml_goodput_measurement.partition import Bucket, Inference
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 Payload = Mapping[str, Any]
+_Item = TypeVar("_Item", int, tuple[int, int])
 
 Activity = tuple[Bucket, str]
 """The activity of a pair of marks: a bucket and, if that has several activities, their type."""
@@ -185,6 +186,24 @@ class EventBatch:
             kinds[kind] = (min(first_ns, time_ns), max(last_ns, time_ns))
         return kinds
 
+    def common(self, batch: EventBatch) -> EventBatch:
+        """Return the events that are also in another batch, without checkpoint operations."""
+        steps = _common(
+            zip(self.step_times, self.step_numbers, strict=True), zip(batch.step_times, batch.step_numbers, strict=True)
+        )
+        ends = _common(
+            zip(self.step_end_times, self.step_end_numbers, strict=True),
+            zip(batch.step_end_times, batch.step_end_numbers, strict=True),
+        )
+        return EventBatch(
+            [time_ns for time_ns, _ in steps],
+            [number for _, number in steps],
+            [time_ns for time_ns, _ in ends],
+            [number for _, number in ends],
+            _common(self.load_marks, batch.load_marks),
+            list(set(self.others).intersection(batch.others)),
+        )
+
     def without(self, batches: Iterable[EventBatch]) -> EventBatch:
         """Return the events that are in none of these batches."""
         kept = self
@@ -281,6 +300,10 @@ def _read_other(payload: Payload, batch: EventBatch) -> None:
         if parser is not None:
             batch.others.append(parser(payload))
             return
+
+
+def _common(many: Iterable[_Item], few: Iterable[_Item]) -> list[_Item]:
+    return sorted(set(few).intersection(many))
 
 
 def _pairs_without(

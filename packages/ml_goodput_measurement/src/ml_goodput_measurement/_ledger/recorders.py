@@ -60,6 +60,7 @@ class _Records:
         self._aside, self.first_batch = facts, None
 
     def put_aside(self, batch: EventBatch) -> None:
+        """Keep facts that are not in the ledger, or that another writer of the ledger has as well: see `_Owner.own`."""
         aside = self.aside
         if aside is None:
             self.first_batch = batch
@@ -75,9 +76,19 @@ class _Owner(NamedTuple):
     """Writers with facts that count as well; they are also kept aside."""
 
     def own(self, facts: Facts, start_ns: int, end_ns: int) -> EventBatch:
-        """Return the ledger's facts of an interval of time without those of the others."""
-        others = (records.aside.between(start_ns, end_ns) for records in self.others if records.aside is not None)
-        return facts.between(start_ns, end_ns).without(others)
+        """Return the ledger's facts of an interval of time without those of the others.
+
+        Of a fact that the owner has as well, it has one aside, too.
+        """
+        return facts.between(start_ns, end_ns).without(self._of_others(start_ns, end_ns))
+
+    def common(self, batch: EventBatch, start_ns: int, end_ns: int) -> Iterator[EventBatch]:
+        """Yield those of the owner's facts of an interval of time that one of the others has as well."""
+        common = (batch.common(other) for other in self._of_others(start_ns, end_ns))
+        return (events for events in common if events.records_job())
+
+    def _of_others(self, start_ns: int, end_ns: int) -> Iterator[EventBatch]:
+        return (records.aside.between(start_ns, end_ns) for records in self.others if records.aside is not None)
 
 
 class Recorders:
@@ -412,7 +423,14 @@ class Recorders:
         batches, records.unplaced = records.unplaced, []
         for batch in batches:
             first_ns, last_ns = batch.span()
-            owners = self._owners[self._owner_at(first_ns) : self._owner_at(last_ns) + 1]
+            first, stop = self._owner_at(first_ns), self._owner_at(last_ns) + 1
+            owners = self._owners[first:stop]
+            for owner, start_ns, end_ns in self._ranges(first, stop):
+                if records in owner.others:
+                    own = owner.own(self._ledger.facts, max(start_ns, first_ns), min(end_ns, last_ns + 1))
+                    common = own.common(batch)
+                    if common.records_job():
+                        owner.records.put_aside(common)
             records.put_aside(batch)
             if all(records in owner.others for owner in owners):
                 self._ledger.add(batch)
@@ -428,7 +446,8 @@ class Recorders:
             if batch is not None:
                 first_ns, last_ns = batch.span()
                 first = self._owner_at(first_ns)
-                if self._owners[first].records is records and first == self._owner_at(last_ns):
+                owner = self._owners[first]
+                if owner.records is records and not owner.others and first == self._owner_at(last_ns):
                     records.aside, records.in_ledger = None, True
                     parts.append((self._borders[first], batch))
                     continue
@@ -444,6 +463,8 @@ class Recorders:
                     continue
                 if owner.records is records:
                     records.in_ledger = True
+                    for common in owner.common(batch, start_ns, end_ns):
+                        kept.add(common)
                 else:
                     kept.add(batch)
                 if owner.records is records or records in owner.others:
