@@ -358,6 +358,30 @@ input()
     assert job.end() == (0, "", "")
 
 
+def test_a_block_that_ends_while_its_helper_is_being_started_says_nothing(tmp_path: Path) -> None:
+    program = """
+from ml_diagnostics_common import sidecar
+
+begun, left, over = threading.Event(), threading.Event(), threading.Event()
+
+class Late(sidecar.Sidecar):
+    def __init__(self, *arguments, **options):
+        begun.set()
+        left.wait()
+        try:
+            super().__init__(*arguments, **options)
+        finally:
+            threading.Timer(0.2, over.set).start()
+
+sidecar.Sidecar = Late
+with diagnostic.diagnose(config()):
+    begun.wait()
+left.set()
+over.wait()
+"""
+    assert run(program, tmp_path) == (0, "", "")
+
+
 def test_a_helper_ends_with_its_block_though_a_forked_child_lives(tmp_path: Path) -> None:
     job = Job(
         """

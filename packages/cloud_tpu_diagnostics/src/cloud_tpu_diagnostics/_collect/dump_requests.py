@@ -415,13 +415,14 @@ class Helper:
             self.sidecar = Sidecar("cloud_tpu_diagnostics._companion.requests", settings, descriptors=descriptors)
             self.sidecar.wait()  # Until it is not a child of this process any more.
         except OSError as error:
-            warn_once(
-                "no helper",
-                "No process can be started beside the job (%s): while native code holds the GIL, a signal leaves no "
-                "stack traces. The periodic ones continue.",
-                error,
-            )
-            flush_in_background()
+            if not self._is_over:  # The end of the block closes the descriptors.
+                warn_once(
+                    "no helper",
+                    "No process can be started beside the job (%s): while native code holds the GIL, a signal leaves "
+                    "no stack traces. The periodic ones continue.",
+                    error,
+                )
+                flush_in_background()
         finally:
             if self._is_over:  # Stopped meanwhile.
                 self.stop()
