@@ -75,12 +75,21 @@ class _Owner(NamedTuple):
     others: tuple[_Records, ...] = ()
     """Writers with facts that count as well; they are also kept aside."""
 
-    def own(self, facts: Facts, start_ns: int, end_ns: int) -> EventBatch:
+    def own(self, facts: Facts, start_ns: int, end_ns: int, *, common_with: EventBatch | None = None) -> EventBatch:
         """Return the ledger's facts of an interval of time without those of the others.
 
         Of a fact that the owner has as well, it has one aside, too.
+
+        Args:
+            facts: The facts of the ledger.
+            start_ns: The start of the interval.
+            end_ns: Its end.
+            common_with: Return only those that this batch has as well.
         """
-        return facts.between(start_ns, end_ns).without(self._of_others(start_ns, end_ns))
+        found = facts.between(start_ns, end_ns)
+        if common_with is not None:
+            found = found.common(common_with)
+        return found.without(self._of_others(start_ns, end_ns))
 
     def common(self, batch: EventBatch, start_ns: int, end_ns: int) -> Iterator[EventBatch]:
         """Yield those of the owner's facts of an interval of time that one of the others has as well."""
@@ -427,8 +436,8 @@ class Recorders:
             owners = self._owners[first:stop]
             for owner, start_ns, end_ns in self._ranges(first, stop):
                 if records in owner.others:
-                    own = owner.own(self._ledger.facts, max(start_ns, first_ns), min(end_ns, last_ns + 1))
-                    common = own.common(batch)
+                    interval = max(start_ns, first_ns), min(end_ns, last_ns + 1)
+                    common = owner.own(self._ledger.facts, *interval, common_with=batch)
                     if common.records_job():
                         owner.records.put_aside(common)
             records.put_aside(batch)
