@@ -69,7 +69,10 @@ class KubeApi:
     def token_file(self, name: str = ADMIN) -> Path:
         """Return a file with a token of `tokens.csv`."""
         path = self.folder / f"token-{name}"
-        path.write_text(name)
+        if not path.exists():  # Replaced in one step: an operator of another test may be reading it.
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_text(name)
+            part.replace(path)
         return path
 
     def call(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -63,3 +65,21 @@ def test_an_api_server_that_refuses_connections_is_unreachable() -> None:
 
     with pytest.raises(KubernetesUnreachableError, match="/version: the API server did not answer"):
         asyncio.run(use())
+
+
+def test_a_token_that_is_being_replaced_is_read_again_and_never_sent_empty(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    connection = Connection("https://127.0.0.1:1", ssl.create_default_context(), file)
+
+    def sent(now: float) -> str:
+        return asyncio.run(connection.headers(now))["Authorization"]
+
+    file.write_text("")
+    with pytest.raises(KubernetesUnreachableError, match="is empty"):
+        sent(0)
+    file.write_text("first\n")
+    assert sent(1) == "Bearer first"
+    file.write_text("")
+    assert sent(100) == "Bearer first"
+    file.write_text("second\n")
+    assert sent(101) == "Bearer second"

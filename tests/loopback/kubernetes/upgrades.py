@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import time
 import urllib.parse
 from collections.abc import Callable
 from io import BufferedIOBase
@@ -12,6 +13,10 @@ from . import channels, spdy, websocket
 from .execution import execute
 from .pods import Pod
 from .port_forwarding import PROTOCOL, TUNNELLED_PROTOCOL, PortForwarding
+
+_START_SECONDS = 0.1
+"""A container takes longer to start a program. Older kubectl drop what arrives before they have set up all streams:
+https://github.com/kubernetes/kubernetes/pull/131203"""
 
 _TakesOver = Callable[[BufferedIOBase, socket.socket], None]
 
@@ -33,6 +38,7 @@ def exec_response(pod: Pod, request: Request) -> Response:
 
     def over_websocket(reader: BufferedIOBase, connection: socket.socket) -> None:
         client = channels.WebSocketChannels(websocket.WebSocket(reader, connection))
+        time.sleep(_START_SECONDS)
         execute(pod, argv, container, client, with_stdin="stdin" in streams)
 
     def over_spdy(reader: BufferedIOBase, connection: socket.socket) -> None:

@@ -120,6 +120,7 @@ class Connection:
 
         Raises:
             KubernetesConfigurationError: There is no token.
+            KubernetesUnreachableError: The file of the token is empty: it may be being replaced.
             OSError: The file of the token cannot be read.
         """
         if self._read_token is not None:
@@ -127,7 +128,11 @@ class Connection:
         if self._token_file is None:
             return {}
         if now - self._read_at >= _TOKEN_SECONDS:
-            self._token, self._read_at = self._token_file.read_text(encoding="utf-8").strip(), now
+            token = self._token_file.read_text(encoding="utf-8").strip()
+            if token:
+                self._token, self._read_at = token, now
+            elif not self._token:  # Without one, the API server answers as it does to anybody.
+                raise KubernetesUnreachableError(f"{self._token_file} is empty: no token to identify with; write one")
         return {"Authorization": f"Bearer {self._token}"}
 
 

@@ -26,6 +26,9 @@ __all__ = ["Collector", "problem_of"]
 
 _READ: Final = 'wc -c < "$1" && cat "$1"'
 _REMOTE_SECONDS: Final = 600.0
+_LOST: Final = b"discarding message"
+"""Written by a kubectl that drops what arrives before it has set up all streams: a file is fetched once more.
+https://github.com/kubernetes/kubernetes/pull/131203"""
 _LONGEST_NUMBER: Final = 40
 _IN_MEMORY: Final = 4  # Files at once: a file may have hundreds of megabytes, and is written in one piece.
 
@@ -120,6 +123,10 @@ class Collector:
         """Copy a file of a target into ours, and seek to the start of its content, after the line with its size."""
         argv = access.execute(["sh", "-c", _READ, "sh", path])
         ended = self.programs.run(argv, stdout=file, timeout_seconds=_REMOTE_SECONDS)
+        if _LOST in ended.errors:
+            file.seek(0)
+            file.truncate()
+            ended = self.programs.run(argv, stdout=file, timeout_seconds=_REMOTE_SECONDS)
         file.seek(0)
         size = file.readline(_LONGEST_NUMBER).strip()
         if ended.exit_code or not size.isdigit():
