@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import signal
 import subprocess
 import sys
 
 import pytest
+from ml_diagnostics_common import signal_wakeups
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.program import Program
 
@@ -114,6 +116,16 @@ def test_a_program_that_embeds_a_command_gets_its_handlers_back() -> None:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def test_a_command_runs_where_no_more_files_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(receive: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(signal_wakeups, "subscribe", refuse)
+    before = signal.getsignal(signal.SIGTERM)
+    assert Program("test", "Does nothing.", "1", lambda: [_DoesNothing()]).main(["nothing"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 class _DoesNothing:

@@ -108,8 +108,12 @@ def waits_woken() -> Iterator[None]:
         if any(number != signal.SIGURG for number in data):
             threading.Thread(target=wake, daemon=True).start()
 
+    try:
+        subscribe(receive)
+    except OSError:  # The limit of open files is reached: the command may do without.
+        yield
+        return
     before = signal.signal(signal.SIGURG, _do_nothing)  # Ignored by default, and then it would wake nothing.
-    subscribe(receive)
     try:
         yield
     finally:
