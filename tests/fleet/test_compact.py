@@ -298,7 +298,7 @@ def test_an_empty_mirror_is_no_error(tmp_path: Path) -> None:
 def _compactor(mirror: Path, temporary: Path) -> subprocess.Popen[bytes]:
     imports = "from ml_diagnostics_fleet.compact import compact; from ml_diagnostics_fleet import event_files"
     call = f"event_files._MOST_SMALL = 2; compact({str(mirror)!r}, now_ns={AS_OF_NS})"  # Merges are killed, too.
-    # Python tries a folder for temporary files with a file of its own, once a process, which a kill just then would leave.
+    # Python tries a folder for temporary files with a file of its own, once a process; a kill just then would leave it.
     searched = "import tempfile; tempfile.gettempdir()"
     code = f"{imports}; {searched}; print('started', flush=True); {call}"
     environ = {**os.environ, "TMPDIR": str(temporary)}
