@@ -60,6 +60,7 @@ PIN_SETS = [
     "nox",
     "build",
     "release",
+    "vendor",
     "tests",
     "demo",
     "typing",
@@ -330,6 +331,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def vendor(session: nox.Session) -> None:
     """Fetch the files of others that the page serves, as vendor.json lists them; `-- --check` compares them."""
+    session.install("--require-hashes", "-r", "requirements/vendor.txt")
     session.run("python", ".ci/vendored_files.py", *session.posargs)
 
 

@@ -3,11 +3,15 @@
 `vendor.json` lists each file: its package and version, the file in it, its SHA-256 and its licence. The packages are
 fetched by `npm pack`, with npm's own settings, into a temporary folder; nothing in them is run. To update one, change
 its version and remove its hashes in `vendor.json`, run this, and review the difference of that file.
+
+A font that has a `subset` is served without what no page uses: `features` are the OpenType features that stay, `axes`
+the range that stays of an axis. Its characters stay all. `source_sha256` is that of the font in the package.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -15,6 +19,10 @@ import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from fontTools.subset import Options, Subsetter
+from fontTools.ttLib import TTFont
+from fontTools.varLib import instancer
 
 ROOT = Path(__file__).parent.parent
 VENDOR = (
@@ -36,6 +44,26 @@ def packed(package: str, version: str, folder: Path) -> Path:
     return folder / done.stdout.split()[-1]
 
 
+def reduced(font: bytes, subset: dict[str, Any]) -> bytes:
+    """Return a font in the format WOFF2 without the features and the ranges of axes that are not used.
+
+    Args:
+        font: The font.
+        subset: The `features` that stay, and the `axes`: the least and the largest value that stay, by name.
+    """
+    # Not the time of this run: the same font and the same versions of the tools give the same bytes.
+    parsed = TTFont(io.BytesIO(font), recalcTimestamp=False)
+    subsetter = Subsetter(Options(layout_features=subset["features"]))
+    subsetter.populate(unicodes=parsed.getBestCmap())
+    subsetter.subset(parsed)
+    if axes := subset.get("axes"):
+        parsed = instancer.instantiateVariableFont(parsed, {name: tuple(ends) for name, ends in axes.items()})
+    parsed.flavor = "woff2"
+    made = io.BytesIO()
+    parsed.save(made)
+    return made.getvalue()
+
+
 def update(manifest: dict[str, Any], vendor: Path, folder: Path, *, is_check: bool) -> list[str]:
     """Write the files of all packages, and fill in missing hashes.
 
@@ -55,9 +83,10 @@ def update(manifest: dict[str, Any], vendor: Path, folder: Path, *, is_check: bo
                 member = archive.extractfile(f"package/{entry['source']}")
                 assert member is not None, entry
                 data = member.read()
-                found = hashlib.sha256(data).hexdigest()
-                if entry.setdefault("sha256", found) != found:
-                    wrong.append(f"{entry['file']}: SHA-256 is {found}, expected {entry['sha256']}")
+                if subset := entry.get("subset"):
+                    wrong += differences(entry, "source_sha256", data)
+                    data = reduced(data, subset)
+                wrong += differences(entry, "sha256", data)
                 target = vendor / entry["file"]
                 if is_check:
                     if not target.is_file() or target.read_bytes() != data:
@@ -66,6 +95,14 @@ def update(manifest: dict[str, Any], vendor: Path, folder: Path, *, is_check: bo
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(data)
     return wrong
+
+
+def differences(entry: dict[str, Any], key: str, data: bytes) -> list[str]:
+    """Compare data with a hash of a file, which is filled in if it is missing; return sentences on what differs."""
+    found = hashlib.sha256(data).hexdigest()
+    if entry.setdefault(key, found) == found:
+        return []
+    return [f"{entry['file']}: {key} is {found}, expected {entry[key]}"]
 
 
 def main(arguments: list[str]) -> int:

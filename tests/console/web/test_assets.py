@@ -18,7 +18,7 @@ VENDOR = STATIC / "vendor"
 PACKAGES = json.loads((VENDOR / "vendor.json").read_text())["packages"]
 FILES = [(package, entry) for package in PACKAGES for entry in package["files"]]
 _SPEEDSCOPE_BYTES = 600_000
-_FONT_AND_CURVE_BYTES = 145_000
+_FONT_AND_CURVE_BYTES = 90_000
 
 
 def test_the_files_of_others_are_those_of_vendor_json() -> None:
