@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-_SCRIPT = """
+_THREADS = """
 import threading
-from ml_diagnostics_console._web.allocator import use_one_arena
+from ml_diagnostics_console._web.allocator import keep_little
 
-use_one_arena()
+keep_little()
 gate = threading.Barrier(4)
 
 def work():
@@ -30,7 +30,35 @@ print(sum(start == 0 and size < 2**26 for start, size in sizes))
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc has arenas")
+_ARRAYS = """
+import os
+from ml_diagnostics_console._web.allocator import keep_little
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+keep_little()
+behind = []
+before = resident()
+bytearray(30_000_000)  # From now on glibc would take arrays of this size into its heap.
+for size in range(2_000_000, 20_000_000, 1_000_000):  # A column that grows, as values arrive between.
+    array = bytearray(size)
+    behind.append(bytearray(50_000))
+    del array
+print(resident() - before)
+"""
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc alone is told what to keep")
+
+
 def test_threads_have_no_heaps_of_their_own() -> None:
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=60, check=True)
-    assert int(done.stdout) == 0  # A heap of a thread is at a multiple of 64 MiB.
+    assert _printed(_THREADS) == 0  # A heap of a thread is at a multiple of 64 MiB.
+
+
+def test_arrays_that_are_freed_leave_no_holes_in_the_heap() -> None:
+    assert _printed(_ARRAYS) < 3_000_000
+
+
+def _printed(script: str) -> int:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return int(done.stdout)

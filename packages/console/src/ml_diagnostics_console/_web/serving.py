@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from ml_diagnostics_common.command.errors import CommandError, UsageError
 from ml_diagnostics_common.environment import diagnostics_directory
 
-from ml_diagnostics_console._web.allocator import use_one_arena
+from ml_diagnostics_console._web.allocator import keep_little
 from ml_diagnostics_console._web.guard import Guard, Token
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def serve(
     from ml_diagnostics_console._web.refreshing import Refreshing
     from ml_diagnostics_console._web.store import Store
 
-    use_one_arena()
+    keep_little()
     store = Store(source, cache=diagnostics_directory() / "cache" / "ui")
     refreshing = Refreshing(store, report)
     stream = EventStream(store, refreshing.watch)
