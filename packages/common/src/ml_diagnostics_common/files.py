@@ -171,8 +171,15 @@ def make_private_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Replace a small JSON file: another process or thread sees the old state or the new one, never a part."""
+def write_state(path: Path, state: Mapping[str, Any], *, survives_power_cut: bool = True) -> None:
+    """Replace a small JSON file: another process or thread sees the old state or the new one, never a part.
+
+    Args:
+        path: The file.
+        state: What it is to hold.
+        survives_power_cut: False if a power cut may leave the old state, or an empty file, which `read_state` takes for
+            a missing one: then no call waits for the disk.
+    """
     folder = path.parent
     new = folder / f".{path.name}.{os.getpid()}-{get_ident()}.new"
     text = json.dumps(state).encode()
@@ -186,7 +193,8 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
             file.flush()
-            os.fsync(descriptor)  # Else a power cut may leave the new name with no content.
+            if survives_power_cut:
+                os.fsync(descriptor)  # Else it may leave the new name with no content.
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)

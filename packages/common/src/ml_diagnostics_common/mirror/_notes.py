@@ -4,7 +4,8 @@
     $ML_DIAGNOSTICS_DIR/state/mirror/<log>/<writer>.lock    held by the process that mirrors the writer
 
 It is written after the object that it describes. If a process is killed between the two, the list of the writer's
-objects has the truth.
+objects has the truth; also if a power cut leaves an earlier note or none, so that a trainer's disk is not made to write
+each of them at once.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def write_note(root: Path, folder_name: str, writer: str, note: MirrorNote) -> N
         "has_ended": note.has_ended,
         "is_rolled_up": note.is_rolled_up,
     }
-    write_state(notes_folder(root, folder_name) / f"{writer}.json", state)
+    write_state(notes_folder(root, folder_name) / f"{writer}.json", state, survives_power_cut=False)
 
 
 def _natural(value: object) -> int:
