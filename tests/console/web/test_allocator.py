@@ -48,7 +48,7 @@ for size in range(2_000_000, 20_000_000, 1_000_000):  # A column that grows, as 
 print(resident() - before)
 """
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc alone is told what to keep")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc has these settings")
 
 
 def test_threads_have_no_heaps_of_their_own() -> None:

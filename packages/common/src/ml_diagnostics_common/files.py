@@ -176,7 +176,7 @@ def write_state(path: Path, state: Mapping[str, Any], *, survives_power_cut: boo
 
     Args:
         path: The file.
-        state: What it is to hold.
+        state: Its new content.
         survives_power_cut: False if a power cut may leave the old state, or an empty file, which `read_state` takes for
             a missing one: then no call waits for the disk.
     """
