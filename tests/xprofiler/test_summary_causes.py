@@ -281,11 +281,14 @@ def test_if_hosts_wait_for_each_other_the_slow_one_computes_less() -> None:
 def test_the_time_to_read_events_grows_with_their_number_alone() -> None:
     def seconds(steps: int) -> float:
         planes = _planes_of(tpu_host(devices=1, steps=steps, first_step=0))
-        started = time.process_time()
-        found = host_time(planes)
-        assert found is not None
-        assert len(found.steps) == steps
-        return time.process_time() - started
+        took = []
+        for _ in range(3):
+            started = time.process_time()
+            found = host_time(planes)
+            took.append(time.process_time() - started)
+            assert found is not None
+            assert len(found.steps) == steps
+        return min(took)
 
     seconds(100)
     assert seconds(4_000) < 16 * seconds(500)  # Quadratic: 64 times.
