@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -15,6 +16,11 @@ from typing import Any, Generic, TypeVar
 
 LONG_SECONDS = 30.0
 """Longer than anything takes that a test waits for, also on a busy machine."""
+
+_FIRST_PORT, _LAST_PORT, _PORTS_OF_A_PROCESS = 12_000, 32_000, 200
+"""Below those that Linux gives to programs that ask for any port, so that none of them takes a port before its test."""
+
+_ports = itertools.count()
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -52,9 +58,13 @@ def is_alive(pid: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port of this machine on which no program listens."""
-    with bound_port() as port:
-        return port
+    """Return a port of this machine on which no program listens, and that no other test gets in the next minutes."""
+    size = _LAST_PORT - _FIRST_PORT
+    while True:
+        port = _FIRST_PORT + (os.getpid() * _PORTS_OF_A_PROCESS + next(_ports)) % size
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
@@ -65,6 +75,17 @@ def bound_port(*, listening: bool = False) -> Iterator[int]:
         if listening:
             bound.listen()
         yield bound.getsockname()[1]
+
+
+@contextlib.contextmanager
+def pipe_without_reader() -> Iterator[int]:
+    """Open a pipe without a reader, as that of `| true` will have: a write to it is an error."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        yield writing
+    finally:
+        os.close(writing)
 
 
 def fill_pipe(descriptor: int) -> None:

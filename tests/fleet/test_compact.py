@@ -295,6 +295,10 @@ def test_an_empty_mirror_is_no_error(tmp_path: Path) -> None:
     assert (done.version, done.events, done.gaps) == (0, 0, [])
 
 
+_UNTIL_A_MERGE = 6
+"""At most so many compactors finish before a group has enough small files for a merge."""
+
+
 def _compactor(mirror: Path, temporary: Path) -> subprocess.Popen[bytes]:
     imports = "from ml_diagnostics_fleet.compact import compact; from ml_diagnostics_fleet import event_files"
     call = f"event_files._MOST_SMALL = 2; compact({str(mirror)!r}, now_ns={AS_OF_NS})"  # Merges are killed, too.
@@ -315,10 +319,21 @@ def kill_compactors(mirror: Path, times: int, seed: int) -> None:
     all_entries = expected(fleet)
     all_entries.update((*busy.key, "w", entry.sequence) for entry in busy.entries())
     moments.shuffle(objects)
-    each = -(-len(objects) // times)
-    killed, start, lasts = 0, 0, 0.5
+    each, start, lasts = -(-len(objects) // (times + _UNTIL_A_MERGE)), 0, 0.0
     temporary = mirror.with_name(f"{mirror.name}-temporary")
     temporary.mkdir(parents=True)
+    while not latest_events(mirror).removed:  # However slow this machine is, not all are killed before a merge.
+        write_objects(objects[start : start + each])
+        start += each
+        process = _compactor(mirror, temporary)
+        assert process.stdout is not None
+        process.stdout.readline()
+        started = time.monotonic()
+        process.communicate()
+        assert process.returncode == 0
+        lasts = time.monotonic() - started
+    assert start <= each * _UNTIL_A_MERGE
+    killed = 0
     while killed < times:
         write_objects(objects[start : start + each])
         start += each
@@ -337,7 +352,7 @@ def kill_compactors(mirror: Path, times: int, seed: int) -> None:
     write_objects(objects[start:])
     compact(mirror, now_ns=AS_OF_NS)
     assert identities(mirror) == all_entries
-    assert latest_events(mirror).removed  # There was a merge.
+    assert latest_events(mirror).removed
     assert list(mirror.rglob("w.*.1.jsonl.gz"))
 
 

@@ -17,7 +17,12 @@ from ml_goodput_measurement.monitoring import GoodputMonitor
 from ..waiting import Child, is_alive, wait_until
 from .tensorboard_points import Point, points
 
-_HEAD = """
+FLUSH_SECONDS = 50.0
+"""The time for a last point, from the start of its helper process: that has a low priority, and tests run beside it."""
+_MOST_SECONDS = 100.0
+"""The time for a trainer or a helper process: a last point, and starts of processes on a busy machine."""
+
+_HEAD = f"""
 import atexit, os, signal, sys, time
 from ml_goodput_measurement import goodput, monitoring
 
@@ -30,7 +35,7 @@ folder = sys.argv[1]
 recorder = goodput.GoodputRecorder("job", "log", True)
 recorder.record_job_start_time()
 # It uploads nothing by itself within a test: what is found is the last point.
-monitor = monitoring.GoodputMonitor("job", "log", folder, 1000, True, final_flush_timeout_seconds=20)
+monitor = monitoring.GoodputMonitor("job", "log", folder, 1000, True, final_flush_timeout_seconds={FLUSH_SECONDS})
 
 def helper():
     return monitor._uploaders.pid
@@ -47,13 +52,13 @@ class Trainer(Child):
 
     def finish(self) -> tuple[str, str]:
         """Wait for its end, which must be a success; return what it printed and what it logged."""
-        code, output, errors = self.end()
+        code, output, errors = self.end(_MOST_SECONDS)
         assert code == 0, errors
         return output, errors
 
 
 def wait_for_end(pid: int) -> None:
-    wait_until(lambda: not is_alive(pid))
+    wait_until(lambda: not is_alive(pid), _MOST_SECONDS)
 
 
 def goodput_points(folder: Path) -> list[Point]:
@@ -75,7 +80,7 @@ def uploaders_of_ten_steps(folder: Path) -> Iterator[Uploaders]:
     for step in range(10):
         recorder.record_step_start_time(step)
         time.sleep(0.002)
-    monitor = GoodputMonitor("job", "log", folder, 1000, True, final_flush_timeout_seconds=20)
+    monitor = GoodputMonitor("job", "log", folder, 1000, True, final_flush_timeout_seconds=FLUSH_SECONDS)
     uploaders = Uploaders(monitor._settings, backoff=Backoff(0.01, 0.01))
     yield uploaders
     for upload in Upload:

@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
+from ml_goodput_measurement._query import state_store
 from ml_goodput_measurement.goodput import GoodputCalculator
 
+from ..waiting import LONG_SECONDS
 from .accounts import moment_ns
 from .histories import BASE, JOB, History, Payload
 
@@ -66,6 +69,12 @@ def recorders_of(payloads: Iterable[Payload], process_index: int = 0) -> Recorde
     recorders = Recorders(JOB)
     recorders.add(Writer(process_index), payloads)
     return recorders
+
+
+def wait_long_for_copies(patch: pytest.MonkeyPatch) -> None:
+    """Have queries wait longer for the copy of a state than those of users: a busy machine is slow as well."""
+    patch.setattr(state_store, "_CHECK_PATIENCE_SECONDS", LONG_SECONDS)
+    patch.setattr(state_store._StateCopy._store, "__defaults__", (LONG_SECONDS,))
 
 
 def contents_of(recorders: Recorders, now_ns: int = NOW_NS) -> tuple[Any, ...]:

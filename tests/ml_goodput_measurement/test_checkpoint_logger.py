@@ -21,6 +21,7 @@ from ml_diagnostics_common.reader import JournalReader
 from ml_goodput_measurement.goodput import CheckpointLogger, GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.partition import Bucket
 
+from ..waiting import LONG_SECONDS
 from .histories import BASE, MemoryLog, orbax_save
 
 
@@ -87,6 +88,7 @@ def test_a_save_without_any_time_counts_back_from_when_it_was_logged(tmp_path: P
     for step in range(6):
         job.record_step_start_time(step, datetime.datetime.fromtimestamp(started + 10 * step, datetime.timezone.utc))
     entry = orbax_save(5, 0, 4, "/checkpoints")
+    before = time.time()
     CheckpointLogger(job).log_entry({key: None if "start_time" in key else value for key, value in entry.items()})
     logged = time.time()
     job.record_job_end_time()
@@ -96,7 +98,7 @@ def test_a_save_without_any_time_counts_back_from_when_it_was_logged(tmp_path: P
         calculator.save_state()
         [piece] = [piece for piece in report.timeline if piece.bucket is Bucket.CHECKPOINT_SAVE]
         assert piece.end_ns - piece.start_ns == 4 * 10**9
-        assert abs(piece.end_ns / 1e9 - logged) < 2
+        assert before - 0.1 < piece.end_ns / 1e9 < logged + 0.1  # The recorder's clock is not set with the machine's.
         assert any("without a start" in note for note in report.notes)
 
 
@@ -104,7 +106,7 @@ def test_the_disk_itself_is_asked_to_keep_a_save(monkeypatch: pytest.MonkeyPatch
     asked = threading.Event()
     monkeypatch.setattr(os, "fdatasync", lambda _: asked.set())
     CheckpointLogger(recorder()).log_entry(orbax_save(3, 10, 12, "/checkpoints"))
-    assert asked.wait(timeout=10)
+    assert asked.wait(timeout=LONG_SECONDS)
 
 
 def test_every_key_of_an_entry_is_kept_and_the_entry_left_alone(diagnostics_folder: Path) -> None:

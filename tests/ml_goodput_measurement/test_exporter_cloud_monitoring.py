@@ -12,6 +12,7 @@ from ml_diagnostics_testing.metadata import MetadataServer
 from ml_goodput_measurement._export.cloud_monitoring import MOST_EVENT_TYPES
 from ml_goodput_measurement.goodput_utils import GCPOptions
 
+from ..waiting import LONG_SECONDS
 from .exported_points import HOUR, OPTIONS, Clock, ends, exporters, of_type, only_goodput
 from .snapshots import deviation, snapshot, window, with_events
 
@@ -145,7 +146,7 @@ def google_machine(metadata_server: MetadataServer, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("NO_GCE_CHECK")
     for name, value in metadata_server.environment().items():
         monkeypatch.setenv(name, value)
-    assert instance_metadata().cluster_name == "gke-1"  # The server is probed only once.
+    assert instance_metadata(wait_seconds=LONG_SECONDS).cluster_name == "gke-1"  # The server is probed only once.
     return metadata_server
 
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ml_diagnostics_common.credentials.instance_metadata import instance_metadata
 from ml_diagnostics_testing.metadata import MetadataServer
 from ml_goodput_measurement import cli
 from ml_goodput_measurement.exporters import board as board_module
 from ml_goodput_measurement.exporters.board import Board, Shown
 from ml_goodput_measurement.goodput import GoodputRecorder
 
+from ..waiting import LONG_SECONDS
 from .simulated import JOB, record
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra [otlp] is not installed")
@@ -87,7 +89,11 @@ def receiver() -> Iterator[Receiver]:
 
 def exporter_of(board: Board, receiver: Receiver) -> OtlpExporter:
     return OtlpExporter(
-        board, endpoint=receiver.url, interval_seconds=3600, attributes=resource_attributes({}), timeout_seconds=5
+        board,
+        endpoint=receiver.url,
+        interval_seconds=3600,
+        attributes=resource_attributes({}),
+        timeout_seconds=LONG_SECONDS,
     )
 
 
@@ -173,6 +179,7 @@ def test_the_resource_has_what_kubernetes_and_the_user_set() -> None:
 def test_the_resource_has_what_the_machines_metadata_state(monkeypatch: pytest.MonkeyPatch) -> None:
     with MetadataServer(project="my-project", zone="us-east5-a", attributes={"cluster-name": "my-cluster"}) as server:
         monkeypatch.setenv("GCE_METADATA_HOST", server.host)
+        assert instance_metadata(wait_seconds=LONG_SECONDS)  # Others wait a second for it.
         monkeypatch.setattr("ml_goodput_measurement.exporters.otlp.on_google_hardware", lambda: True)
         found = resource_attributes({})
     assert {name: value for name, value in found.items() if name != "host.name"} == {
@@ -250,11 +257,11 @@ def test_the_command_ends_on_sigterm_also_if_the_receiver_never_answers() -> Non
             try:
                 assert process.stderr is not None
                 assert process.stderr.readline() == "sending every 1 s\n"
-                silent.settimeout(30)
+                silent.settimeout(LONG_SECONDS)
                 connection, _ = silent.accept()  # It waits for an answer now.
                 with connection:
                     process.send_signal(signal.SIGTERM)
-                    assert process.wait(30) == 0
+                    assert process.wait(LONG_SECONDS) == 0
             finally:
                 process.kill()
 

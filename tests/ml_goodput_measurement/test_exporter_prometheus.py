@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from ml_goodput_measurement.exporters.board import Board, Shown
 from ml_goodput_measurement.goodput import GoodputRecorder
 from ml_goodput_measurement.partition import Bucket
 
-from ..waiting import wait_until
+from ..waiting import LONG_SECONDS, free_port, wait_until
 from .simulated import JOB, record
 
 parser = pytest.importorskip("prometheus_client.parser", reason="the extra [prometheus] is not installed")
@@ -50,7 +50,7 @@ def scraped(text: str) -> Samples:
 
 
 def get(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LONG_SECONDS) as response:
         assert response.headers["Content-Type"].startswith("text/plain")
         return str(response.read().decode())
 
@@ -137,7 +137,12 @@ def test_a_request_can_select_gauges(port: int) -> None:
 # --- Clients that are no scrapers -----------------------------------------------------------------------------------
 
 
+def threads_of_clients() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if "process_request_thread" in thread.name}
+
+
 def test_clients_that_send_nothing_do_not_keep_a_scrape_waiting(port: int) -> None:
+    others = threads_of_clients()  # Of servers of other tests.
     with contextlib.ExitStack() as clients:
         silent = [
             clients.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -147,9 +152,9 @@ def test_clients_that_send_nothing_do_not_keep_a_scrape_waiting(port: int) -> No
             with contextlib.suppress(OSError):  # It was closed for a later one.
                 client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
         assert "ml_job_step" in get(port)
-        threads = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
-        assert len(threads) <= prometheus._MOST_CLIENTS + 5
-        silent[0].settimeout(10)
+        # The thread of a client that was closed ends a moment later.
+        wait_until(lambda: len(threads_of_clients() - others) <= prometheus._MOST_CLIENTS + 5)
+        silent[0].settimeout(LONG_SECONDS)
         with contextlib.suppress(ConnectionError):
             assert silent[0].recv(1) == b""  # The oldest is closed.
 
@@ -236,51 +241,46 @@ def test_a_job_that_is_stale_is_gone_from_the_next_scrape() -> None:
 
 def test_the_command_serves_until_it_is_stopped() -> None:
     record(JOB, "run-7", ends_at=time.time(), is_ended=False)
-    command = str(Path(sys.executable).parent / "goodput")
-    argv = [command, "export", "prometheus", "run-7", "--port", str(_free_port())]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            serving = re.fullmatch(r"serving http://127\.0\.0\.1:(\d+)/metrics\n", process.stderr.readline())
-            assert serving is not None
-            until = time.monotonic() + 20
-            while "ml_job_step" not in get(int(serving[1])):
-                assert time.monotonic() < until
-                time.sleep(0.1)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
-            assert process.stderr.read() == ""
-        finally:
-            process.kill()
+    with serving_command(os.environ) as (process, port):
+        wait_until(lambda: "ml_job_step" in get(port), running=process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LONG_SECONDS) == 0
+        assert process.stderr.read() == ""
 
 
 def test_a_scrape_and_the_end_never_wait_for_a_bucket() -> None:
     record(JOB, "run-7", ends_at=time.time(), is_ended=False)
-    command = str(Path(sys.executable).parent / "goodput")
-    argv = [command, "export", "prometheus", "run-7", "--port", str(_free_port())]
     with CloudStorageServer(buckets=["bucket"]) as server:
         server.faults.always(Hang())
         environ = {**os.environ, **server.environment(), "ML_DIAGNOSTICS_MIRROR": "gs://bucket/team"}
+        with serving_command(environ) as (process, port):
+            wait_until(lambda: server.requests, running=process)
+            started = time.monotonic()
+            assert set(scraped(get(port))) == {"ml_job_hidden"}  # It has read nothing yet.
+            assert time.monotonic() - started < 15  # A request to the bucket is given up after 20 s.
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(LONG_SECONDS) == 0
+            server.faults.release()
+
+
+@contextlib.contextmanager
+def serving_command(environ: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run the command until it is killed; yield its process, which serves, and its port.
+
+    Before it listens on a port that was free, another process may: then it runs with the next one.
+    """
+    command, first = str(Path(sys.executable).parent / "goodput"), "choose another --port"
+    while "choose another --port" in first:
+        argv = [command, "export", "prometheus", "run-7", "--port", str(free_port())]
         with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environ) as process:
             try:
                 assert process.stderr is not None
-                serving = re.fullmatch(r"serving http://127\.0\.0\.1:(\d+)/metrics\n", process.stderr.readline())
-                assert serving is not None
-                wait_until(lambda: server.requests, running=process)
-                started = time.monotonic()
-                assert set(scraped(get(int(serving[1])))) == {"ml_job_hidden"}  # It has read nothing yet.
-                assert time.monotonic() - started < 5
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(20) == 0
+                first = process.stderr.readline()
+                if serving := re.fullmatch(r"serving http://127\.0\.0\.1:(\d+)/metrics\n", first):
+                    yield process, int(serving[1])
             finally:
                 process.kill()
-                server.faults.release()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    assert serving, first
 
 
 def test_it_listens_on_this_machine_alone_unless_it_is_configured(board: Board, port: int) -> None:

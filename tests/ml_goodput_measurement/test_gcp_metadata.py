@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from ml_diagnostics_common.credentials.instance_metadata import instance_metadata
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 from ml_diagnostics_testing.http_server import Request, Response
 from ml_diagnostics_testing.metadata import MetadataServer
@@ -21,7 +22,7 @@ from ml_goodput_measurement.goodput_utils import (
     get_node_zone,
 )
 
-from ..waiting import bound_port
+from ..waiting import LONG_SECONDS, bound_port, wait_until
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
         machine_type="ct6e-standard-4t",
     ) as server:
         monkeypatch.setenv("GCE_METADATA_HOST", server.host)
-        assert get_gcp_project_id() == "my-project"  # The server is probed only once.
+        # The server is probed only once, and those who ask later wait a second for it, also on a busy machine.
+        assert instance_metadata(wait_seconds=LONG_SECONDS)
         server.requests.clear()
         yield server
         server.faults.clear()
@@ -165,11 +167,12 @@ def test_a_portal_that_answers_everything_is_not_believed(is_probed: bool, monke
     with Portal() as portal:
         monkeypatch.setenv("GCE_METADATA_HOST", portal.host)
         if is_probed:
+            assert instance_metadata(wait_seconds=LONG_SECONDS)
             assert get_gcp_metadata("instance", "hostname", retries=1) is not None
         portal.answers_all = True
         portal.requests.clear()
         assert get_gcp_metadata("instance", "hostname", retries=1) is None
-        assert portal.requests
+        assert wait_until(lambda: portal.requests)
 
 
 def test_goodput_utils_has_the_same_functions() -> None:

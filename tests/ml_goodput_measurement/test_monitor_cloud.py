@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from ml_diagnostics_testing.faults import Hang
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.monitoring import GCPOptions, GoodputMonitor
 
+from ..waiting import wait_until
+from .monitored_trainers import FLUSH_SECONDS, goodput_points
 from .tensorboard_points import points
 
 
@@ -52,7 +55,7 @@ def test_goodput_deviation_and_windows_reach_cloud_monitoring(
         True,
         include_step_deviation=True,
         gcp_options=GCPOptions(location="us-central2-b", acc_type="TPU-v5p", replica_id="3"),
-        final_flush_timeout_seconds=20,
+        final_flush_timeout_seconds=FLUSH_SECONDS,
     )
     monitor.start_rolling_window_goodput_uploader([5, 3600])
     monitor.start_step_deviation_uploader()
@@ -79,7 +82,13 @@ def test_event_files_and_the_saved_state_reach_one_folder_of_the_bucket(
 ) -> None:
     options = GCPOptions(enable_gcp_goodput_metrics=False)
     monitor = GoodputMonitor(
-        "job", "log", "gs://test-bucket/runs/job", 1000, True, gcp_options=options, final_flush_timeout_seconds=20
+        "job",
+        "log",
+        "gs://test-bucket/runs/job",
+        1000,
+        True,
+        gcp_options=options,
+        final_flush_timeout_seconds=FLUSH_SECONDS,
     )
     monitor.start_goodput_uploader()
     monitor.stop_goodput_uploader()
@@ -98,11 +107,21 @@ def test_a_cloud_that_never_answers_costs_the_files_on_this_machine_nothing(
     cloud_logging_server: CloudLoggingServer,
     cloud_monitoring_server: CloudMonitoringServer,
 ) -> None:
-    for server in (cloud_logging_server, cloud_monitoring_server):
+    servers = (cloud_logging_server, cloud_monitoring_server)
+    for server in servers:
         server.faults.always(Hang())
-    monitor = GoodputMonitor("job", "log", tmp_path / "runs", 1000, True, final_flush_timeout_seconds=8)
+    monitor = GoodputMonitor("job", "log", tmp_path / "runs", 1000, True, final_flush_timeout_seconds=FLUSH_SECONDS)
     monitor.start_goodput_uploader()
-    monitor.stop_goodput_uploader()
+    stop = threading.Thread(target=monitor.stop_goodput_uploader)
+    stop.start()
+    wait_until(lambda: goodput_points(tmp_path / "runs"), FLUSH_SECONDS)
+    wait_until(lambda: cloud_monitoring_server.requests, FLUSH_SECONDS)
+    assert stop.is_alive()  # Nothing was answered, and it still waits for that.
+    for server in servers:
+        server.faults.clear()
+        server.faults.release()
+    stop.join(FLUSH_SECONDS)
+    assert not stop.is_alive()
     assert [point.step for point in points(tmp_path / "runs" / "goodput")] == [9]
 
 
@@ -112,7 +131,7 @@ def test_a_backend_that_insists_on_a_cloud_which_is_not_found_costs_the_files_on
 ) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monitor = GoodputMonitor("job", "log", tmp_path / "runs", 1000, True, final_flush_timeout_seconds=20)
+    monitor = GoodputMonitor("job", "log", tmp_path / "runs", 1000, True, final_flush_timeout_seconds=FLUSH_SECONDS)
     monitor.start_goodput_uploader()
     monitor.stop_goodput_uploader()
     assert [point.step for point in points(tmp_path / "runs" / "goodput")] == [9]

@@ -26,7 +26,7 @@ for number in mine:
     os.write(number, b"SECRET\\n" * 9)
     os.lseek(number, 0, 0)
 monitor.start_rolling_window_goodput_uploader([60])
-limit = time.monotonic() + 25
+limit = time.monotonic() + 60
 while helper() in (None, first) and time.monotonic() < limit:
     time.sleep(0.01)
 print("again" if helper() not in (None, first) else "gone")
@@ -44,9 +44,7 @@ def test_files_that_a_trainer_opens_after_it_closed_all_are_not_touched_and_uplo
 ) -> None:
     program = _MINE.format(has_child=has_child)
     if has_child:
-        program = 'monitor = monitoring.GoodputMonitor("job", "log", folder, 1000, True)\n' + program.replace(
-            "first =", "monitor._uploaders._process._flush_seconds = 1; first ="
-        )
+        program = program.replace("first =", "monitor._uploaders._process._flush_seconds = 1; first =")
     output, errors = Trainer(program, folder).finish()
     assert output == "again\n"
     assert errors.count("ended by itself") == 1

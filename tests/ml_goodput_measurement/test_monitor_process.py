@@ -13,12 +13,12 @@ from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.monitoring import GoodputMonitor
 
 from ..waiting import is_alive, wait_until
-from .monitored_trainers import Trainer, goodput_points, last_step, wait_for_end
+from .monitored_trainers import FLUSH_SECONDS, Trainer, goodput_points, last_step, wait_for_end
 from .tensorboard_points import points
 
 
 def monitor_of(folder: Path, *, upload_interval: float = 1000, **arguments: object) -> GoodputMonitor:
-    arguments.setdefault("final_flush_timeout_seconds", 20)
+    arguments.setdefault("final_flush_timeout_seconds", FLUSH_SECONDS)
     return GoodputMonitor("job", "log", folder, upload_interval, monitoring_enabled=True, **arguments)  # type: ignore[arg-type]
 
 

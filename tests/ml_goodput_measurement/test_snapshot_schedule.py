@@ -347,8 +347,9 @@ def test_a_hanging_sink_does_not_keep_the_last_point_from_the_others() -> None:
     bench.clock.now += 30
     bench.schedule.tick()
     bench.schedule.set_uploads({}, flush=True, flush_seconds=0.5)
-    released.set()
+    assert bench.sinks[1].wait(WAIT)
     assert len(other.snapshots) == 2
+    released.set()
 
 
 class Held:
@@ -423,6 +424,7 @@ def test_the_state_is_saved_while_there_is_time_left() -> None:
     bench.calculator.save_state = lambda: saved_after.append(held.released.is_set()) or held.released.set()
     bench.schedule.set_uploads({}, flush=True, flush_seconds=1)
     assert saved_after == [False]
+    assert bench.schedule.wait_for_sinks(WAIT)
     assert held.kept.ends == ["flushed", "closed"]
 
 

@@ -31,7 +31,7 @@ from ml_goodput_measurement._query.state_store import StateStore, checked_gcs_pa
 from ..waiting import wait_until
 from .histories import JOB, History
 from .loaded_modules import loaded_by
-from .states import LIFE, contents_of, recorders_of
+from .states import LIFE, contents_of, recorders_of, wait_long_for_copies
 
 OBJECT = "runs/goodput_state/job.goodput"
 OLDER, NEWER = LIFE.payloads[:-3], LIFE.payloads
@@ -53,6 +53,13 @@ def server(shared_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch) -
     yield shared_server
     shared_server.faults.clear()
     shared_server.faults.release()
+
+
+@pytest.fixture(autouse=True)
+def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only tests of how long a query waits for the copy depend on that."""
+    if request.node.get_closest_marker("timing") is None:
+        wait_long_for_copies(monkeypatch)
 
 
 @pytest.fixture(params=["gs", "folder"])
@@ -263,8 +270,11 @@ SYNCER = """
 import sys
 from pathlib import Path
 from ml_goodput_measurement._ledger.recorders import Recorders
+from ml_goodput_measurement._query import state_store
 from ml_goodput_measurement._query.state_store import StateStore
 from ml_goodput_measurement._ledger.writers import Writer
+state_store._CHECK_PATIENCE_SECONDS = 30.0  # As in all tests but those of how long a query waits.
+state_store._StateCopy._store.__defaults__ = (30.0,)
 folder, gcs_path, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store, recorders = StateStore(folder / "job.goodput", gcs_path), Recorders("job")
 for step in range(first, 60, 2):

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang
+from ml_goodput_measurement._query import state_store
 from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import JobReport
 
 from .histories import BASE
-from .states import LIFE, calculator, record
+from .states import LIFE, calculator, record, wait_long_for_copies
 
 GCS_PATH = "gs://bucket/runs/7"
 SECOND = next(i for i, payload in enumerate(LIFE.payloads) if payload.get("job_start_time") == BASE + 300)
@@ -24,6 +25,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudStorageServer]:
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_long_for_copies(monkeypatch)
 
 
 class Machines:
@@ -83,14 +89,20 @@ def test_what_was_recorded_since_the_copy_was_made_is_not_missed(machines: Machi
 
 
 def test_without_an_answer_a_machine_reports_its_own_entries(
-    server: CloudStorageServer, machines: Machines, truth: JobReport, caplog: pytest.LogCaptureFixture
+    server: CloudStorageServer,
+    machines: Machines,
+    truth: JobReport,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     machines.go_to("a")
     record(LIFE.payloads)
     server.faults.always(Hang())
     subject = calculator(gcs_path=GCS_PATH)
-    assert subject.report() == truth
-    assert subject.report() == truth
+    with monkeypatch.context() as soon:
+        soon.setattr(state_store, "_CHECK_PATIENCE_SECONDS", 0.5)
+        assert subject.report() == truth
+        assert subject.report() == truth
     assert len(caplog.messages) == 1
     server.faults.clear()
     server.faults.release()
