@@ -62,6 +62,17 @@ def patience(fault: Fault) -> dict[str, Any]:
     return {"request_seconds": 0.4 if isinstance(fault, Hang) else 10.0}
 
 
+def patient_after(control_plane: GoogleControlPlane, time: Time, failures: int) -> None:
+    """Let requests have the usual time after so many failed ones: a busy machine may take longer to answer them."""
+
+    def sleep(seconds: float) -> None:
+        Time.sleep(time, seconds)
+        if len(time.slept) >= failures:
+            control_plane._request_seconds = 10.0
+
+    control_plane._sleep = sleep
+
+
 def in_phase(phase: str) -> Change:
     return lambda run: {**run, "runPhase": phase}
 

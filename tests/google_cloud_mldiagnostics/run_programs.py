@@ -39,11 +39,13 @@ from __future__ import annotations
 
 import atexit, inspect, os, signal, sys, threading, time
 from google_cloud_mldiagnostics import machinelearning_run, metrics
+from google_cloud_mldiagnostics._run import lifecycle
 from google_cloud_mldiagnostics._run.arguments import RunArguments
 from google_cloud_mldiagnostics._run.lifecycle import Pauses
 from google_cloud_mldiagnostics._run.start import RunStart
 from ml_diagnostics_common.environment import configured_backend
 
+lifecycle._LAST_COLLECT_SECONDS = 30.0  # The usual second may pass before the thread has the CPU.
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell has its background jobs ignore it.
 
 {inspect.getsource(start_run)}
@@ -51,6 +53,9 @@ def ready():
     print("ready", flush=True)
 
 """
+
+PATIENT = "pauses=Pauses(end_seconds=60.0)"
+"""For runs with an end that must arrive: on a busy machine five seconds may not be enough to load the clients."""
 
 WAIT = """
 ready()
@@ -77,7 +82,7 @@ def start(program: str, prefix: Sequence[str] = (), **environment: str) -> subpr
     )
 
 
-def end(process: subprocess.Popen[str], timeout_seconds: float = 30.0, input_text: str | None = None) -> Ended:
+def end(process: subprocess.Popen[str], timeout_seconds: float = 100.0, input_text: str | None = None) -> Ended:
     """Wait until a program has ended, after sending it a text to read."""
     try:
         output, errors = process.communicate(input_text, timeout=timeout_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import socket
 import subprocess
@@ -21,13 +22,14 @@ from ml_diagnostics_common.profiler_service import ProfilerService, TracerLevels
 from ml_diagnostics_common.xplane import read_xplane
 
 from ..jax_jobs import jax_jobs
-from ..waiting import bound_port, free_port
+from ..waiting import bound_port, wait_until
 from .profiled_runs import xplanes
 
 pytest.importorskip("jax")
 pytest.importorskip("grpc")
 
-SERVICE = ProfilerService(connect_seconds=1.0)
+SERVICE = ProfilerService(connect_seconds=30.0)
+IMPATIENT = ProfilerService(connect_seconds=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def ports() -> Iterator[list[int]]:
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics.commands.collect_profile.ProfilerService", lambda: SERVICE)
 
 
@@ -55,6 +57,7 @@ def started_ns(path: Path) -> int:
 # --- The client ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_two_hosts_are_profiled_over_the_same_stretch_of_time(ports: list[int], tmp_path: Path) -> None:
     addresses = [f"localhost:{port}" for port in ports]
     results = SERVICE.capture(addresses, str(tmp_path), "both", 200, host_names=["a", "b"])
@@ -80,7 +83,10 @@ def test_several_hosts_start_at_one_future_time_and_a_single_host_at_once(
 
 
 def test_an_unreachable_host_does_not_stop_captures_of_the_others(ports: list[int], tmp_path: Path) -> None:
-    results = SERVICE.capture([f"localhost:{free_port()}", f"localhost:{ports[0]}"], str(tmp_path), "one", 100)
+    service = ProfilerService(connect_seconds=5.0)
+    with bound_port() as closed:
+        addresses = [f"localhost:{closed}", f"localhost:{ports[0]}"]
+        results = service.capture(addresses, str(tmp_path), "one", 100)
     assert [result.is_captured for result in results] == [False, True]
     assert "is the job running, with jax.profiler.start_server(port)" in results[0].problem
     assert xplanes(tmp_path) == [f"one/localhost_{ports[0]}.xplane.pb"]
@@ -89,20 +95,34 @@ def test_an_unreachable_host_does_not_stop_captures_of_the_others(ports: list[in
 def test_a_host_that_never_answers_is_given_up(tmp_path: Path) -> None:
     with bound_port(listening=True) as silent:
         started = time.monotonic()
-        (result,) = SERVICE.capture([f"127.0.0.1:{silent}"], str(tmp_path), "never", 100)
+        (result,) = IMPATIENT.capture([f"127.0.0.1:{silent}"], str(tmp_path), "never", 100)
         assert not result.is_captured
-        assert time.monotonic() - started < SERVICE.connect_seconds + SERVICE.extra_seconds
+        assert time.monotonic() - started < IMPATIENT.connect_seconds + IMPATIENT.extra_seconds
 
 
 def test_a_host_that_is_being_profiled_is_reported(ports: list[int], tmp_path: Path) -> None:
-    address = [f"localhost:{ports[0]}"]
-    first = threading.Thread(target=SERVICE.capture, args=(address, str(tmp_path), "first", 1500))
+    address, root = [f"localhost:{ports[0]}"], str(tmp_path)
+    is_refused, numbers = threading.Event(), itertools.count()
+
+    def profile_until_another_is_refused() -> None:
+        while not is_refused.is_set():
+            SERVICE.capture(address, root, "first", 1000)
+
+    def refused() -> str:
+        name = f"second-{next(numbers)}"
+        (result,) = SERVICE.capture(address, root, name, 10)
+        return name if "another profile runs there" in result.problem else ""
+
+    first = threading.Thread(target=profile_until_another_is_refused)
     first.start()
-    time.sleep(0.5)
-    (second,) = SERVICE.capture(address, str(tmp_path), "second", 100)
-    first.join()
-    assert "another profile runs there" in second.problem
-    assert [file.split("/")[0] for file in xplanes(tmp_path)] == ["first"]
+    try:
+        second = wait_until(refused)
+    finally:
+        is_refused.set()
+        first.join()
+    sessions = {file.split("/")[0] for file in xplanes(tmp_path)}
+    assert "first" in sessions
+    assert second not in sessions
 
 
 @pytest.mark.parametrize(
@@ -183,7 +203,7 @@ def test_the_command_writes_what_xprof_opens(
 
 def test_hosts_get_the_names_that_they_are_given(ports: list[int], tmp_path: Path) -> None:
     status = collect(
-        *("--hosts", "localhost,127.0.0.1", "--port", ports[0], "--duration_in_ms", 100, "--log_dir", tmp_path),
+        *("--hosts", "localhost,127.0.0.1", "--port", ports[0], "--duration_in_ms", 2000, "--log_dir", tmp_path),
         *("--session_name", "s", "--override_hostnames", "one,two"),
     )
     assert status == 1  # Both addresses are one process, which can be profiled once at a time.

@@ -334,7 +334,12 @@ def test_the_stack_of_an_endless_recursion_is_short_and_one_that_is_caught_is_no
 
 
 def test_a_full_disk_is_shown_with_its_free_space(capsys: Captured, tmp_path: Path) -> None:
-    run_id, code = job(RAISING.replace("train()\n", f"raise OSError(28, 'No space left on device', '{tmp_path}/40')\n"))
+    patience = (
+        "from ml_diagnostics_common.file_systems import FileSystemProbes as p; p.answers.__defaults__ = (30.0,)\n"
+    )
+    run_id, code = job(
+        patience + RAISING.replace("train()\n", f"raise OSError(28, 'No space left on device', '{tmp_path}/40')\n")
+    )
     assert code == 1
     text = shown(capsys, "show", run_id)
     assert re.search(rf"  {tmp_path}/40: [\d.]+ \w+ of [\d.]+ \w+ free", text)

@@ -197,10 +197,16 @@ def long(x):
 
 x = jnp.ones((300, 300))
 """
+# Of values that are awaited at the end: the usual two seconds are few on a busy machine.
+PATIENT = """
+from google_cloud_mldiagnostics._recording import device_values
+device_values._values_of_this_process = device_values._Values(exit_seconds=60.0)
+"""
 
 
 def test_an_array_sharded_over_devices_of_this_host_is_recorded(tmp_path: Path) -> None:
     program = END.replace("root = Path", "jax.config.update('jax_num_cpu_devices', 4)\nroot = Path")
+    program += PATIENT
     program += """
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 mesh = Mesh(jax.devices(), "x")
@@ -213,7 +219,7 @@ record("loss", jax.device_put(jnp.float32(7), NamedSharding(mesh, P())), 2)
 
 @pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError"])
 def test_values_in_computation_are_recorded_at_exit(tmp_path: Path, end: str) -> None:
-    program = f"{END}\nfor step in range(5): record('loss', long(x), step)\n{end}"
+    program = f"{END}{PATIENT}\nfor step in range(5): record('loss', long(x), step)\n{end}"
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -364,7 +370,7 @@ def test_a_forked_child_has_a_worker_of_its_own(tmp_path: Path) -> None:
     program = f"""
 import warnings; warnings.simplefilter("ignore")
 {END}
-from google_cloud_mldiagnostics._recording import device_values
+{PATIENT}
 for step in range(5): record('loss', long(x), step)
 child = os.fork()
 if child == 0:

@@ -13,11 +13,17 @@ import pytest
 from google_cloud_mldiagnostics._system_metrics import Reading
 from google_cloud_mldiagnostics._system_metrics.disks import DiskMeter, folders_in, folders_of_job
 from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.file_systems import announce_checkpoint_folder
+from ml_diagnostics_common.file_systems import FileSystemProbes, announce_checkpoint_folder
 
 from ..waiting import wait_until
 from . import run_programs as programs
 from .kept_entries import kept_payloads
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for answers for longer than a thread may be kept from the CPU."""
+    monkeypatch.setattr(FileSystemProbes.answers, "__defaults__", (30.0,))
 
 
 class Clock:
@@ -96,6 +102,7 @@ def test_a_disk_that_does_not_answer_is_named_and_costs_no_other(
         return stat(path, *arguments, **named)
 
     monkeypatch.setattr(os, "stat", stat_or_wait)
+    monkeypatch.setattr(FileSystemProbes.answers, "__defaults__", (1.0,))
     clock = Clock()
     meter = DiskMeter(lambda: [stuck, fine], clock)
     readings = meter.collect()

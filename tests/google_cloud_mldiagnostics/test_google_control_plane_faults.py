@@ -14,7 +14,7 @@ from google_cloud_mldiagnostics.exceptions import (
 from ml_diagnostics_testing.faults import Drip, Fault, Hang, Reset, Status, Truncate
 
 from ..loopback.control_plane import ControlPlaneServer
-from .asked_control_planes import LOST, NOT_DONE, RUN, Time, connected, in_phase, patience
+from .asked_control_planes import LOST, NOT_DONE, RUN, Time, connected, in_phase, patience, patient_after
 
 
 @pytest.mark.parametrize("fault", LOST + NOT_DONE, ids=repr)
@@ -40,7 +40,7 @@ def test_a_creation_without_its_answer_waits_until_the_run_exists(
 
     threading.Timer(0.05, finish).start()
     threading.Timer(0.1, finish).start()
-    patient = connected(server, Time(), call_seconds=3600)
+    patient = connected(server, Time(), call_seconds=10**6)
     assert patient.create_run("train-1", RUN)["name"] == "train-1"
     patient.close()
 
@@ -68,6 +68,7 @@ def test_a_change_without_its_answer_is_made_once(server: ControlPlaneServer, ti
 def test_reads_are_tried_again(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
     google = connected(server, time, **patience(fault))
     server.put_run("train-1", RUN)
+    patient_after(google, time, 2)
     server.faults.script([fault, fault], on="get")
     assert google.get_run("train-1")["name"] == "train-1"
     google.close()

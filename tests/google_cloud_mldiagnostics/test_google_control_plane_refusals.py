@@ -19,7 +19,7 @@ from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response
 from ml_diagnostics_testing.oauth import OAuthServer
 
 from ..loopback.control_plane import ControlPlaneServer
-from .asked_control_planes import ACCOUNT, RUN, Time, asked, connected, in_phase, session
+from .asked_control_planes import ACCOUNT, RUN, Time, asked, connected, in_phase, patient_after, session
 
 # --- Refusals -----------------------------------------------------------------------------------------
 
@@ -212,6 +212,7 @@ def test_a_token_service_that_cannot_be_reached_is_a_passing_matter(
 ) -> None:
     server.put_run("train-1", RUN)
     google = connected(server, time, account(oauth_server), request_seconds=0.3)
+    patient_after(google, time, 2)
     oauth_server.faults.script([Reset(), Hang()], on="token")
     assert google.get_run("train-1")["name"] == "train-1"
     oauth_server.tokens.clear()

@@ -29,20 +29,20 @@ def test_ctrl_c_ends_a_job_without_a_cloud_by_the_signal(seconds: float, program
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
-@pytest.mark.parametrize("program", ["start_run()", RECORDER])
+@pytest.mark.parametrize("program", [f"start_run({programs.PATIENT})", RECORDER], ids=["run", "recorder"])
 def test_ctrl_c_ends_a_job_with_a_cloud_by_the_signal(
     cloud_of_a_run: ControlPlaneServer, seconds: float, program: str
 ) -> None:
     ended = interrupted_after(seconds, program)
     assert (ended.code, "KeyboardInterrupt" in ended.errors) == (-signal.SIGINT, True), ended.errors
-    assert [run["runPhase"] for run in cloud_of_a_run.runs()] == (["FAILED"] if program == "start_run()" else [])
+    assert [run["runPhase"] for run in cloud_of_a_run.runs()] == ([] if program == RECORDER else ["FAILED"])
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
 def test_a_run_that_ends_in_its_first_second_is_created_active_then_patched_with_its_configs(
     cloud_of_a_run: ControlPlaneServer, seconds: float
 ) -> None:
-    interrupted_after(seconds, "start_run(configs={'lr': 0.1})")
+    interrupted_after(seconds, f"start_run(configs={{'lr': 0.1}}, {programs.PATIENT})")
     created = [request for request in cloud_of_a_run.requests if request.operation == "create"]
     assert [request.body["runPhase"] for request in created] == ["ACTIVE"]
     (run,) = cloud_of_a_run.runs()

@@ -197,20 +197,21 @@ def test_a_handler_of_c_is_left_alone() -> None:
 
 
 def test_sigterm_while_the_run_ends_does_not_deadlock() -> None:
-    ended = programs.run_until_ready(
-        """
+    process = programs.start(f"""
         from google_cloud_mldiagnostics._run.lifecycle import Lifecycle
-        start_run()
+        start_run({programs.PATIENT})
         end = Lifecycle._do_end
         def slowly(self, *arguments):
             ready()
+            sys.stdin.readline()
             time.sleep(0.3)
             end(self, *arguments)
         Lifecycle._do_end = slowly
         sys.exit()
-        """,
-        programs.SIGTERM,
-    )
+    """)
+    programs.await_line(process, "ready")
+    process.send_signal(signal.SIGTERM)
+    ended = programs.end(process, input_text="go on\n")
     assert ended.code == -signal.SIGTERM
     assert last_phase() == "COMPLETED"  # It ended before the signal.
 

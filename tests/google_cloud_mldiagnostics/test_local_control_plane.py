@@ -13,10 +13,16 @@ from pathlib import Path
 
 import pytest
 from google_cloud_mldiagnostics.cli import main
-from google_cloud_mldiagnostics.control_plane import Resource
+from google_cloud_mldiagnostics.control_plane import Resource, local
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
 from ml_diagnostics_common.environment import diagnostics_directory
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a lock for as long as another process that holds it may be kept from the CPU."""
+    monkeypatch.setattr(local, "_LOCK_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -109,6 +115,7 @@ def test_changes_of_threads_are_all_kept(plane: LocalControlPlane) -> None:
 
 
 def _change_often(root: str) -> None:
+    local._LOCK_SECONDS = 60.0
     plane = LocalControlPlane(Path(root))
     for _ in range(20):
         plane.update_run("train-1", counted)

@@ -25,6 +25,7 @@ import json, os, sys, time
 import jax
 from google_cloud_mldiagnostics._run_state.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.mlrun_types import MLRun
+from google_cloud_mldiagnostics._profiling import sessions
 from google_cloud_mldiagnostics._profiling.captures import finish_profiles
 from google_cloud_mldiagnostics import xprof
 from google_cloud_mldiagnostics._recording.run_log import RunLog
@@ -35,6 +36,7 @@ class Registration:
     def put_session(self, session_id, session):
         self.sessions.append([session_id, session])
 
+sessions._TIMEOUT_SECONDS = 60.0  # The other process may be kept from the CPU for some seconds.
 index, port = int(sys.argv[1]), sys.argv[2]
 log = RunLog("run-1", location="us-central1", project="", labels={"process_index": str(index)}, is_shipped=False)
 folder = diagnostics_directory() / "runs" / "run-1"
@@ -114,9 +116,13 @@ def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path:
 
 
 CLOUD_JOB = """
-import json, sys, time
+import json, sys
 import jax
 from google_cloud_mldiagnostics import machinelearning_run, xprof
+from google_cloud_mldiagnostics._profiling import sessions
+from google_cloud_mldiagnostics._profiling.captures import finish_profiles
+
+sessions._TIMEOUT_SECONDS = 60.0
 
 index, port = int(sys.argv[1]), sys.argv[2]
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
@@ -127,7 +133,8 @@ together("start", 60_000)
 with xprof():
     jax.numpy.ones(8).sum().block_until_ready()
 together("end", 60_000)
-time.sleep(2 if index == 0 else 0)  # The last report of a session is sent when all processes have uploaded.
+assert finish_profiles(60)
+together("uploaded", 60_000)  # The last report of a session is sent when all processes have uploaded.
 print(json.dumps(run.name))
 """
 

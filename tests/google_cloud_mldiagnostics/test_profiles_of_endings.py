@@ -25,7 +25,7 @@ from .profiled_runs import FileEngine, profiled_run, reported_sessions, sessions
 
 pytest.importorskip("jax")
 
-OPEN = """
+OPEN = f"""
 import jax
 from google_cloud_mldiagnostics import xprof
 
@@ -33,12 +33,12 @@ def train():
     return jax.numpy.ones((64, 64)).sum().block_until_ready()
 
 train()
-run = start_run()
+run = start_run({programs.PATIENT})
 profile = xprof(session_id="open")
 profile.start()
 train()
 """
-HASTY_OPEN = OPEN.replace("start_run()", "start_run(pauses=Pauses(end_seconds=1.0))")
+HASTY_OPEN = OPEN.replace(programs.PATIENT, "pauses=Pauses(end_seconds=3.0)")
 
 
 def the_session() -> dict[str, Any]:
@@ -115,7 +115,7 @@ def test_a_profile_that_ends_with_its_run_is_reported_to_the_control_plane(
     settings: dict[str, str] = {}
     for server in (control_plane_server, cloud_logging_server, cloud_storage_server):
         settings |= server.environment()
-    program = OPEN.replace("start_run()", "start_run(strict=True, gcs_path='gs://bucket')") + end
+    program = OPEN.replace("start_run(", "start_run(strict=True, gcs_path='gs://bucket', ") + end
     ended = programs.run(program, ML_DIAGNOSTICS_BACKEND="cloud", RUN_WORKLOAD_ID="w", **settings)
     assert ended.code in (0, -signal.SIGTERM), ended.errors
     phase = "COMPLETED" if end == "run.finish()" else "FAILED"

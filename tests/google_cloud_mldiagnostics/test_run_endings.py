@@ -21,12 +21,19 @@ from .run_programs import start_run
 
 RUN = "train-w"
 
-# A profile with a delivery that takes as long as `finish` waits for one.
+# A profile with a delivery that takes as long as `finish` waits for one, and calls a function once that waits.
 SLOW_PROFILE = """
 from google_cloud_mldiagnostics._profiling.uploads import deliveries_of_this_process
 
-def unfinished_profile():
-    return None if os.environ.get("DELIVERED") else 0.01
+def finish_waits_and(call):
+    def unfinished_profile():
+        nonlocal call
+        if call is not None and run.run_phase.value == "COMPLETED":
+            call, waiting = None, call
+            waiting()
+        return 0.01
+
+    deliveries_of_this_process().add(unfinished_profile, is_awaited=True)
 
 """
 
@@ -44,8 +51,7 @@ def test_sigterm_while_finish_waits_does_not_change_the_outcome() -> None:
         SLOW_PROFILE
         + """
 run = start_run()
-deliveries_of_this_process().add(unfinished_profile, is_awaited=True)
-threading.Timer(0.3, ready).start()
+finish_waits_and(ready)
 run.finish()
 """,
         programs.SIGTERM,
@@ -61,8 +67,7 @@ def test_an_interrupt_that_the_program_catches_while_finish_waits_still_ends_the
         SLOW_PROFILE
         + f"""
 run = start_run()
-deliveries_of_this_process().add(unfinished_profile, is_awaited=True)
-threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+finish_waits_and(lambda: os.kill(os.getpid(), signal.SIGINT))
 try:
     {block}
 except KeyboardInterrupt:
@@ -128,7 +133,7 @@ def test_a_run_that_ends_while_it_is_created_is_created_and_ended(server: Contro
 def test_an_end_that_the_control_plane_refuses_temporarily_is_sent_again(
     server: ControlPlaneServer, ending: str, phase: str
 ) -> None:
-    process = programs.start(f"start_run(strict=True); ready(); sys.stdin.readline(); {ending}")
+    process = programs.start(f"start_run(strict=True, {programs.PATIENT}); ready(); sys.stdin.readline(); {ending}")
     programs.await_line(process, "ready")
     server.faults.script([Status(500), Status(500)], on="update")
     programs.end(process, input_text="go on\n")
@@ -254,7 +259,9 @@ def test_the_companion_that_sees_the_exit_code_corrects_the_run(
     for command in (["show", RUN], ["runs"]):
         assert main(command) == 0
         assert phase in capsys.readouterr().out
-    programs.run("start_run(); time.sleep(0.5)", **job)
+    second = programs.start("start_run(); sys.stdin.readline()", **job)
+    wait_until(lambda: len(attempts := programs.kept_run()["attempts"]) == 2 and attempts[0]["phase"] == phase)
+    assert programs.end(second, input_text="go on\n").code == 0
     assert programs.kept_run()["attempts"][0]["phase"] == phase
 
 

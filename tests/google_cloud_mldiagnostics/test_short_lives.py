@@ -77,6 +77,7 @@ def phases(server: ControlPlaneServer) -> dict[str, Any]:
     return {run["name"].rpartition("/")[2]: run["runPhase"] for run in server.runs()}
 
 
+@pytest.mark.timing
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the jobs are forked")
 @pytest.mark.parametrize(
     ("count", "at_once"), [(24, 8), pytest.param(2000, 24, marks=pytest.mark.slow)], ids=["quick", "slow"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -22,16 +24,19 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stu
 
 RUN = "train-w"
 LONGEST_SECONDS = 2.0  # The promise. Delays of the machine itself are not counted: see `starvation`.
-# A mutex that is locked twice: unlike a sleep, the wait for it continues after a signal.
+# A mutex that is locked twice: unlike a sleep, the wait for it continues after a signal. The test can unlock it.
 STUCK = """
-import ctypes
-library, mutex = {library}(None), ctypes.create_string_buffer(64)
+import ctypes, mmap
+library, pages = {library}(None), mmap.mmap(os.open({file!r}, os.O_RDWR), 4096)
+mutex, shared = (ctypes.c_char * 64).from_buffer(pages), ctypes.create_string_buffer(64)
+library.pthread_mutexattr_init(shared)
+library.pthread_mutexattr_setpshared(shared, 1)
+library.pthread_mutex_init(mutex, shared)
 ready()
 sys.stdin.readline()
-until = (ctypes.c_long * 2)(int(time.time() + {seconds}))
 library.pthread_mutex_lock(mutex)
 print(ctypes.addressof(mutex), flush=True)
-library.pthread_mutex_timedlock(mutex, until)
+library.pthread_mutex_lock(mutex)
 print("goes on", flush=True)
 """
 RELEASED, HELD = "ctypes.CDLL", "ctypes.PyDLL"
@@ -70,9 +75,10 @@ def helpers() -> set[int]:
     return found
 
 
-def stuck(program: str, library: str, seconds: float = 60, has_helper: bool = True) -> subprocess.Popen[str]:
-    """Start a program that is stuck in native code when this returns."""
-    process = programs.start(program + STUCK.format(library=library, seconds=seconds))
+def stuck(program: str, library: str, has_helper: bool = True) -> subprocess.Popen[str]:
+    """Start a program that is stuck in native code when this returns, until `release`."""
+    mutex_file().write_bytes(bytes(4096))
+    process = programs.start(program + STUCK.format(library=library, file=str(mutex_file())))
     programs.await_line(process, "ready")
     if has_helper:
         wait_until(helpers)
@@ -81,6 +87,19 @@ def stuck(program: str, library: str, seconds: float = 60, has_helper: bool = Tr
     mutex = int(process.stdout.readline())
     wait_until(lambda: waits_for(process.pid, mutex))
     return process
+
+
+def mutex_file() -> Path:
+    return programs.runs_folder().with_name("mutex")
+
+
+def release() -> None:
+    """Let a program of `stuck` go on, after the time in which it would be ended."""
+    time.sleep(LONGEST_SECONDS + 0.5)
+    with mutex_file().open("r+b") as file, mmap.mmap(file.fileno(), 4096) as pages:
+        mutex = (ctypes.c_char * 64).from_buffer(pages)
+        assert ctypes.CDLL(None).pthread_mutex_unlock(mutex) == 0
+        del mutex
 
 
 def waits_for(pid: int, mutex: int) -> bool:
@@ -174,8 +193,9 @@ def test_a_process_with_a_finished_run_is_not_touched(library: str) -> None:
 def test_a_handler_of_the_users_is_left_in_charge(library: str, when: str) -> None:
     handler = "signal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\n"
     program = handler + "start_run()\n" if when == "before" else "start_run()\n" + handler
-    process = stuck(program, library, seconds=3, has_helper=False)
+    process = stuck(program, library, has_helper=False)
     process.send_signal(signal.SIGTERM)
+    release()
     ended = programs.end(process)
     assert (ended.code, ended.output.split()) == (0, ["saved", "goes", "on"])
     assert programs.kept_run()["runPhase"] == "COMPLETED"
@@ -187,8 +207,9 @@ def test_other_signals_wait_for_python_as_usual(library: str, number: signal.Sig
     handlers = (
         "for each in (signal.SIGINT, signal.SIGUSR2): signal.signal(each, lambda *_: print('signal', flush=True))\n"
     )
-    process = stuck(handlers + "start_run()\n", library, seconds=3)
+    process = stuck(handlers + "start_run()\n", library)
     process.send_signal(number)
+    release()
     ended = programs.end(process)
     assert (ended.code, ended.output.split()) == (0, ["signal", "goes", "on"])
 

@@ -331,6 +331,8 @@ def revision_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     script.__file__ = str(folder / "train.py")
     monkeypatch.setitem(sys.modules, "__main__", script)
     monkeypatch.chdir("/")
+    if not (folder / ".git" / "HEAD").is_fifo():
+        monkeypatch.setattr(system_configs, "_GIT_TIMEOUT_SECONDS", 60.0)
     return {name: value for name, value in collect_software(environ={}).items() if name.startswith("git_")}
 
 

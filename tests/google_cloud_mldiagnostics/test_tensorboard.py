@@ -214,14 +214,21 @@ def test_a_metric_has_one_value_for_each_step(folder: Path) -> None:
     assert lines(folder) == {"loss": [(0, 1.0), (1, 3.0), (2, 5.0)]}
 
 
-_KILLED = """
-metrics.to_tensorboard({folder!r}, interval_seconds=0.1)
+# Wait until the first value of a program is in its file.
+_UNTIL_WRITTEN = """
+from pathlib import Path
+while not any(path.stat().st_size > 60 for path in Path({folder!r}).rglob("*tfevents*")):
+    time.sleep(0.01)
+"""
+
+_KILLED = f"""
+metrics.to_tensorboard({{folder!r}}, interval_seconds=0.1)
 start_run("digits", run_workload_id="digits")
 from ml_diagnostics_common import event_files
 write, fsync = os.write, os.fsync
 
 def is_of_events(descriptor):
-    return "tfevents" in os.readlink(f"/proc/self/fd/{{descriptor}}")
+    return "tfevents" in os.readlink("/proc/self/fd/" + str(descriptor))
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -243,9 +250,9 @@ def new_fsync(descriptor):
     if is_of_events(descriptor) and when == "after the write" and written(descriptor):
         die()
 
-when = {when!r}
+when = {{when!r}}
 metrics.record("loss", 0.0, step=0)
-time.sleep(0.5)
+{_UNTIL_WRITTEN}
 os.write, os.fsync = new_write, new_fsync
 for step in range(1, 100):
     metrics.record("loss", float(step), step=step)
@@ -279,13 +286,13 @@ def test_a_process_that_never_came_to_write_loses_nothing(folder: Path) -> None:
 def test_of_two_processes_the_second_writes_after_the_first(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     program = f"""
-        metrics.to_tensorboard({str(folder)!r}, interval_seconds=0.1)
-        start_run("digits", run_workload_id="a")
-        metrics.record("loss", 1.0, step=1)
-        time.sleep(0.5)
-        ready()
-        input()
-    """
+metrics.to_tensorboard({str(folder)!r}, interval_seconds=0.1)
+start_run("digits", run_workload_id="a")
+metrics.record("loss", 1.0, step=1)
+{_UNTIL_WRITTEN.format(folder=str(folder))}
+ready()
+input()
+"""
     other = start(program)
     await_line(other, "ready")
     run = start_run("digits", run_workload_id="b")
@@ -342,17 +349,17 @@ def test_files_that_are_removed_meanwhile_are_written_again(folder: Path) -> Non
 
 def test_a_forked_worker_neither_writes_nor_keeps_the_next_attempt_from_it(folder: Path) -> None:
     program = f"""
-        metrics.to_tensorboard({str(folder)!r}, interval_seconds=0.1)
-        run = start_run("digits", run_workload_id="digits")
-        metrics.record("loss", 1.0, step=1)
-        time.sleep(0.5)
-        if os.fork() == 0:
-            os.close(1), os.close(2)
-            metrics.record("loss", 5.0, step=5)
-            time.sleep(20)
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
+metrics.to_tensorboard({str(folder)!r}, interval_seconds=0.1)
+run = start_run("digits", run_workload_id="digits")
+metrics.record("loss", 1.0, step=1)
+{_UNTIL_WRITTEN.format(folder=str(folder))}
+if os.fork() == 0:
+    os.close(1), os.close(2)
+    metrics.record("loss", 5.0, step=5)
+    time.sleep(20)
+    os._exit(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
     assert run(program).code == -signal.SIGKILL
     with attempt(folder):
         metrics.record("loss", 2.0, step=2)
@@ -361,15 +368,16 @@ def test_a_forked_worker_neither_writes_nor_keeps_the_next_attempt_from_it(folde
 
 def test_a_program_that_closes_all_descriptors_finds_nothing_in_its_own_files(folder: Path, tmp_path: Path) -> None:
     program = f"""
-        metrics.to_tensorboard({str(folder)!r}, interval_seconds=0.1)
-        run = start_run("digits", run_workload_id="digits")
-        metrics.record("loss", 1.0, step=1)
-        time.sleep(0.5)
-        os.closerange(3, 1000)
-        files = [open({str(tmp_path)!r} + f"/own-{{number}}", "w") for number in range(50)]
-        metrics.record("loss", 2.0, step=2)
-        run.finish()
-    """
+metrics.to_tensorboard({str(folder)!r}, interval_seconds=0.1)
+run = start_run("digits", run_workload_id="digits")
+metrics.record("loss", 1.0, step=1)
+{_UNTIL_WRITTEN.format(folder=str(folder))}
+time.sleep(0.3)
+os.closerange(3, 1000)
+files = [open({str(tmp_path)!r} + f"/own-{{number}}", "w") for number in range(50)]
+metrics.record("loss", 2.0, step=2)
+run.finish()
+"""
     run(program)
     assert {path.stat().st_size for path in tmp_path.glob("own-*")} == {0}
     with attempt(folder):

@@ -105,7 +105,7 @@ def test_a_profile_that_sync_has_uploaded_meanwhile_counts_as_delivered(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.faults.script([Status(403)], on="upload")
-    retry_after(1.0, monkeypatch)
+    retry_after(60.0, monkeypatch)  # The end tries once more, without waiting for that.
     profile_once()
     (staged,) = (run.folder / "staged").rglob("*.xplane.pb")
     wait_until(lambda: LOSSES.get("profile upload: StorageError"))

@@ -107,7 +107,9 @@ _PROGRAM = """
 import json, logging, ssl, sys
 from pathlib import Path
 from google_cloud_mldiagnostics._kubernetes.api import Connection
+from google_cloud_mldiagnostics._kubernetes.webhook import injection, server
 from google_cloud_mldiagnostics._kubernetes.webhook.server import WebhookSettings, serve
+injection._LOOKUPS_SECONDS = server._LOOKUP_SECONDS = 25.0  # The API server of a busy machine may take seconds.
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 url, authority, token, settings = sys.argv[1:]
 settings = json.loads(settings)
@@ -117,7 +119,7 @@ serve(WebhookSettings(**{**settings, **paths}), connection)
 """
 
 
-def register(server: KubeApi, namespace: str, port: int, bundle: bytes = b"", *, timeout_seconds: int = 2) -> str:
+def register(server: KubeApi, namespace: str, port: int, bundle: bytes = b"", *, timeout_seconds: int = 30) -> str:
     """Have the API server ask a port of this machine for the pods of one namespace; return the configuration's name.
 
     Args:
@@ -222,7 +224,7 @@ class Webhook:
         """Return the number of reviews so far."""
         return int(float(self.metrics().partition("\nmldiagnostics_webhook_review_seconds_count ")[2].split()[0]))
 
-    def register(self, namespace: str, *, timeout_seconds: int = 2) -> None:
+    def register(self, namespace: str, *, timeout_seconds: int = 30) -> None:
         """Have the API server ask for pods that are created in a namespace of a test, and wait until it does."""
         register(self.server, namespace, self.port, self.authority.path.read_bytes(), timeout_seconds=timeout_seconds)
         self._namespaces.append(namespace)

@@ -24,18 +24,19 @@ def connections(kube_api: KubeApi) -> KubeApi:
 
 
 @pytest.fixture
-def namespace(kube_api: KubeApi) -> str:
-    """Return the name of a namespace of this test's own, without the label."""
+def namespace(kube_api: KubeApi, request: pytest.FixtureRequest) -> str:
+    """Return the name of a namespace of this test's own, without the label unless it is `labelled`."""
     name = f"test-{os.getpid()}-{next(_numbers)}"
-    kube_api.apply("/api/v1/namespaces", {"metadata": {"name": name, "labels": {"test": name}}})
+    labels = {"test": name}
+    if "labelled" in request.fixturenames:  # From the start: the API server reads later changes from a watch.
+        labels["managed-mldiagnostics-gke"] = "true"
+    kube_api.apply("/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
     return name
 
 
 @pytest.fixture
-def labelled(kube_api: KubeApi, namespace: str) -> str:
+def labelled(namespace: str) -> str:
     """Return the name of a namespace of this test's own; its pods are to have the variables."""
-    change = {"metadata": {"labels": {"managed-mldiagnostics-gke": "true"}}}
-    kube_api.call("PATCH", f"/api/v1/namespaces/{namespace}", change, kind="application/merge-patch+json")
     return namespace
 
 

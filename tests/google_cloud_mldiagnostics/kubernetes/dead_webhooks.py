@@ -13,7 +13,7 @@ from google_cloud_mldiagnostics._kubernetes.webhook.authority import first_state
 from ml_diagnostics_testing.certificates import CertificateAuthority
 
 from ...kube_api import KubeApi
-from ...waiting import bound_port, free_port
+from ...waiting import bound_port
 from .clusters import Webhook, register
 
 __all__ = ["DEAD", "dead_webhook"]
@@ -47,7 +47,8 @@ _Dead = contextlib.AbstractContextManager[tuple[int, bytes]]
 
 @contextlib.contextmanager
 def _refused(_: KubeApi, folder: Path) -> Iterator[tuple[int, bytes]]:
-    yield free_port(), CertificateAuthority(folder).path.read_bytes()
+    with bound_port() as port:
+        yield port, CertificateAuthority(folder).path.read_bytes()
 
 
 @contextlib.contextmanager

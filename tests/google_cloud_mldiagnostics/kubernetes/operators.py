@@ -250,12 +250,21 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def jax_pod(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a JAX program with a profiler server, as the container of a pod."""
+def jax_pod(port: int = 0) -> Iterator[int]:
+    """Run a JAX program with a profiler server, as the container of a pod; return its port.
+
+    Args:
+        port: The port; 0 for one that is free when JAX is loaded, which takes other programs the time to take ports.
+    """
     text = f"""
+import socket
 import jax, jax.numpy as jnp
-jax.profiler.start_server({port})
-print("ready", flush=True)
+with socket.socket() as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", {port}))
+    port = probe.getsockname()[1]
+jax.profiler.start_server(port)
+print(port, flush=True)
 step = jax.jit(lambda x: x @ x / 1000)
 x = jnp.ones((1000, 1000))
 while True:
@@ -265,8 +274,7 @@ while True:
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, env=environ)
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        yield process
+        yield int(process.stdout.readline())
     finally:
         process.kill()
         process.communicate()

@@ -13,7 +13,7 @@ from google_cloud_mldiagnostics._kubernetes.api import Connection, KubernetesApi
 from google_cloud_mldiagnostics.exceptions import KubernetesApiError, KubernetesUnreachableError
 
 from ...kube_api import KubeApi
-from ...waiting import free_port
+from ...waiting import bound_port
 
 _Value = TypeVar("_Value")
 
@@ -59,12 +59,15 @@ def test_an_object_is_created_changed_listed_and_deleted(kube_api: KubeApi, name
 
 
 def test_an_api_server_that_refuses_connections_is_unreachable() -> None:
-    async def use() -> None:
-        async with KubernetesApi(Connection(f"http://127.0.0.1:{free_port()}", None)) as api:
+    async def use(port: int) -> None:
+        async with KubernetesApi(Connection(f"http://127.0.0.1:{port}", None)) as api:
             await api.version()
 
-    with pytest.raises(KubernetesUnreachableError, match="/version: the API server did not answer"):
-        asyncio.run(use())
+    with (
+        bound_port() as port,
+        pytest.raises(KubernetesUnreachableError, match="/version: the API server did not answer"),
+    ):
+        asyncio.run(use(port))
 
 
 def test_a_token_that_is_being_replaced_is_read_again_and_never_sent_empty(tmp_path: Path) -> None:

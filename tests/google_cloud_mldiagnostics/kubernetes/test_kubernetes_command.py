@@ -21,7 +21,7 @@ from google_cloud_mldiagnostics._kubernetes.kubeconfig import read_kubeconfig
 from google_cloud_mldiagnostics.exceptions import KubernetesConfigurationError, KubernetesUnreachableError
 
 from ...kube_api import ADMIN, KubeApi
-from ...waiting import free_port
+from ...waiting import bound_port
 from .clusters import Webhook, create
 
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -68,10 +68,10 @@ def test_a_pod_of_a_workload_is_tried_and_not_kept(kube_api: KubeApi, labelled: 
 
 
 def test_a_cluster_that_does_not_answer_is_one_finding(tmp_path: Path) -> None:
-    config = kubeconfig(f"http://127.0.0.1:{free_port()}")
     path = tmp_path / "config"
-    path.write_text(yaml.safe_dump(config))
-    done = mldiagnostics("check", f"--kubeconfig={path}")
+    with bound_port() as port:
+        path.write_text(yaml.safe_dump(kubeconfig(f"http://127.0.0.1:{port}")))
+        done = mldiagnostics("check", f"--kubeconfig={path}")
     assert done.returncode == 1
     assert "did not answer" in done.stdout
     assert "webhook" not in done.stdout

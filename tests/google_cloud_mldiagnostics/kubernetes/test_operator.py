@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from ml_diagnostics_common.xplane import read_xplane
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
 from ...kube_api import KubeApi
-from ...waiting import free_port, wait_until
+from ...waiting import wait_until
 from .operators import Operator, final_status, jax_pod, manifest, path_of, running_pod, status_of
 
 
@@ -51,9 +53,9 @@ def kubectl(server: KubeApi, *arguments: str, text: str = "") -> str:
 def test_an_object_applied_by_kubectl_becomes_a_profile_of_a_jax_process(
     operator: Operator, namespace: str, tmp_path: Path
 ) -> None:
-    server, port, location = operator.server, free_port(), str(tmp_path / "profiles")
+    server, location = operator.server, str(tmp_path / "profiles")
     running_pod(server, namespace, "w0")
-    with jax_pod(port):
+    with jax_pod() as port:
         document = manifest(namespace, "profile", "w0", port, location)
         kubectl(server, "apply", "-f", "-", text=json.dumps(document))
         status = final_status(server, namespace, "profile")
@@ -179,8 +181,14 @@ def test_probes_and_metrics_report_that_the_operator_works(operator: Operator) -
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
             return str(response.read().decode())
 
-    assert get(operator.probe_port, "/healthz") == get(operator.probe_port, "/readyz") == "ok\n"
-    assert "mldiagnostics_operator_leader 1.0" in get(operator.metrics_port, "/metrics")
+    def is_ready() -> bool:
+        with contextlib.suppress(urllib.error.HTTPError):
+            return get(operator.probe_port, "/readyz") == "ok\n"
+        return False
+
+    wait_until(is_ready)  # It may lead before it has listed its objects.
+    assert get(operator.probe_port, "/healthz") == "ok\n"
+    wait_until(lambda: "mldiagnostics_operator_leader 1.0" in get(operator.metrics_port, "/metrics"))
 
 
 _LEASE = "mldiagnostics-connection-operator"

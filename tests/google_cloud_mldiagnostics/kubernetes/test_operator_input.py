@@ -11,7 +11,7 @@ from ml_diagnostics_common.xplane import read_xplane
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
 from ...kube_api import KubeApi
-from ...waiting import free_port
+from ...waiting import bound_port
 from .operators import Operator, final_status, manifest, path_of, running_pod
 
 EVERY_CHARACTER = f"{string.ascii_lowercase}.{string.digits}-0"
@@ -89,9 +89,9 @@ def test_a_folder_in_which_no_process_may_write_is_the_message(
 
 def test_a_pod_without_a_profiler_server_is_the_message(operator: Operator, namespace: str, tmp_path: Path) -> None:
     running_pod(operator.server, namespace, "w0")
-    port = free_port()
-    operator.server.call("POST", path_of(namespace), manifest(namespace, "a", "w0", port, str(tmp_path)))
-    status = final_status(operator.server, namespace, "a")
+    with bound_port() as port:
+        operator.server.call("POST", path_of(namespace), manifest(namespace, "a", "w0", port, str(tmp_path)))
+        status = final_status(operator.server, namespace, "a")
     assert status["phase"] == "Failed"
     assert "answers there within 5 s: is the job running" in status["captureResult"]["errorMessage"]
 

@@ -156,7 +156,7 @@ def is_asked(server: KubeApi, namespace: str, port: int) -> bool:
 def test_after_sigterm_pods_are_patched_until_the_cluster_knows_and_then_the_server_ends(
     kube_api: KubeApi, labelled: str, tmp_path: Path
 ) -> None:
-    with Webhook(kube_api, tmp_path, drain_seconds=0.5) as webhook:
+    with Webhook(kube_api, tmp_path, drain_seconds=6.0) as webhook:
         webhook.register(labelled)
         job = create(kube_api, labelled, "Job", "job")
         assert webhook.process is not None

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("starlette")  # It needs Python 3.11, as the images have.
 
 from google_cloud_mldiagnostics._kubernetes.api import Connection, KubernetesApi
+from google_cloud_mldiagnostics._kubernetes.webhook import injection
 from google_cloud_mldiagnostics._kubernetes.webhook.injection import Result
 
 from ...kube_api import KubeApi
@@ -30,6 +31,12 @@ CHAINS = {
 }
 """The rights that the webhook needs, and for each the owners of a pod that need it, the top one first."""
 _ROLES = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/role"
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the API server of a busy machine: a review without its answer is not one without a right."""
+    monkeypatch.setattr(injection, "_LOOKUPS_SECONDS", 60.0)
 
 
 def allow(server: KubeApi, namespace: str, *, without: tuple[str, str] | None = None) -> None:
@@ -54,7 +61,7 @@ def result_of(server: KubeApi, namespace: str, pod: dict[str, Any]) -> Result:
     async def ask() -> Result:
         connection = Connection(server.url, server.context(), server.token_file("stranger"))
         async with KubernetesApi(connection) as api:
-            routes = Routes(lambda path: api.metadata(path, timeout_seconds=5.0))
+            routes = Routes(lambda path: api.metadata(path, timeout_seconds=30.0))
             status, body = await routes.post([review(pod, namespace=namespace)])
             assert status == 200
             (result,) = (each for each in Result if routes.count(each))
@@ -64,6 +71,7 @@ def result_of(server: KubeApi, namespace: str, pod: dict[str, Any]) -> Result:
     return asyncio.run(ask())
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize(("right", "kinds"), CHAINS.items(), ids=[resource for _, resource in CHAINS])
 def test_without_a_single_right_pods_are_allowed_and_the_message_names_it(
     kube_api: KubeApi, labelled: str, caplog: pytest.LogCaptureFixture, right: tuple[str, str], kinds: list[str]

@@ -184,15 +184,19 @@ def allow_signing(server: KubeApi, namespace: str, *without: str) -> None:
         server.apply(f"{path}bindings", {"metadata": {"name": name}, "roleRef": reference, "subjects": subjects})
 
 
-def wait_until_allowed(server: KubeApi, namespace: str) -> None:
-    """Wait until the API server knows the rights of the account."""
+def wait_until_allowed(server: KubeApi, namespace: str, *, configuration: bool = True) -> None:
+    """Wait until the API server knows the rights of the account: on the secret, and on the configuration."""
+    paths = [f"/api/v1/namespaces/{namespace}/secrets/{WEBHOOK_CERTIFICATE}"]
+    paths += [f"{CONFIGURATIONS}/webhook-{namespace}"] * configuration
 
     async def is_allowed(api: KubernetesApi) -> bool:
-        with contextlib.suppress(KubernetesApiError):
-            await api.get(f"/api/v1/namespaces/{namespace}/secrets/{WEBHOOK_CERTIFICATE}")
-            await api.get(f"{CONFIGURATIONS}/webhook-{namespace}")
-            return True
-        return False
+        for path in paths:
+            try:
+                await api.get(path)
+            except KubernetesApiError as error:
+                if error.status != 404:
+                    return False
+        return True
 
     wait_until(lambda: using(server, is_allowed, "stranger"))
 
@@ -219,6 +223,7 @@ def test_a_server_that_signs_itself_is_trusted_with_these_rights_and_no_others(
     allow(kube_api, labelled)
     webhook = Webhook(kube_api, tmp_path, "stranger", namespace=labelled, configuration=f"webhook-{labelled}")
     register(kube_api, labelled, webhook.port)
+    wait_until_allowed(kube_api, labelled)
     try:
         with webhook:
             webhook.wait_until_asked(labelled)
@@ -304,6 +309,7 @@ def test_without_the_right_on_the_configuration_the_server_starts_and_warns(
     kube_api: KubeApi, namespace: str, configuration: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     allow_signing(kube_api, namespace, "configuration")
+    wait_until_allowed(kube_api, namespace, configuration=False)
     pair = using(kube_api, signed(namespace, configuration), "stranger")
     assert pair.certificate.startswith(b"-----BEGIN CERTIFICATE-----")
     assert "The API server may not trust the webhook" in caplog.text
