@@ -8,11 +8,13 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_diagnostics_console._facts import programs
 from ml_diagnostics_console._facts.facts import Fact, Unknown
 from ml_diagnostics_console._facts.kubectl import Kubectl, KubectlError
 from ml_diagnostics_console._facts.kubernetes import read_kubernetes
@@ -31,6 +33,7 @@ from ml_diagnostics_testing.faults import Hang, Status
 
 from ..loopback.kubernetes import KubernetesServer
 from ..testing.kubectl import needs_kubectl
+from ..waiting import is_alive, wait_until
 from .made_clusters import (
     TPU,
     admission,
@@ -348,16 +351,19 @@ def test_an_answer_without_end_is_cut(no_kubectl: Path) -> None:
         ask(["kubectl"], timeout_seconds=60, most_bytes=1_000_000)
 
 
-def test_a_program_that_is_too_slow_ends_with_its_children(no_kubectl: Path, tmp_path: Path) -> None:
+def test_a_program_that_is_too_slow_ends_with_its_children(
+    no_kubectl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(no_kubectl, f"/bin/sleep 60 & echo $! > {tmp_path}/child; wait")
+
+    def child() -> int:
+        return wait_until(lambda: int((tmp_path / "child").read_text().strip() or 0))
+
+    # Its time starts when it has started its child.
+    monkeypatch.setattr(programs, "time", SimpleNamespace(monotonic=lambda: child() and time.monotonic()))
     with pytest.raises(ProgramError, match="did not answer"):
         ask(["kubectl"], timeout_seconds=1.0, most_bytes=1000)
-    child = int((tmp_path / "child").read_text())
-    for _ in range(3000):
-        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the child runs on")
+    wait_until(lambda: not is_alive(child()))
 
 
 @given(st.text(min_size=1, max_size=40))

@@ -26,12 +26,14 @@ from ml_diagnostics_console._logs.lines import Line, lines_of, merged, safe
 from ml_diagnostics_console._logs.showing import Choice, Showing
 
 from ..loopback.kubernetes import KubernetesServer
-from ..waiting import LONG_SECONDS, Child, wait_until
+from ..waiting import Child, wait_until
 from .made_clusters import pod, unscheduled
 
 Captured = pytest.CaptureFixture[str]
 _RUN = [sys.executable, "-m", "cloud_tpu_diagnostics", "run", "--"]
 _SECOND_NS = 10**9
+_JOB_SECONDS = 100
+"""A job starts several processes one after the other."""
 
 
 def logs(*arguments: str) -> int:
@@ -48,7 +50,7 @@ def ended_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = "for n in $(seq 1000); do echo line $n; done; echo careful >&2; exit 3"
     environment = {**os.environ, "ML_DIAGNOSTICS_DIR": str(folder), "ML_DIAGNOSTICS_JOB": "digits"}
     command = [*_RUN, "sh", "-c", program]
-    subprocess.run(command, env=environment, capture_output=True, check=False, timeout=LONG_SECONDS)
+    subprocess.run(command, env=environment, capture_output=True, check=False, timeout=_JOB_SECONDS)
     return folder
 
 
@@ -89,7 +91,7 @@ with machinelearning_run("digits", gcs_path="", on_demand_xprof=False):
     for _ in range(2):  # The files of an earlier job are not taken for those of the last.
         subprocess.run(
             [*_RUN, "sh", "-c", '"$@"; exit 3', "sh", sys.executable, "-c", program],
-            capture_output=True, check=False, timeout=LONG_SECONDS,
+            capture_output=True, check=False, timeout=_JOB_SECONDS,
         )  # fmt: skip
     assert logs("last", "--full", "--stream", "out") == 0
     out, err = capsys.readouterr()
@@ -105,13 +107,13 @@ def test_of_several_jobs_of_a_time_the_files_are_those_that_end_as_recorded_else
     host = os.uname().nodename
     labels = {"job": "llama", "run": "llama", "host": host, "pid": "7"}
     folder = diagnostics_directory() / "console"
-    log = EntryLog(labels, is_shipped=False)
-    log.write(entry(JOB_ENDED, "ended", how="exit", exit_code=3, ended_ns=time.time_ns()))
+    log, ended_ns = EntryLog(labels, is_shipped=False), time.time_ns()
+    log.write(entry(JOB_ENDED, "ended", how="exit", exit_code=3, ended_ns=ended_ns))
     folder.mkdir(parents=True)
     (folder / f"{host}-5.out").write_text("password=hunter2secret\nstep 1\n")
     (folder / f"{host}-6.out").write_text("of another job\n")
-    os.utime(folder / f"{host}-5.out", ns=(time.time_ns() + 2 * _SECOND_NS,) * 2)
-    os.utime(folder / f"{host}-6.out", ns=(time.time_ns() + _SECOND_NS,) * 2)
+    os.utime(folder / f"{host}-5.out", ns=(ended_ns + 2 * _SECOND_NS,) * 2)
+    os.utime(folder / f"{host}-6.out", ns=(ended_ns + _SECOND_NS,) * 2)
     assert logs("llama") == 0
     assert f"(possibly of this process: {folder}/{host}-6.out)" in capsys.readouterr().err
     log.write(console_entry("out", b"password=hunter2secret\nstep 1\n", "end", start=0, marks=[]))
@@ -161,7 +163,7 @@ with machinelearning_run("digits", gcs_path="", on_demand_xprof=False):
             assert job.line() == f"part {part}"
             wait_until(lambda: f"part {part}" in _kept())
         else:
-            job.process.wait(LONG_SECONDS)
+            job.process.wait(_JOB_SECONDS)
 
     showing = Showing(reader.read(), Choice(stream="out"), diagnostics_directory(), Console())
     assert showing.follow(reader.read, pause) == 0

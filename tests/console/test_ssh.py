@@ -334,13 +334,15 @@ def test_a_signal_while_the_program_is_being_started_leaves_none_behind(
         started.append(start(*arguments, **options))
         if moment == "after":
             signal.raise_signal(number)
+        patience = iter([0.2])  # It is not waited for long before it is asked to end, and as long as it takes then.
+        wait = started[-1].wait
+        monkeypatch.setattr(started[-1], "wait", lambda _=None: wait(next(patience, LONG_SECONDS)))
         return started[-1]
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(running, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start_with_a_signal}))
-    monkeypatch.setattr(running, "_END_SECONDS", 0.2)
     before = signal.signal(number, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_console._web.run_goodput import RunGoodput
 
+from ...waiting import LONG_SECONDS
 from .made_runs import MadeAttempt, MadeRun, hang
 from .recorded import FAILS, Page, close_stores, page_of, record
 
@@ -19,9 +22,9 @@ def failed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("failed"), FAILS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def hung_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """16 hosts, of which one holds all up in its fifth attempt."""
+    """16 hosts, of which one holds all up in its fifth attempt, and which gave a sign of life just now."""
     folder = tmp_path_factory.mktemp("hung")
     hang(folder, hosts=16)
     return folder
@@ -42,6 +45,14 @@ def restarted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     other = {"learning_rate": "1e-2", "flags": f"--out=/runs/llama-2/out --width 64 {'--x ' * 20}", "seed": "7"}
     MadeRun("llama-2", start_ns - 600 * _SECOND_NS, [MadeAttempt(0, 99)], configs=other).write(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _each_refresh_reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refresh of a store reads all: on a busy machine it may take so long that it stops, or the next one rests."""
+    monkeypatch.setattr("ml_diagnostics_console._web.store._CHEAP_POLL_SECONDS", math.inf)
+    monkeypatch.setattr("ml_diagnostics_console._web.row_updates._GOODPUT_SECONDS", LONG_SECONDS)
+    monkeypatch.setattr(RunGoodput, "part_seconds", LONG_SECONDS)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,10 @@ from ml_diagnostics_console._web.store import Store
 
 from ..real_jobs import run_job
 
-__all__ = ["FAILS", "Page", "close_stores", "page_of", "record"]
+__all__ = ["DOCTOR_SECONDS", "FAILS", "Page", "close_stores", "page_of", "record"]
+
+DOCTOR_SECONDS = 100.0
+"""Longer than a verdict takes: the doctor works at low priority, so beside other tests it waits for its turn."""
 
 _STORES: list[Store] = []
 

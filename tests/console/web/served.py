@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -115,7 +117,7 @@ class Stream:
         self.answer.close()
         self._connection.close()
 
-    def next(self, seconds: float = 10.0) -> tuple[str, Any, str]:
+    def next(self, seconds: float = _SECONDS) -> tuple[str, Any, str]:
         """Return the name, the data and the id of the next event."""
         deadline = time.monotonic() + seconds
         while True:
@@ -131,6 +133,15 @@ class Stream:
             if not chunk:
                 raise EOFError("the stream has ended")
             self._rest += chunk
+
+
+def quiet_port() -> int:
+    """Return a free port that no other program gets meanwhile: it is below those that the system chooses from."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with suppress(OSError), socket.socket() as bound:
+            bound.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager

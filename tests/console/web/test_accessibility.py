@@ -211,7 +211,7 @@ def test_a_page_at_200_percent_needs_no_sideways_scroll(narrow: Site) -> None:
     # 200 and 400 percent, in CSS pixels: the latter of 1,280 pixels, as WCAG 1.4.10 has it.
     for width, height, scale in ((700, 450, 2.0), (320, 256, 4.0)):
         narrow.resize(width, height, scale)
-        narrow.browser.wait_for(f"innerWidth === {width} && {too_wide} <= 0", 5)
+        narrow.browser.wait_for(f"innerWidth === {width} && {too_wide} <= 0")
 
 
 @needs_browser
@@ -219,7 +219,7 @@ def test_a_page_at_200_percent_needs_no_sideways_scroll(narrow: Site) -> None:
 def test_each_curve_has_a_table_with_its_values(site: Site, page: str) -> None:
     site.open(page, 1400, 900)
     site.browser.value("[...document.querySelectorAll('button')].find((each) => each.innerText === 'As table').click()")
-    site.browser.wait_for("document.querySelectorAll('table td, table th').length > 4", 5)
+    site.browser.wait_for("document.querySelectorAll('table td, table th').length > 4")
     assert _grave(site.violations(_ALL_RULES)) == []
 
 

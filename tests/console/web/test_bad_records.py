@@ -15,7 +15,7 @@ from ml_diagnostics_console._web.assets import Assets
 from ml_diagnostics_console._web.case_file import case_answer
 
 from .made_runs import MadeAttempt, MadeRun
-from .recorded import Page, page_of
+from .recorded import DOCTOR_SECONDS, Page, page_of
 
 _SECOND_NS = 10**9
 _HOSTILE = "<img src=x onerror=alert(1)>\u202e\n\ud800'\"&" + "x" * 10_000
@@ -131,7 +131,7 @@ def test_a_run_that_is_deleted_while_it_is_open_is_a_sentence(
     page = page_of(folder, monkeypatch)
     assert page.run is not None
     shutil.rmtree(folder / "runs" / page.run.id)
-    page.store.doctor.wait(page.run, 30)
+    page.store.doctor.wait(page.run, DOCTOR_SECONDS)
     assert f"no run {page.run.id}" in json.dumps(page.json("/verdict"))
     case = case_answer(page.store, page.run.id, Assets())
     assert (case.status, f"no run {page.run.id}" in json.loads(case.body)["error"]) == (404, True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from typing import Any
 
 import pytest
 import uvicorn
-from ml_diagnostics_console._web.connections import Connection, report_too_many_files_once
+from ml_diagnostics_console._web.connections import HEAD_SECONDS, Connection, report_too_many_files_once
 from uvicorn.server import ServerState
 
 from ...waiting import LONG_SECONDS
@@ -16,23 +17,42 @@ from ...waiting import LONG_SECONDS
 _REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
-class _Hasty(Connection):
-    head_seconds = 0.2
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop with a clock that is put forward: the time for a head passes when the test wants it, not in a stall."""
+
+    ahead_seconds = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_seconds
+
+
+async def _pass_time_of_a_head() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, _Loop)
+    loop.ahead_seconds += 2 * Connection.head_seconds
+    await asyncio.sleep(0.001)  # What is due by now is called first.
 
 
 async def _answer(scope: Any, receive: Any, send: Any) -> None:
-    await asyncio.sleep(2 * _Hasty.head_seconds)  # Longer than a head may take.
+    await _pass_time_of_a_head()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
 
 
 async def _received(*parts: bytes) -> bytes:
     """Return all that a client gets until its connection is closed, if it sends some parts and then waits."""
-    config = uvicorn.Config(_answer, http=_Hasty, lifespan="off", ws="none", log_config=None, timeout_keep_alive=1)
+    config = uvicorn.Config(
+        _answer,
+        http=Connection,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        timeout_keep_alive=round(30 * HEAD_SECONDS),
+    )
     config.load()
     state = ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Hasty(config, state, {}), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
     async with server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
         received = b""
@@ -40,8 +60,13 @@ async def _received(*parts: bytes) -> bytes:
             for part in parts:
                 writer.write(part)
                 if part.endswith(b"\r\n\r\n"):
-                    received += await asyncio.wait_for(reader.readuntil(b"ok"), LONG_SECONDS)
-            received += await asyncio.wait_for(reader.read(), LONG_SECONDS)
+                    received += await reader.readuntil(b"ok")
+            rest = asyncio.create_task(reader.read())
+            deadline = time.monotonic() + LONG_SECONDS
+            while not rest.done():
+                assert time.monotonic() < deadline, "it is not disconnected"
+                await _pass_time_of_a_head()
+            received += await rest
         except ConnectionResetError:
             pass
         finally:
@@ -49,17 +74,25 @@ async def _received(*parts: bytes) -> bytes:
     return received
 
 
+def _run(*parts: bytes) -> bytes:
+    loop = _Loop()
+    try:
+        return loop.run_until_complete(_received(*parts))
+    finally:
+        loop.close()
+
+
 @pytest.mark.parametrize("parts", [(), (b"GE",), (_REQUEST,)], ids=["nothing", "a line", "a head"])
 def test_a_client_that_sends_no_request_is_disconnected(parts: tuple[bytes, ...]) -> None:
-    assert asyncio.run(_received(*parts)) == b""
+    assert _run(*parts) == b""
 
 
 def test_a_request_may_take_its_time_to_be_answered() -> None:
-    assert asyncio.run(_received(_REQUEST + b"Connection: close\r\n\r\n")).endswith(b"ok")
+    assert _run(_REQUEST + b"Connection: close\r\n\r\n").endswith(b"ok")
 
 
 def test_a_second_request_that_is_not_complete_is_disconnected() -> None:
-    received = asyncio.run(_received(_REQUEST + b"\r\n", b"GET /"))
+    received = _run(_REQUEST + b"\r\n", b"GET /")
     assert received.count(b"HTTP/1.1 200 OK") == 1
     assert received.endswith(b"ok")
 

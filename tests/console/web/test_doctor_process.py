@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ml_diagnostics_common.processes import has_ended
@@ -24,7 +25,7 @@ from ml_diagnostics_console._web.verdict_answer import Judged
 
 from ...waiting import LONG_SECONDS, wait_until
 from .browser import needs_browser, opened_browser
-from .recorded import Page
+from .recorded import DOCTOR_SECONDS, Page
 from .served import Served, served
 
 if not sys.platform.startswith("linux"):
@@ -44,8 +45,7 @@ def started_doctor(server: Served) -> int:
     def doctors() -> list[int]:
         return [pid for pid in server.children() if b"doctor_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
-    wait_until(lambda: bool(doctors()), LONG_SECONDS)
-    return doctors()[0]
+    return wait_until(doctors)[0]
 
 
 def run_id(page: Page) -> str:
@@ -103,7 +103,10 @@ def test_a_process_that_has_grown_is_ended_after_its_answer(failed: Page, failed
         ("input(); print('no answer')", "ended with exit code 0"),
     ],
 )
-def test_a_process_that_gives_no_answer_is_lost_with_a_reason(tmp_path: Path, program: str, expected: str) -> None:
+def test_a_process_that_gives_no_answer_is_lost_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, expected: str
+) -> None:
+    monkeypatch.setattr(doctor_process, "_END_SECONDS", LONG_SECONDS)  # Its pipe is closed before it has ended.
     process = DoctorProcess(tmp_path, argv=[sys.executable, "-c", program])
     with pytest.raises(DoctorLostError, match=expected):
         process.judge("run")
@@ -154,7 +157,7 @@ def test_an_export_that_waits_for_a_stopped_doctor_does_not_keep_the_server(fail
 def test_the_process_ends_with_the_server_however_that_ends(failed: Page, failed_folder: Path, number: int) -> None:
     server = Served(failed_folder, "--no-browser")
     path = f"/api/runs/{run_id(failed)}/verdict"
-    wait_until(lambda: server.json(path)["state"] == "ready", LONG_SECONDS)
+    wait_until(lambda: server.json(path)["state"] == "ready", DOCTOR_SECONDS)
     (child,) = server.children()
     server.process.send_signal(number)
     server.process.communicate(timeout=LONG_SECONDS)
@@ -198,7 +201,7 @@ def test_a_page_whose_doctor_was_killed_says_so_once_and_has_the_verdict_at_the_
     monkeypatch.setattr(process, "_argv", None)
     failed.run.version += 1
     assert failed.json("/verdict") == {"state": "working"}
-    wait_until(lambda: failed.json("/verdict")["state"] == "ready", LONG_SECONDS)
+    wait_until(lambda: failed.json("/verdict")["state"] == "ready", DOCTOR_SECONDS)
     assert failed.json("/verdict")["sentence"]
 
 
@@ -280,12 +283,17 @@ class Lost:
         pass
 
 
-def test_a_doctor_that_is_always_lost_is_not_started_again_and_again(failed: Page) -> None:
+def test_a_doctor_that_is_always_lost_is_not_started_again_and_again(
+    failed: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     assert failed.run is not None
     lost = Lost()
     failed.store.doctor = Doctor(lost)
-    deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline:
+    for _ in range(2):
+        failed.run.version += 1
+        failed.store.doctor.wait(failed.run, LONG_SECONDS)
+    for _ in range(200):
         failed.run.version += 1
         failed.json("/verdict")
         time.sleep(0.001)
@@ -293,7 +301,10 @@ def test_a_doctor_that_is_always_lost_is_not_started_again_and_again(failed: Pag
     assert "it has ended" in failed.json("/verdict")["error"]
 
 
-def test_a_run_that_was_not_asked_about_before_says_when_the_doctor_is_started_again(failed: Page) -> None:
+def test_a_run_that_was_not_asked_about_before_says_when_the_doctor_is_started_again(
+    failed: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     assert failed.run is not None
     doctor = failed.store.doctor = Doctor(Lost())
     for _ in range(2):

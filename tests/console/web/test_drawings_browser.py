@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from .browser import Browser, needs_browser, opened_browser
+from .made_runs import hang
 from .node import STATIC
 from .served import Served, served
 
@@ -77,8 +78,10 @@ class Pages:
 
 
 @pytest.fixture(scope="module")
-def pages(hung_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
-    with served(hung_folder) as server, opened_browser(tmp_path_factory.mktemp("browser")) as browser:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    folder = tmp_path_factory.mktemp("hung")
+    hang(folder, hosts=16)
+    with served(folder) as server, opened_browser(tmp_path_factory.mktemp("browser")) as browser:
         yield Pages(browser, server)
 
 

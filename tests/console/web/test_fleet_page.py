@@ -12,13 +12,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape, unescape
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 from ml_diagnostics_common.storage import storage_for
+from ml_diagnostics_console._web import fleet_reports
 from ml_diagnostics_console._web.fleet_page import fleet_document
 from ml_diagnostics_console._web.fleet_reports import FleetError, FleetReports
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
@@ -27,6 +29,7 @@ from tests.console.web.browser import Browser, needs_browser, opened_browser
 from tests.console.web.fleet_mirror import AS_OF, make_rows, report_file
 from tests.console.web.made_runs import MadeAttempt, MadeRun
 from tests.console.web.served import COMMAND, Served, served
+from tests.waiting import LONG_SECONDS, wait_until
 
 pytestmark = pytest.mark.skipif(find_spec("duckdb") is None, reason="DuckDB 2 needs Python 3.11")
 
@@ -182,6 +185,17 @@ def test_a_mirror_that_cannot_be_read_is_a_sentence_and_the_runs_are_still_there
         assert len(running.json("/api/runs")["rows"]) == 2
 
 
+@contextmanager
+def closed(cloud: CloudStorageServer) -> Iterator[None]:
+    """Close a server, and keep its port, so that connections are refused and no server of another test answers them."""
+    port = urlsplit(cloud.url).port
+    cloud.close()
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", port))
+        yield
+
+
 def test_a_fleet_in_a_bucket_is_shown_and_a_bucket_that_is_gone_is_a_sentence(
     root: Path, mirror: Path, report: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,8 +207,8 @@ def test_a_fleet_in_a_bucket_is_shown_and_a_bucket_that_is_gone_is_a_sentence(
             storage.write(f"gs://bucket/fleet/{file.relative_to(mirror).as_posix()}", file.read_bytes())
         with served(root, "--mirror", "gs://bucket/fleet") as running:
             assert running.get("/api/fleet.html").body.decode() == report
-            cloud.close()
-            assert problem(running, "/fleet", 503).startswith("The mirror cannot be read: ")
+            with closed(cloud):
+                assert problem(running, "/fleet", 503).startswith("The mirror cannot be read: ")
             assert len(running.json("/api/runs")["rows"]) == 2
         storage.close()  # type: ignore[attr-defined]
 
@@ -278,6 +292,7 @@ def test_a_command_that_does_not_end_is_ended(mirror: Path, tmp_path: Path) -> N
 def test_a_command_that_is_ended_leaves_no_files(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
+    monkeypatch.setattr(fleet_reports, "_END_SECONDS", LONG_SECONDS)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     monkeypatch.setenv("TMPDIR", str(scratch))
     body = "import tempfile; tempfile.mkdtemp(); print(file=open(path + '.made', 'w')); time.sleep(600)"
@@ -289,10 +304,7 @@ def test_a_command_that_is_ended_leaves_no_files(mirror: Path, tmp_path: Path, m
 
     making = threading.Thread(target=make, daemon=True)
     making.start()
-    deadline = time.monotonic() + 30
-    while not list(scratch.glob("*/fleet.html.made")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: bool(list(scratch.glob("*/fleet.html.made"))), 2 * LONG_SECONDS)  # It works at low priority.
     reports.close()
     assert list(scratch.iterdir()) == []
     making.join()
@@ -461,4 +473,5 @@ def test_a_choice_that_is_not_valid_can_be_corrected_where_it_was_made(browser: 
     assert browser.value(f"{price}.value") == "cheap"
     browser.value(f"{price}.value = '2/chip-hour'; {price}.dispatchEvent(new Event('change'))")
     browser.wait_for("location.search === '?by=zone&cost=2%2Fchip-hour' && document.querySelector('h1')")
+    browser.wait_ready("fleet")
     assert browser.value("document.querySelector('.fleet').dataset.by") == "zone"

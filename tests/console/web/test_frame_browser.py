@@ -104,6 +104,7 @@ def test_a_filter_is_in_the_url_and_its_result_is_counted(pages: Pages) -> None:
     assert pages.value("document.querySelector('.field-note').innerText") == "no run has leanring_rate"
 
 
+@pytest.mark.timing
 @pytest.mark.skipif(os.environ.get("CI") == "true", reason="the machines of the continuous tests are too uneven")
 def test_a_filter_is_quick(pages: Pages) -> None:
     pages.open("/", "runs")
@@ -234,18 +235,22 @@ def test_nothing_is_left_behind_when_pages_are_left(pages: Pages) -> None:
                 break
         return last
 
+    def has_not_grown(before: tuple[float, float]) -> bool:
+        for _ in range(100):  # What is no longer referenced is collected in several steps.
+            if all(found <= 1.05 * least for found, least in zip(kept(), before, strict=True)):
+                return True
+            time.sleep(0.1)
+        return False
+
     walk()
     walk()
-    nodes, listeners = settled()
-    for _ in range(3):
-        walk()
-    for _ in range(100):  # What is no longer referenced is collected in several steps.
-        found = kept()
-        if found[0] <= nodes * 1.05 and found[1] <= listeners * 1.05:
-            break
-        time.sleep(0.1)
-    assert found[0] <= nodes * 1.05
-    assert found[1] <= listeners * 1.05
+    for _ in range(3):  # A page that was counted before it was complete grows once; what is left behind, at each walk.
+        before = settled()
+        for _ in range(3):
+            walk()
+        if has_not_grown(before):
+            return
+    raise AssertionError(f"nodes and listeners, before three walks and after them: {before}, {kept()}")
 
 
 def test_the_theme_is_kept_and_not_in_the_url(pages: Pages) -> None:

@@ -15,7 +15,7 @@ from ml_diagnostics_common.journal import Journal
 
 from tests.console.web.browser import Browser, needs_browser, opened_browser
 from tests.console.web.made_runs import MadeAttempt, MadeRun, hang
-from tests.console.web.served import Served, served
+from tests.console.web.served import Served, quiet_port, served
 
 pytestmark = needs_browser
 
@@ -155,6 +155,7 @@ def test_the_token_opens_the_page_and_leaves_the_address(root: Path, browser: Br
         assert browser.foreign_requests(running.host) == []
 
 
+@pytest.mark.timing
 def test_a_live_run_is_seen_within_seconds(root: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(root))
     with served(root) as running:
@@ -170,14 +171,14 @@ def test_a_live_run_is_seen_within_seconds(root: Path, browser: Browser, monkeyp
 
 
 def test_the_page_finds_a_server_that_is_back(root: Path, browser: Browser) -> None:
-    with served(root) as running:
-        port = urlsplit(running.url).port
+    port = str(quiet_port())
+    with served(root, "--port", port) as running:
         browser.open(running.url)
         browser.wait_ready("runs")
         running.process.kill()
-        running.process.wait(10)
-    with served(root, "--port", str(port)) as again:
-        browser.wait_for("performance.now() > 0 && document.body.innerText.includes('digits-1')", 20)
+        running.process.wait(30)
+    with served(root, "--port", port) as again:
+        browser.wait_for("performance.now() > 0 && document.body.innerText.includes('digits-1')")
         browser.open(f"http://{again.host}/runs/digits-1")
         browser.wait_ready("overview")
 

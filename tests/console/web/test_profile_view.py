@@ -12,7 +12,7 @@ from ml_diagnostics_console._web.profile_view import log_directory_of
 from ml_diagnostics_console._web.summaries import Summaries
 
 from ...waiting import LONG_SECONDS, wait_until
-from .recorded import Page
+from .recorded import DOCTOR_SECONDS, Page
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def ready(page: Page, path: str) -> Any:
         answers.append(page.json(path))
         return answers[-1]["state"] != "working"
 
-    wait_until(is_done, LONG_SECONDS)
+    wait_until(is_done, DOCTOR_SECONDS)
     return answers[-1]
 
 

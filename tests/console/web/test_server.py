@@ -24,7 +24,8 @@ from ml_diagnostics_console._cli.ui import require_web
 from ml_diagnostics_console._web.guard import SECURITY_HEADERS
 
 from tests.console.web.made_runs import MadeAttempt, MadeRun
-from tests.console.web.served import COMMAND, Served, Stream, served
+from tests.console.web.served import COMMAND, Served, Stream, quiet_port, served
+from tests.waiting import LONG_SECONDS
 
 _START_NS = 1_795_000_000_000_000_000
 
@@ -336,6 +337,7 @@ def test_a_run_that_does_not_exist_is_an_error(root: Path) -> None:
     assert "nothing" in done.stderr
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_ends_it_cleanly_while_a_page_is_open(root: Path, name: str) -> None:
     with served(root) as running:
@@ -350,12 +352,12 @@ def test_a_signal_ends_it_cleanly_while_a_page_is_open(root: Path, name: str) ->
 
 
 def test_after_kill_9_the_same_port_is_served_again(root: Path) -> None:
-    with served(root) as running:
-        port = urlsplit(running.url).port
+    port = str(quiet_port())
+    with served(root, "--port", port) as running:
         running.get("/")
         running.process.kill()
-        running.process.wait(10)
-    with served(root, "--port", str(port)) as again:
+        running.process.wait(LONG_SECONDS)
+    with served(root, "--port", port) as again:
         assert again.json("/api/runs")["rows"]
 
 
@@ -388,18 +390,18 @@ def test_events_follow_a_run_and_go_on_where_they_ended(tmp_path: Path, monkeypa
         assert stream.next()[:1] == ("hello",)
         run = machinelearning_run(name="live", run_group="g", gcs_path=str(tmp_path / "profiles"))
         metrics.record("loss", 0.5, 1)
-        name, data, identity = stream.next(15)
+        name, data, identity = stream.next()
         while name != "changed":
-            name, data, identity = stream.next(15)
+            name, data, identity = stream.next()
         assert data["rows"][0]["id"] == run.name
         last = identity
         while not last:
-            _, _, last = stream.next(15)
+            _, _, last = stream.next()
         stream.close()
         metrics.record("loss", 0.25, 2)
         time.sleep(2.5)
         again = Stream(running, headers={"Last-Event-ID": last})
-        seen = [again.next(15)[0] for _ in range(2)]
+        seen = [again.next()[0] for _ in range(2)]
         assert seen[0] == "hello"
         assert seen[1] in ("changed", "metrics", "log")
         again.close()
@@ -428,7 +430,7 @@ def test_at_most_64_pages_are_open(root: Path) -> None:
             assert refused.status == 503
             assert "too many pages" in refused.json()["error"]
             streams.pop().close()
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + LONG_SECONDS
             while (again := Stream(running)).status != 200:
                 assert time.monotonic() < deadline
                 again.close()
@@ -458,7 +460,7 @@ def test_a_deleted_run_and_a_vanished_folder_leave_the_page_standing(tmp_path: P
         stream = Stream(running)
         stream.next()
         shutil.rmtree(root / "runs" / "one")
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + LONG_SECONDS
         while len(running.json("/api/runs")["rows"]) != 1:
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -482,7 +484,7 @@ def test_an_empty_folder_is_a_page_without_runs(tmp_path: Path) -> None:
 
 
 def test_a_connection_is_kept(server: Served) -> None:
-    connection = http.client.HTTPConnection(server.host, timeout=10)
+    connection = http.client.HTTPConnection(server.host, timeout=LONG_SECONDS)
     for _ in range(20):
         connection.request("GET", "/api/runs")
         assert connection.getresponse().read()

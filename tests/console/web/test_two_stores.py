@@ -10,9 +10,8 @@ from ml_diagnostics_console._web.run_companions import companions_of
 from ml_diagnostics_console._web.run_goodput import goodput_of
 from ml_diagnostics_console._web.store import Store
 
-from ...waiting import LONG_SECONDS
 from .made_runs import MadeAttempt, MadeRun
-from .recorded import Page, page_of
+from .recorded import DOCTOR_SECONDS, Page, page_of
 
 _START_NS = 1_760_000_000 * 10**9
 
@@ -40,9 +39,9 @@ def test_each_page_is_judged_by_a_doctor_of_its_own(pages: list[Page]) -> None:
     first, second = pages
     assert first.run is not None
     assert second.run is not None
-    first.store.doctor.wait(first.run, LONG_SECONDS)
+    first.store.doctor.wait(first.run, DOCTOR_SECONDS)
     assert second.store.doctor.known(second.run) is None
-    second.store.doctor.wait(second.run, LONG_SECONDS)
+    second.store.doctor.wait(second.run, DOCTOR_SECONDS)
     known = [page.store.doctor.known(page.run) for page in pages if page.run is not None]
     judged = [each.judged.evidence for each in known if each is not None]
     assert len(judged) == 2

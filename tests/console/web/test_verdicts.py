@@ -14,8 +14,8 @@ from ml_diagnostics_console._web.verdict_answer import Judged, answer_of
 from ml_diagnostics_console.doctor import examine
 from ml_diagnostics_console.verdict import VerdictClass
 
-from ...waiting import LONG_SECONDS, wait_until
-from .recorded import Page
+from ...waiting import wait_until
+from .recorded import DOCTOR_SECONDS, Page
 
 
 def known(page: Page) -> dict[str, object]:
@@ -26,7 +26,7 @@ def known(page: Page) -> dict[str, object]:
         answers.append(page.json("/verdict"))
         return answers[-1]["state"] == "ready"
 
-    wait_until(is_ready, LONG_SECONDS)
+    wait_until(is_ready, DOCTOR_SECONDS)
     return dict(answers[-1])
 
 
@@ -64,7 +64,7 @@ def test_a_new_version_is_judged_again_and_the_old_verdict_shown_until_then(fail
     assert failed.run is not None
     failed.run.version += 1
     assert failed.json("/verdict") == first
-    assert failed.store.doctor.wait(failed.run, LONG_SECONDS) == first
+    assert failed.store.doctor.wait(failed.run, DOCTOR_SECONDS) == first
 
 
 def test_durations_steps_frames_signals_and_hosts_are_marked() -> None:
@@ -140,14 +140,14 @@ def test_the_verdict_on_a_live_run_is_kept_until_its_state_changes(failed: Page)
     assert run is not None
     state, run.state = run.state, "running"
     run.version += 1
-    failed.store.doctor.wait(run, LONG_SECONDS)
+    failed.store.doctor.wait(run, DOCTOR_SECONDS)
     before = failed.store.doctor.known(run)
     run.version += 1
     assert failed.json("/verdict") == first
     assert failed.store.doctor.known(run) == before
     run.state = state
     assert failed.store.doctor.ask(run) == {"state": "working"}
-    wait_until(lambda: failed.store.doctor.known(run) != before, LONG_SECONDS)
+    wait_until(lambda: failed.store.doctor.known(run) != before, DOCTOR_SECONDS)
 
 
 def test_a_verdict_of_long_ago_is_not_shown_while_a_new_one_is_worked_out(
