@@ -62,7 +62,7 @@ def at_once(programs: Iterable[str], folders: pytest.TempPathFactory) -> AtOnce[
     def outcome(program: str) -> Outcome:
         records = folders.mktemp("ml-diagnostics")
         job = Job(program, folders.mktemp("job") / "trace", env={**os.environ, "ML_DIAGNOSTICS_DIR": str(records)})
-        return Outcome(records, job.end())
+        return Outcome(records, job.end(100))
 
     return AtOnce(outcome, programs)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..waiting import Child, wait_until
+from ..waiting import LONG_SECONDS, Child, wait_until
 
 HEADER = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every"
 
@@ -39,6 +40,16 @@ def wait_for_helper():
     while not (helper := blocks._current._helper) or not helper.sidecar or helper.thread_ident:
         time.sleep(0.01)
 
+def wait_for_reader_of_progress():
+    # A companion that starts late would see few steps only, and take them for the compilation.
+    from cloud_tpu_diagnostics._collect import blocks
+    companion = blocks._current._companion
+    while not (pid := companion._process.pid) or companion._progress_path not in opened_by(pid):
+        time.sleep(0.01)
+
+def opened_by(pid):
+    return [os.path.realpath(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+
 def lock_twice(library):
     mutex = ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(mutex)
@@ -60,6 +71,24 @@ class Job(Child):
         self.folder = folder
         command = [*prefix, sys.executable, *WITHOUT_FORK_WARNING, "-c", _HEAD + program, str(folder), *arguments]
         super().__init__(command, **popen)
+        self._written = ""
+
+    def wait_for_stderr(self, words: str, count: int = 1, *, after: str = "") -> None:
+        """Wait until it has written some words so many times to stderr, a pipe; `end` returns them as well."""
+        assert self.process.stderr is not None
+        while self._written[self._written.find(after) :].count(words) < count or after not in self._written:
+            piece = os.read(self.process.stderr.fileno(), 65536)
+            assert piece, f"it ended: {self._written}"
+            self._written += piece.decode()
+
+    def wait_for_dumps(self, count: int = 1, *, after: str = "") -> None:
+        """Wait until so many whole dumps are on stderr: the main thread is the last of each, and waits in a call."""
+        self.wait_for_stderr("in <module>\n", count, after=after)
+
+    def end(self, timeout_seconds: float = LONG_SECONDS) -> tuple[int, str, str]:
+        """Wait for its end; return its exit code, the rest of what it printed, and all of its standard error."""
+        code, out, err = super().end(timeout_seconds)
+        return code, out, self._written + err if self._written else err
 
     def wait_until_stuck(self) -> None:
         """Wait until the main thread of a program that calls `lock_twice` waits in C, which it never leaves.

@@ -32,6 +32,15 @@ from cloud_tpu_diagnostics import diagnose, heartbeat
 from cloud_tpu_diagnostics.configuration.fast_fail_configuration import FastFailConfig
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 
+from ml_diagnostics_common import sidecar
+
+# On a busy machine, a program may take longer to exit than the half second that its companion gives it.
+PATIENT = "\\nfrom cloud_tpu_diagnostics._companion import fast_fail_job as end\\nend._KILL_SECONDS = 5.0\\nmain()\\n"
+python_argv = sidecar.python_argv
+def patient_argv(module, **options):
+    return [word.replace("\\nmain()\\n", PATIENT) for word in python_argv(module, **options)]
+sidecar.python_argv = patient_argv
+
 index, count, port = map(int, sys.argv[1:4])
 commands = queue.SimpleQueue()
 running = True

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cloud_tpu_diagnostics._companion.log import CONTAINER_NAME, monitored_resource
 from cloud_tpu_diagnostics._companion.main import LONGEST_END_SECONDS
-from cloud_tpu_diagnostics.entries import JOB_ENDED
+from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 from ml_diagnostics_testing.metadata import MetadataServer
@@ -20,8 +20,8 @@ from .accompanied_jobs import Job, of_kind, payloads
 _CRASH = """
 companion = start({settings})
 faulthandler.dump_traceback_later(0.2, file=companion.timer_descriptor)
-time.sleep(1)
 report(companion.pid)
+input()
 ctypes.string_at(0)
 """
 
@@ -44,8 +44,11 @@ def documented_query(server: CloudLoggingServer) -> str:
 
 def crash(trace: Path, settings: str = "") -> int:
     """Run a job to its crash; return the pid of its companion."""
+    before = len(of_kind(DUMP))
     job = Job(_CRASH.format(settings=settings), trace)
     pid = int(job.line())
+    wait_until(lambda: len(of_kind(DUMP)) > before)
+    job.go_on()
     job.end()
     return pid
 

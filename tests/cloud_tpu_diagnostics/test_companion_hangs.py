@@ -24,7 +24,7 @@ from ml_diagnostics_common.progress import ProgressPage
 page = ProgressPage.create()
 
 def watched(**hang):
-    hang = {"enabled": True, "step_floor_seconds": 2.5, "startup_floor_seconds": 60, "snapshots": 2,
+    hang = {"enabled": True, "step_floor_seconds": 4.0, "startup_floor_seconds": 60, "snapshots": 2,
             "snapshot_interval_seconds": 0.3, **hang}
     companion = start(progress_path=str(page.path), hang=hang)
     while not is_read_by(companion.pid):
@@ -36,14 +36,14 @@ def is_read_by(pid):
     return str(page.path) in [os.path.realpath(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
 
 def train():
-    for step in range(200):  # The companion looks once a second, and needs to see three changes.
+    for step in range(200):  # The companion checks once a second, and needs three changes.
         page.publish("step", step)
-        time.sleep(0.02)
+        time.sleep(0.04)
 
 def stuck_here():
     library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)  # It holds the GIL.
     library.pthread_mutex_lock(mutex)
-    library.pthread_mutex_timedlock(mutex, (ctypes.c_long * 2)(int(time.time()) + 10, 0))
+    library.pthread_mutex_timedlock(mutex, (ctypes.c_long * 2)(int(time.time()) + 14, 0))
 """
 
 

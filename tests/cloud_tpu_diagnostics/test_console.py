@@ -133,7 +133,7 @@ while os.getppid() == int(sys.argv[2]):
     time.sleep(0.01)
 for line in range(2000):
     report(f"line {line}")
-time.sleep(2.5)  # The companion checks each second that it has to record the end.
+time.sleep(5)  # The companion checks each second that it has to record the end.
 sys.exit(7)
 """
     )
@@ -205,7 +205,19 @@ def test_the_last_megabytes_are_in_private_files() -> None:
 def test_it_is_known_by_when_each_line_was_printed() -> None:
     """In the entry of the end, and in the files."""
     before_ns = time.time_ns()
-    run("sh", "-c", "echo one; echo two; sleep 0.6; echo three; sleep 0.6; printf four")
+    # Each print follows some time after the one before was seen.
+    job = """
+import glob, os, sys, time
+def print_and_wait(text, position):
+    os.write(1, text)
+    while f"{position} " not in "".join(open(path).read() for path in glob.glob(f"{sys.argv[1]}/*.out.times")):
+        time.sleep(0.01)
+    time.sleep(0.6)
+print_and_wait(b"one\\ntwo\\n", 8)
+print_and_wait(b"three\\n", 14)
+os.write(1, b"four")
+"""
+    run(sys.executable, "-c", job, str(Path(os.environ["ML_DIAGNOSTICS_DIR"]) / "console"))
     (entry,) = of_kind(CONSOLE)
     assert [lines for lines, _ in entry["times"]] == [2, 3, 4]
     times = [time_ns for _, time_ns in entry["times"]]

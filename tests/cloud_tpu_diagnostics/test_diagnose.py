@@ -20,7 +20,7 @@ from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackT
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
 from ..waiting import run_program
-from .diagnosed_jobs import run
+from .diagnosed_jobs import HEADER, Job, run
 
 
 @pytest.fixture(autouse=True)
@@ -204,22 +204,26 @@ def test_an_interval_is_not_checked_if_nothing_is_collected() -> None:
 
 
 def test_the_header_has_the_interval_as_given(tmp_path: Path) -> None:
-    _, _, err = run("with diagnostic.diagnose(config(0.25)): time.sleep(0.4)", tmp_path / "d")
-    assert "a stack trace snapshot every 0.25 seconds.\nTimeout (0:00:00.250000)!\n" in err
+    job = Job("with diagnostic.diagnose(config(0.25)): input()", tmp_path / "d")
+    job.wait_for_stderr("a stack trace snapshot every 0.25 seconds.\nTimeout (0:00:00.250000)!\n")
+    job.go_on()
+    assert job.end()[0] == 0
 
 
 def test_a_name_of_several_lines_is_one_line_in_a_dump(tmp_path: Path) -> None:
     """Otherwise it could resemble another thread, or control the terminal."""
-    _, _, err = run(
+    job = Job(
         """
 names = {}
-exec(compile("def wait():\\n import time; time.sleep(0.4)", "a\\nb\\x1b", "exec"), names)
+exec(compile("def wait():\\n input()", "a\\nb\\x1b", "exec"), names)
 names["wait"].__code__ = names["wait"].__code__.replace(co_name="c\\nThread 0x1 (most recent call first):" + "d" * 999)
 with diagnostic.diagnose(config(0.25)): names["wait"]()
 """,
         tmp_path / "d",
     )
-    dump = err.partition("Timeout (0:00:00.250000)!\n")[2].splitlines()
+    job.wait_for_dumps(after="Timeout (0:00:00.250000)!\n")
+    job.go_on()
+    dump = job.end()[2].partition("Timeout (0:00:00.250000)!\n")[2].partition(HEADER)[0].splitlines()
     assert dump[1].startswith('  File "a\\x0ab\\x1b", line 2 in c\\x0aThread 0x1 (most recent call first):ddd')
     assert dump[1].endswith("d...")
     assert len(dump) == 3
@@ -236,7 +240,7 @@ def test_a_function_can_be_decorated_and_call_itself() -> None:
 @pytest.mark.parametrize("stderr", ["None", "io.StringIO()", "open(os.devnull)", "closed_file()", "Odd()"])
 def test_a_stderr_that_is_not_a_file_is_skipped(tmp_path: Path, stderr: str) -> None:
     """Notebooks have such a stderr, and so does pytest while it captures."""
-    code, _, err = run(
+    job = Job(
         f"""
 import io
 class Odd:
@@ -246,11 +250,16 @@ def closed_file():
     file.close()
     return file
 sys.stderr = {stderr}
-with diagnostic.diagnose(config(0.2)): time.sleep(0.3)
+with diagnostic.diagnose(config(0.2)):
+    sys.stdin.readline() if "devnull" not in {stderr!r} else time.sleep(0.3)
 sys.stderr = sys.__stderr__
 """,
         tmp_path / "d",
     )
+    if "devnull" not in stderr:
+        job.wait_for_dumps()
+        job.go_on()
+    code, _, err = job.end()
     assert code == 0
     assert ("Timeout (" in err) == (stderr != "open(os.devnull)")
 

@@ -75,11 +75,18 @@ with diagnostic.diagnose(traces):
     while blocks._current._companion is not None:
         time.sleep(0.01)
     print("gone", file=sys.stderr, flush=True)
-    time.sleep(0.7)
+    input()
     diagnostic.heartbeat(1)
 """,
         tmp_path / "d",
     )
+    if cloud:
+        job.wait_for_stderr("gone")
+        wait_until(lambda: min(job.trace().count(each) for each in ("Timeout (", "INFO: Not a crash.")) >= 2)
+    else:
+        job.wait_for_stderr("Timeout (", 2, after="gone")
+        job.wait_for_stderr("INFO: Not a crash.", 2, after="gone")
+    job.go_on()
     code, _, err = job.end()
     assert code == 0
     assert err.count("The process beside the job has ended") == 1
@@ -173,16 +180,20 @@ def test_a_block_continues_if_its_companion_cannot_start(tmp_path: Path) -> None
     job = Job(
         """
 sys.executable = ""
+def dumps():
+    return sum(file.read_text().count("Timeout (") for file in trace_file.FOLDER.glob("*"))
 for _ in range(2):
+    before = dumps()
     with diagnostic.diagnose(config(0.2, cloud=True)):
-        time.sleep(0.3)
+        while dumps() == before:
+            time.sleep(0.01)
+output("each has dumped")
 """,
         tmp_path / "d",
     )
-    code, _, err = job.end()
-    assert code == 0
+    code, out, err = job.end()
+    assert (code, out) == (0, "each has dumped\n")
     assert err.count("The process beside the job cannot be started") == 1
-    assert job.trace().count("Timeout (") == 2
 
 
 def test_a_stopped_companion_stops_nothing(tmp_path: Path) -> None:
@@ -222,22 +233,24 @@ def on_hang(verdict):
 from cloud_tpu_diagnostics.configuration import hang_configuration
 hang_configuration.checked = lambda config: config  # Users may not set as little as a second.
 hangs = HangConfig(
-    enabled=True, step_floor_seconds=1, startup_floor_seconds=1, pause_floor_seconds=1,
+    enabled=True, step_floor_seconds=60, startup_floor_seconds=60, pause_floor_seconds=1,
     snapshots=2, snapshot_interval_seconds=0.1, on_hang=on_hang)
 block = diagnostic_configuration.DiagnosticConfig(debug_configuration.DebugConfig(None, hangs))
 with diagnostic.diagnose(block):
     diagnostic.heartbeat(7, "eval")
     called.wait(20)
-    time.sleep(0.5)
+    input()
 diagnostic.heartbeat(1)
 """,
         tmp_path / "d",
     )
+    wait_until(lambda: _entries("hang_suspected") and len(_entries("snapshot")) == 2)
+    job.go_on()
     code, out, err = job.end()
     assert (code, out) == (0, "eval 7\n")
     assert err.count("on_hang has failed") == 1
     assert "RuntimeError: theirs" in err
-    wait_until(lambda: _entries("hang_suspected") and len(_entries("snapshot")) == 2)
+    assert (len(_entries("hang_suspected")), len(_entries("snapshot"))) == (1, 2)
     assert not (tmp_path / "d").exists()
 
 
@@ -256,7 +269,8 @@ def stuck_here():
     library.pthread_mutex_timedlock(mutex, ctypes.byref(Moment(int(time.time()) + 9, 0)))
 with diagnostic.diagnose(block):
     signal.signal(signal.SIGUSR1, lambda *_: output("theirs"))
-    for step in range(150):  # The companion looks once a second, and starts beside those of four other jobs.
+    wait_for_reader_of_progress()
+    for step in range(350):  # The companion checks once a second, and needs three changes.
         diagnostic.heartbeat(step)
         time.sleep(0.02)
     stuck_here()
@@ -316,7 +330,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> AtOnce[str, _Outcome]:
         records, folder = tmp_path_factory.mktemp("ml-diagnostics"), tmp_path_factory.mktemp("job") / "d"
         env = {**os.environ, "ML_DIAGNOSTICS_DIR": str(records)}
         job = Job(_STUCK, folder, of, env=env) if of in _TARGETS else _end_without_spinning(of, folder, env=env)
-        return records, job, job.end()
+        return records, job, job.end(100)
 
     return AtOnce(outcome, [*_TARGETS, *_ENDS_WITHOUT_DESCRIPTORS])
 

@@ -207,7 +207,7 @@ segments = Path(os.environ["ML_DIAGNOSTICS_DIR"], "journal")
 while not any("Segmentation fault" in segment.read_text() for segment in segments.rglob("*.jsonl")):
     time.sleep(0.01)  # It has not been read.
 {life}
-time.sleep(1.5)
+time.sleep(4)  # The companion reads each second.
 os.kill(os.getpid(), signal.SIGKILL)
 """
 )

@@ -126,6 +126,15 @@ if hasattr(jax.config, "jax_enable_recoverability"):
     assert printed.startswith("None\njax_enable_recoverability is set")
 
 
+_NOTES_WARNINGS = """
+import logging, threading
+has_warned = threading.Event()
+class Noting(logging.Handler):
+    def emit(self, record):
+        has_warned.set()
+"""
+
+
 @can_be_process_1
 def test_process_1_of_a_container_is_refused_with_the_remedy() -> None:
     program = "from cloud_tpu_diagnostics._collect.fast_fail import refusal; print(refusal())"
@@ -139,16 +148,18 @@ def test_a_refusal_is_one_warning_and_the_job_continues() -> None:
     program = """
 import logging, sys, time
 from types import ModuleType
-logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s", force=True)
+logging.getLogger().addHandler(Noting())
 sys.modules["pathwaysutils"] = ModuleType("pathwaysutils")
 from cloud_tpu_diagnostics import diagnose
-for _ in range(2):
-    with diagnose(fast_fail=True):
-        time.sleep(1)
+with diagnose(fast_fail=True):
+    assert has_warned.wait(20)
+with diagnose(fast_fail=True):
+    time.sleep(1)
 print("goes on")
 """
     position = {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", FOLDER: "shared", LAUNCH: "1"}
-    printed = run_program(program, env={**os.environ, **position})
+    printed = run_program(_NOTES_WARNINGS + program, env={**os.environ, **position})
     assert printed.count("WARNING Fast-fail is off in this process: Pathways runs the job") == 1
     assert printed.endswith("goes on\n")
 
@@ -157,14 +168,15 @@ def test_a_folder_is_refused_without_an_id_of_the_launch() -> None:
     """Another job of the same name may use it as well: each would end the other."""
     program = """
 import logging, sys, time
-logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s", force=True)
+logging.getLogger().addHandler(Noting())
 from cloud_tpu_diagnostics import diagnose
 with diagnose(fast_fail=True):
-    time.sleep(1)
+    assert has_warned.wait(20)
 print("goes on")
 """
     position = {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", FOLDER: "shared", "TORCHELASTIC_RUN_ID": "none"}
-    printed = run_program(program, env={**os.environ, **position})
+    printed = run_program(_NOTES_WARNINGS + program, env={**os.environ, **position})
     assert printed.count(f"WARNING Fast-fail does not use {FOLDER}") == 1
     assert f"Set {LAUNCH} to a text" in printed
     assert printed.endswith("goes on\n")

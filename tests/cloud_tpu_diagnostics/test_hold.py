@@ -160,7 +160,7 @@ def test_only_a_failure_of_its_own_is_held_and_only_if_the_user_wants_it(options
 
 
 def test_a_job_that_was_asked_to_end_is_not_held() -> None:
-    wrapper = held(job=["--", "sh", "-c", "echo ready; trap 'exit 9' TERM; while :; do sleep 0.05; done"])
+    wrapper = held(job=["--", "sh", "-c", "trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done"])
     assert wrapper.line() == "ready"
     wrapper.process.terminate()
     assert wrapper.end()[0] == 9

@@ -18,7 +18,7 @@ from cloud_tpu_diagnostics.entries import HANG_SUSPECTED
 
 from ..waiting import AtOnce, wait_until
 from .accompanied_jobs import of_kind
-from .diagnosed_jobs import Job, run
+from .diagnosed_jobs import Job
 
 if not sys.platform.startswith("linux"):
     pytest.skip("needs /proc", allow_module_level=True)
@@ -85,6 +85,7 @@ watched = config()
 watched.debug_config.hang_config = HangConfig(
     enabled=True, abort=True, step_floor_seconds=5, snapshots=1, snapshot_interval_seconds=0.1)
 with diagnostic.diagnose(watched):
+    wait_for_reader_of_progress()
     for step in range(100):
         diagnostic.heartbeat(step)
         time.sleep(0.05)
@@ -101,9 +102,10 @@ _Outcome: TypeAlias = tuple[Path, list[tuple[int, str, str]]]
 """The records of a job; the exit code, stdout and stderr of its attempts."""
 
 
-def _two_attempts(folder: Path, **popen: Any) -> list[tuple[int, str, str]]:
-    program = TRAIN % "time.sleep(9)"
-    return [run(program, folder, **popen), run(program, folder, **popen)]
+def _two_attempts(folder: Path, environ: dict[str, str]) -> list[tuple[int, str, str]]:
+    # By its command, the second one is the same job. The first one is ended after some seven seconds.
+    program = TRAIN % "time.sleep(float(os.environ['PAUSE_SECONDS']))"
+    return [Job(program, folder, env={**environ, "PAUSE_SECONDS": seconds}).end(100) for seconds in ("40", "9")]
 
 
 def _stopped_job(by: str, folder: Path, **popen: Any) -> tuple[int, str, str]:
@@ -126,7 +128,7 @@ def _stopped_job(by: str, folder: Path, **popen: Any) -> tuple[int, str, str]:
         os.kill(pid, signal.SIGCONT)
     else:
         debugger.communicate("\n")
-    return job.end()
+    return job.end(100)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +139,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> AtOnce[str, _Outcome]:
         records, folder = tmp_path_factory.mktemp("ml-diagnostics"), tmp_path_factory.mktemp("traces")
         env = {**os.environ, "ML_DIAGNOSTICS_DIR": str(records)}
         if of == "two attempts":
-            return records, _two_attempts(folder, env=env)
+            return records, _two_attempts(folder, env)
         return records, [_stopped_job(of, folder, env=env)]
 
     return AtOnce(outcome, ["two attempts", "SIGSTOP", "a debugger"])

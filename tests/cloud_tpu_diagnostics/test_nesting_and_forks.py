@@ -6,8 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from cloud_tpu_diagnostics._dumps.parser import Trigger, parse_dumps
 
-from .diagnosed_jobs import run
+from .diagnosed_jobs import Job, run
 
 
 def test_the_last_of_nested_blocks_ends_it(tmp_path: Path) -> None:
@@ -66,13 +67,13 @@ with diagnostic.diagnose(config(100)):
 
 
 def test_a_block_off_the_main_thread_dumps_like_any_other(tmp_path: Path) -> None:
-    code, _, err = run(
+    job = Job(
         """
 def work():
     with diagnostic.diagnose(config(0.5)):
-        time.sleep(0.6)
+        input()
         raise_signal(signal.SIGUSR1)
-        time.sleep(0.15)  # The main thread waits: another writes the dump, a little later.
+        input()  # The main thread waits: another writes the dump, a little later.
         ctypes.string_at(0)
 thread = threading.Thread(target=work)
 thread.start()
@@ -80,8 +81,15 @@ thread.join()
 """,
         tmp_path / "d",
     )
+    job.wait_for_dumps()
+    job.go_on()
+    job.wait_for_stderr("Current thread 0x")
+    job.go_on()
+    code, _, err = job.end()
     assert code == -signal.SIGSEGV
-    assert err.count("in work") == 3
+    dumps = parse_dumps(err)
+    assert {dump.trigger for dump in dumps} == {Trigger.TIMER, Trigger.SIGNAL, Trigger.FAULT}
+    assert all(dump.text.count("in work") == 1 for dump in dumps)
 
 
 @pytest.mark.parametrize("ending", ["sys.exit(7)", "faulthandler.cancel_dump_traceback_later(); os._exit(7)"])
@@ -101,20 +109,28 @@ with diagnostic.diagnose(config()):
 
 
 def test_forks_do_not_put_off_the_parents_timer(tmp_path: Path) -> None:
-    _, _, err = run(
+    job = Job(
         """
-end = time.monotonic() + 1.7
+is_over = threading.Event()
+def wait():
+    input()
+    is_over.set()
+threading.Thread(target=wait).start()
+start = time.monotonic()
 with diagnostic.diagnose(config(0.5)):
-    while time.monotonic() < end:
+    while not is_over.wait(0.02):
         pid = os.fork()
         if not pid:
             os._exit(0)
         os.waitpid(pid, 0)
-        time.sleep(0.02)
+output(time.monotonic() - start)
 """,
         tmp_path / "d",
     )
-    assert 2 <= err.count("Timeout (") <= 3
+    job.wait_for_stderr("Timeout (", 3)
+    job.go_on()
+    _, out, err = job.end()
+    assert 3 <= err.count("Timeout (") <= float(out) / 0.5
 
 
 def test_a_fork_while_another_thread_enters_its_first_block_leaves_the_child_able_to_enter_one(tmp_path: Path) -> None:
@@ -257,7 +273,8 @@ def in_child(work):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 def block():
     with diagnostic.diagnose(config(0.2, cloud=True)):
-        time.sleep(0.3)
+        while not any("Timeout (" in file.read_text() for file in trace_file.FOLDER.iterdir()):
+            time.sleep(0.01)
         raise_signal(signal.SIGUSR1)
     assert not faulthandler.is_enabled()
     raise_signal(signal.SIGUSR1)
@@ -277,11 +294,11 @@ with diagnostic.diagnose(config(cloud=True)):
     if "Segmentation fault" in childs:
         parents, childs = childs, parents
     assert "in block" not in parents
-    assert childs.count("in block") == 2
+    assert childs.count("in block") == 1 + childs.count("Timeout (") >= 2
 
 
 def test_a_child_that_leaves_its_parents_block_ends_nothing(tmp_path: Path) -> None:
-    code, out, err = run(
+    job = Job(
         """
 try:
     with diagnostic.diagnose(config(0.3)):
@@ -289,15 +306,19 @@ try:
         if not pid:
             raise ValueError
         output(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        time.sleep(0.5)
+        print("the child has ended", file=sys.stderr, flush=True)
+        input()
         output(faulthandler.is_enabled())
 except ValueError:
     os._exit(3)
 """,
         tmp_path / "d",
     )
+    job.wait_for_stderr("the child has ended")
+    job.wait_for_dumps()
+    job.go_on()
+    code, out, _ = job.end()
     assert (code, out.split()) == (0, ["3", "True"])
-    assert "Timeout (" in err
 
 
 @pytest.mark.timing  # Where Python is late by half a second, C writes one dump more.

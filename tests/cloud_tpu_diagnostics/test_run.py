@@ -130,10 +130,19 @@ def _has_namespaces() -> bool:
 def test_as_process_1_run_reaps_orphans_and_waits_for_the_last_traces(tmp_path: Path) -> None:
     orphan = "sh -c '(sleep 0.2) & exit 0'"
     job = f"""
+def orphans():
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            found.append(open(f"/proc/{{name}}/stat").read())
+        except OSError:
+            continue  # It has ended meanwhile.
+    return [stat for stat in found if "(sleep)" in stat or ") Z " in stat]
 os.system({orphan!r})
-time.sleep(1)
-zombies = [name for name in os.listdir("/proc") if name.isdigit() and ") Z " in open(f"/proc/{{name}}/stat").read()]
-report(os.getppid(), zombies)
+give_up = time.monotonic() + 20
+while orphans() and time.monotonic() < give_up:
+    time.sleep(0.01)
+report(os.getppid(), orphans())
 start()
 ctypes.string_at(0)
 """

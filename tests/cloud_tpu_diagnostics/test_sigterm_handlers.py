@@ -19,9 +19,10 @@ from .test_run import _RUN
 _JAX = """
 import socket
 import jax
-with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
+held = socket.socket()
+held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # As the coordinator sets it, and no other program here.
+held.bind(("127.0.0.1", 0))
+port = held.getsockname()[1]
 def initialize(): jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=1, process_id=0)
 def save_and_end(number, frame): sys.exit(0)
 """

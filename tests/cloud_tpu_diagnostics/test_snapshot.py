@@ -4,8 +4,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics._dumps.grouping import ThreadGroup
@@ -13,6 +14,8 @@ from cloud_tpu_diagnostics._dumps.parser import Frame
 from cloud_tpu_diagnostics._dumps.snapshot import Snapshot, SnapshotHistory, Unchanged, describe, take_snapshot
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from ..waiting import wait_until
 
 _ON_A_BUSY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -34,18 +37,25 @@ def readers(release: threading.Event) -> Iterator[list[threading.Thread]]:
     threads = [threading.Thread(target=waits_in_reader, args=(release,), name=f"reader-{n}") for n in range(7)]
     for thread in threads:
         thread.start()
-    _wait_until_still()
+    _wait_until_all_are_in("waits_in_reader", threads)
     yield threads
     release.set()
     for thread in threads:
         thread.join()
 
 
-def _wait_until_still() -> None:
-    before = None
-    while (now := [group.frames for group in take_snapshot().groups[1:]]) != before:
-        before = now
-        time.sleep(0.02)
+def _wait_until_all_are_in(function: str, threads: Collection[threading.Thread]) -> None:
+    """Wait until these threads sleep in a function, all at one line."""
+
+    def are_there() -> bool:
+        stats = [Path(f"/proc/self/task/{thread.native_id}/stat").read_text() for thread in threads]
+        groups = [
+            group for group in take_snapshot().groups if any(frame.function == function for frame in group.frames)
+        ]
+        sizes = [group.threads for group in groups]
+        return all(stat.rpartition(") ")[2][0] == "S" for stat in stats) and sizes == [len(threads)]
+
+    wait_until(are_there)
 
 
 def _group_in(snapshot: Snapshot, function: str) -> ThreadGroup:
@@ -106,8 +116,9 @@ def test_no_variable_of_the_job_is_kept_alive() -> None:
 
 def test_the_description_has_a_sentence_for_each_group(readers: list[threading.Thread]) -> None:
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(time.sleep, [0.05] * 4))
-        _wait_until_still()
+        all_here = threading.Barrier(4)
+        list(pool.map(lambda _: all_here.wait(), range(4)))
+        _wait_until_all_are_in("_worker", pool._threads)
         history = SnapshotHistory()
         for minute in range(8):
             snapshot = take_snapshot()

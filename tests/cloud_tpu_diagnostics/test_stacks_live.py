@@ -312,7 +312,7 @@ def test_a_process_without_a_block_is_read_by_py_spy(
     ("script", "message"),
     [
         ("import sys; sys.exit('Permission Denied: Try running again with elevated permissions')", "SYS_PTRACE"),
-        ("import time; time.sleep(60)", "had not read process"),
+        ("import time; time.sleep(100)", "had not read process"),
         ("print('not JSON')", "could not be read"),
         ("", r"pip install 'cloud-tpu-diagnostics[native]'"),
     ],
@@ -323,7 +323,7 @@ def test_without_py_spy_the_signal_is_used_with_a_note(
 ) -> None:
     fake_py_spy(script)
     start()
-    code, out, err = run("dump", "--native", "--timeout", "1")
+    code, out, err = run("dump", "--native", "--timeout", "5")
     assert code == 0
     assert out.startswith("host-1 waits in psum")
     assert err.startswith("tpu-stacks: no native frames: ")

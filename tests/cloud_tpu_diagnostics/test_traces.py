@@ -83,11 +83,21 @@ def test_real_dumps_of_the_timer_and_a_cut_are_read() -> None:
         "import faulthandler, threading, time\n"
         "for _ in range(120): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
         "faulthandler.dump_traceback_later(0.5, repeat=True)\n"
-        "time.sleep(1.2)"
+        "input()\n"
+        "faulthandler.cancel_dump_traceback_later()"
     )
-    done = subprocess.run([sys.executable, "-c", hang], stderr=subprocess.PIPE, check=True)
-    dumps = parse_dumps(done.stderr)
-    assert [(dump.trigger, dump.is_cut, len(dump.threads)) for dump in dumps] == [(Trigger.TIMER, True, 100)] * 2
+    with subprocess.Popen(
+        [sys.executable, "-c", hang], stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stderr is not None
+        written = b""
+        while written.count(b"\n...\n") < 2:
+            written += process.stderr.read(65536) or pytest.fail("it ended")
+        written += process.communicate(b"\n")[1]
+    assert process.returncode == 0
+    dumps = parse_dumps(written)
+    assert len(dumps) >= 2
+    assert {(dump.trigger, dump.is_cut, len(dump.threads)) for dump in dumps} == {(Trigger.TIMER, True, 100)}
     assert dumps[0].headline.startswith("Timeout (0:00:00.5")
 
 

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from cloud_tpu_diagnostics._dumps.parser import Trigger, parse_dumps
 from cloud_tpu_diagnostics._stacks.local_processes import choose_signal, find_processes
 
 from ..waiting import wait_until
@@ -138,7 +139,8 @@ with diagnostic.diagnose(config(cloud=True)):
     code, out, err = job.end()
     assert (code, out) == (0, "")
     assert err.count("SIGUSR1 is taken") == 2
-    assert job.trace().count("in raise_signal") == 2
+    requested = [dump for dump in parse_dumps(job.trace()) if dump.trigger is Trigger.SIGNAL]
+    assert ["in raise_signal" in dump.text for dump in requested] == [True, True]
 
 
 def test_the_programs_own_faulthandler_is_on_again_afterwards(tmp_path: Path) -> None:
@@ -213,27 +215,31 @@ def test_a_timer_that_the_program_sets_in_the_block_is_its_own(tmp_path: Path) -
 theirs = open(sys.argv[2], "w")
 with diagnostic.diagnose(config(0.2)):
     faulthandler.dump_traceback_later(0.6, file=theirs)
+    print("set", file=sys.stderr, flush=True)
     time.sleep(0.4)
-time.sleep(0.5)
+while "Timeout" not in pathlib.Path(sys.argv[2]).read_text():
+    time.sleep(0.01)
 """,
         tmp_path / "d",
         str(tmp_path / "theirs"),
     )
     assert code == 0
     assert "Timeout (0:00:00.6" in (tmp_path / "theirs").read_text()
-    assert "Timeout" not in err
+    assert "Timeout" not in err.partition("set\n")[2]
 
 
 def test_after_the_block_nothing_is_written_any_more(tmp_path: Path) -> None:
-    _, _, err = run(
+    job = Job(
         """
-with diagnostic.diagnose(config(0.2)): time.sleep(0.3)
+with diagnostic.diagnose(config(0.2)): input()
 print("left", file=sys.stderr, flush=True)
 time.sleep(0.5)
 """,
         tmp_path / "d",
     )
-    before, _, after = err.partition("left\n")
+    job.wait_for_dumps()
+    job.go_on()
+    before, _, after = job.end()[2].partition("left\n")
     assert "Timeout (" in before
     assert after == ""
 
@@ -330,12 +336,17 @@ def test_a_block_leaves_no_descriptor_and_no_thread(tmp_path: Path) -> None:
         """
 def traces():
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-with diagnostic.diagnose(config()): pass
-time.sleep(0.2)
-before = traces()
-for _ in range(20):
-    with diagnostic.diagnose(config()): pass
+import gc
+with diagnostic.diagnose(config()): wait_for_helper()
 deadline = time.monotonic() + 20
+while traces()[1] > 1 and time.monotonic() < deadline:
+    time.sleep(0.01)
+gc.collect()
+gc.disable()
+before = traces()
+for number in range(20):
+    with diagnostic.diagnose(config()):
+        if number in (0, 10): wait_for_helper()
 while traces() != before and time.monotonic() < deadline:
     time.sleep(0.01)
 output(traces() == before)

@@ -45,7 +45,10 @@ publish("a", "1")
 while not received:
     time.sleep(0.01)
 publish("a", "2")
-time.sleep(0.2)
+from ml_diagnostics_common import agreement
+client = agreement._coordination_client()
+while client.blocking_key_value_get(agreement._NAMESPACE + "a", 20_000) != "2":
+    time.sleep(0.01)
 subscribe("a", received.append)
 while len(received) < 2:
     time.sleep(0.01)

@@ -161,7 +161,7 @@ def test_a_reader_of_stderr_that_stopped_holds_up_no_job_and_no_end_of_it(throug
     fill_pipe(write)
     job = [sys.executable, "-c", _WARNS, through, by]
     try:
-        done = subprocess.run(job, stdout=subprocess.PIPE, stderr=write, timeout=20, check=True)
+        done = subprocess.run(job, stdout=subprocess.PIPE, stderr=write, timeout=60, check=True)
     finally:
         os.close(read)
         os.close(write)

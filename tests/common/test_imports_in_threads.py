@@ -53,7 +53,8 @@ def test_an_import_that_takes_too_long_holds_no_fork_up_for_ever(run: Any) -> No
         from ml_diagnostics_common import process_hooks
         process_hooks._WAIT_SECONDS = 0.05
         threading.Thread(target=import_undisturbed, args=("slow_to_import",)).start()
-        time.sleep(0.1)
+        while "slow_to_import" not in sys.modules or "logging" not in sys.modules:
+            time.sleep(0.001)
         print(child_imports("json"), "logging" in sys.modules)
         print(child_imports("json"))
     """)

@@ -80,8 +80,8 @@ while True:
         writer = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
         assert writer.stdout is not None
         writer.stdout.readline()
-        until = time.monotonic() + 0.1 + 0.02 * round_number
-        while time.monotonic() < until:
+        until, before = time.monotonic() + 0.1 + 0.02 * round_number, len(read[0])
+        while time.monotonic() < until or len(read[0]) == before:
             for ids, reader in zip(read, readers, strict=True):
                 ids += [entry.insert_id for batch in reader.read_new() for entry in batch]
         writer.kill()

@@ -44,7 +44,7 @@ from ml_diagnostics_common.shipper import Shipper
 
 root, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 journal = Journal("goodput_run", root=root, labels={"job": "run", "pid": "0"})
-shipper = Shipper("goodput_run", root=root, connect=connect, max_latency_seconds=0.02, grace_period_seconds=3)
+shipper = Shipper("goodput_run", root=root, connect=connect, max_latency_seconds=0.02, grace_period_seconds=30)
 
 def record(first, count):
     for number in range(first, first + count):

@@ -175,7 +175,7 @@ def make_pipe_slowly():  # The thread that forks runs while the pipe for the err
 def fork_workers():
     for _ in range(20):
         if os.fork() == 0:
-            time.sleep(20)
+            time.sleep(100)
             os._exit(0)
         time.sleep(0.05)
 
@@ -184,13 +184,13 @@ workers = threading.Thread(target=fork_workers)
 workers.start()
 started = time.monotonic()
 sidecar = Sidecar("echo_sidecar", {{}})
-assert time.monotonic() - started < 10, "it waited for the workers"
+assert time.monotonic() - started < 50, "it waited for the workers"
 sidecar.has_ended = lambda: False  # Only the socket shows its death.
 while sidecar.pid is None:
     sidecar.receive()
 os.kill(sidecar.pid, signal.SIGKILL)
 try:
-    while time.monotonic() - started < 15:
+    while time.monotonic() - started < 80:
         sidecar.receive()
 except EOFError:
     print("seen")
@@ -201,7 +201,7 @@ os.killpg(0, 9)
         [sys.executable, "-W", "ignore", "-uc", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
         start_new_session=True,
     )

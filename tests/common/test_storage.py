@@ -619,7 +619,7 @@ def test_a_netrc_does_not_replace_the_token(server: Any, tmp_path: Path, monkeyp
     monkeypatch.setenv("NETRC", str(netrc))
     server.requests.clear()
     environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{server.url}/storage/v1/"}
-    cloud = storage.GoogleCloudStorage(Credentials("token"), environ=environ, deadline_seconds=2)
+    cloud = storage.GoogleCloudStorage(Credentials("token"), environ=environ, deadline_seconds=20)
     cloud.write("gs://bucket/x", b"1")
     assert cloud.read("gs://bucket/x") == b"1"
     cloud.close()

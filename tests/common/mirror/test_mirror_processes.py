@@ -43,6 +43,7 @@ def test_a_process_that_exits_leaves_a_complete_mirror(tmp_path: Path, ending: s
     assert [end["by"] for end in ends(mirror).values()] == ["self"]
 
 
+@pytest.mark.timing
 def test_a_bucket_that_hangs_does_not_hold_up_the_end_of_a_process(
     tmp_path: Path, cloud_storage_server: CloudStorageServer
 ) -> None:
@@ -107,6 +108,7 @@ def test_the_next_process_writes_what_a_killed_one_left(mirror: str, tmp_path: P
     assert sorted(end["by"] for end in ends(mirror).values()) == ["next", "self"]
 
 
+@pytest.mark.timing
 def test_the_backlog_of_ended_processes_does_not_delay_what_a_process_records(tmp_path: Path) -> None:
     root, mirror = tmp_path / "root", str(tmp_path / "mirror")
     for _ in range(3):

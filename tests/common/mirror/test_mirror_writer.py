@@ -376,6 +376,7 @@ def test_answers_that_are_lost_make_nothing_double(
     assert sorted(raw_identities("gs://bucket/m")) == [f"{journal.writer}.{10**11 + n}" for n in range(20)]
 
 
+@pytest.mark.timing
 def test_a_bucket_that_hangs_stalls_neither_recording_nor_the_end(
     tmp_path: Path, cloud_storage_server: CloudStorageServer
 ) -> None:

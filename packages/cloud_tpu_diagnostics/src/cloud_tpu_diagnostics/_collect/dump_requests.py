@@ -392,6 +392,7 @@ class Helper:
         self._is_over = True
         if self.sidecar is not None:
             self.sidecar.end_messages()
+            self.sidecar.close()  # A cycle refers to it: its descriptor would stay open until garbage is collected.
 
     @guarded_as("start a process beside the job")
     def _run(self) -> None:
