@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -354,6 +355,23 @@ def test_a_signal_while_the_program_is_being_started_leaves_none_behind(
     assert program.wait(LONG_SECONDS) == -signal.SIGTERM
     assert program.stderr is not None
     program.stderr.close()
+
+
+def test_a_program_that_ignores_the_request_to_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid, main_thread = tmp_path / "pid", threading.get_ident()
+    program = f"trap '' TERM INT; echo $$ > {pid}; exec sleep 60"
+
+    def interrupt() -> None:
+        wait_until(lambda: pid.exists() and pid.read_text().strip())
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    monkeypatch.setattr(running, "_END_SECONDS", 0.2)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_route(Route(["sh", "-c", program], "host-3", "ssh"), Console(), has_command=True)
+    interrupting.join()
+    assert not is_alive(int(pid.read_text()))
 
 
 # --- Names that could be something else ---------------------------------------------------------------

@@ -94,6 +94,14 @@ def test_a_slow_operation_does_not_stop_the_end_from_being_sent(
     assert "not done yet" in caplog.text  # The warning that the arrival was not confirmed.
 
 
+def test_an_end_for_which_there_is_no_time_is_one_warning(
+    server: ControlPlaneServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    start_run(strict=True, pauses=Pauses(end_seconds=0.4)).finish()  # Less than a request is given.
+    assert server.run(RUN)["runPhase"] == "ACTIVE"
+    assert "ended as COMPLETED, but the control plane may still show ACTIVE (no answer in time)" in caplog.text
+
+
 def test_an_unanswered_request_does_not_stop_the_end_from_being_sent(server: ControlPlaneServer) -> None:
     run = start_run(strict=True)
     server.faults.script([Hang()], on="update")

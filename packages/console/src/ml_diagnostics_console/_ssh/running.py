@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO, Final
 
 from ml_diagnostics_common.command.console import Console
@@ -71,10 +72,13 @@ def _started(route: Route) -> subprocess.Popen[bytes]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Wait for a program to which the terminal has sent Ctrl-C as well; end one that does not end by itself."""
-    try:
-        process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.terminate()
+    for end in (process.terminate, process.kill):
+        try:
+            process.wait(_END_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            end()
+    with suppress(subprocess.TimeoutExpired):  # It waits for a disk or a device, and ends after that.
         process.wait(_END_SECONDS)
 
 

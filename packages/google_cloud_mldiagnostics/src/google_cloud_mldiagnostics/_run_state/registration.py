@@ -159,16 +159,13 @@ class Registration:
         deadline = time.monotonic() + timeout_seconds
         self._put(self._note_all)
         is_done = self._done.wait(min(_UNRESPONSIVE_SECONDS, timeout_seconds))
-        is_unresponsive = not is_done and not self._is_ending()
-        is_done = (
-            is_done
-            or (is_unresponsive and self._report_end_in_caller())
-            or self._done.wait(max(0.0, deadline - time.monotonic()))
-        )
+        is_sent = not is_done and not self._is_ending() and self._report_end_in_caller()
+        is_done = is_done or is_sent or self._done.wait(max(0.0, deadline - time.monotonic()))
         if is_done:
             self._worker.drain(max(0.0, deadline - time.monotonic()))  # Sessions that arrived too late to be sent.
-        is_sent = self._is_ending() and not self._is_behind and not self._sessions
-        if (is_done or is_sent) and self.error is None:
+        is_behind = self._connection is not None and self._is_ending() and self._is_behind and not is_sent
+        has_all = self._is_ending() and not self._is_behind and not self._sessions
+        if ((is_done and not is_behind) or has_all) and self.error is None:
             return True
         self._warn_end_not_reported()
         return False
