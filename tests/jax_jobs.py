@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from .waiting import free_port
+
 may_crash = pytest.mark.xfail(
     sys.version_info < (3, 11),
     reason="jaxlib 0.6, the newest for Python 3.10, crashes in one of a hundred captures: decision 0029",
@@ -18,12 +20,10 @@ may_crash = pytest.mark.xfail(
 """Mark of tests that capture a real JAX program."""
 
 _PROGRAM = """
-import socket, sys, threading
+import sys, threading
 import jax
 
-with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
+port = int(sys.argv[1])
 step = jax.jit(lambda x: x @ x / 100)
 x = jax.numpy.ones((100, 100))
 step(x).block_until_ready()
@@ -46,7 +46,7 @@ def jax_jobs(count: int, environment: Mapping[str, str] | None = None) -> Iterat
     """
     jobs = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _PROGRAM],
+            [sys.executable, "-W", "ignore", "-c", _PROGRAM, str(free_port())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ import pytest
 from ..waiting import AtOnce
 
 _HEAD = """
-import logging, time
+import logging, pathlib, time
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 """
 _RECORDER = """
@@ -32,7 +32,9 @@ from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
 from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
 with diagnostic.diagnose(DiagnosticConfig(DebugConfig(StackTraceConfig(True, True, 0.3)))):
-    time.sleep(5)
+    while not pathlib.Path.home().joinpath(".ml-diagnostics", "journal").exists():
+        time.sleep(0.02)  # The companion may take long to start.
+    time.sleep(4)
 """
 
 

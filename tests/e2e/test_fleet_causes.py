@@ -163,16 +163,24 @@ from pathlib import Path
 
 class JaxRuntimeError(RuntimeError): pass
 
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
 index, first, last, dies, folder = int(os.environ["JAX_PROCESS_ID"]), *map(int, sys.argv[1:4]), Path(sys.argv[4])
 with ml_diagnostics.instrument("digits") as job:
     for step, _ in job.steps(range(first, last), start=first):
         time.sleep(0.01)
         if dies and step == last - 5:
-            (folder / f"at-{first}-{index}").touch()
-            while len(list(folder.glob(f"at-{first}-*"))) < 2:
+            (folder / f"at-{first}-{index}-{os.getpid()}").touch()
+            while not (others := list(folder.glob(f"at-{first}-{1 - index}-*"))):
                 time.sleep(0.01)
             if index == 1:
                 os.kill(os.getpid(), 9)
+            while is_alive(int(others[0].name.rpartition("-")[2])):
+                time.sleep(0.01)
             time.sleep(1.5)
             raise JaxRuntimeError("UNAVAILABLE: task 1 stopped sending heartbeats")
 """

@@ -19,6 +19,7 @@ from ml_diagnostics_common.reader import JournalReader
 
 from ..waiting import wait_until
 
+RUNTIME = "tpu.googleapis.com/runtime_monitor"
 TRAINER = """
 import time
 from cloud_tpu_diagnostics import diagnostic
@@ -45,6 +46,10 @@ def entries(reader: Any) -> list[tuple[int, str]]:
     return [(entry.timestamp_ns, entry.insert_id) for batch in reader.read_new() for entry in batch]
 
 
+def kinds_of(reader: Any) -> set[str]:
+    return {entry.payload["kind"] for batch in reader.read_new() for entry in batch}
+
+
 def job_that_is_killed(tmp_path: Path) -> tuple[Path, str]:
     root, mirror = tmp_path / "root", str(tmp_path / "mirror")
     environ = {
@@ -60,7 +65,7 @@ def job_that_is_killed(tmp_path: Path) -> tuple[Path, str]:
     )
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == b"ready\n"
-    time.sleep(2.0)
+    wait_until(lambda: "dump" in kinds_of(JournalReader(RUNTIME, root=root)))
     trainer.send_signal(signal.SIGKILL)
     trainer.communicate()
     return root, mirror
@@ -73,7 +78,7 @@ def ends(mirror: str, log_id: str) -> list[str]:
 
 def test_the_companion_completes_the_mirror_of_a_killed_job(tmp_path: Path) -> None:
     root, mirror = job_that_is_killed(tmp_path)
-    wait_until(lambda: ends(mirror, "goodput_run-7") == ["companion"], 30)
+    wait_until(lambda: ends(mirror, "goodput_run-7") == ["companion"])
     journal = entries(JournalReader("goodput_run-7", root=root))
     reader = MirrorReader("goodput_run-7", mirror=mirror)
     assert len(journal) > 20
@@ -81,12 +86,8 @@ def test_the_companion_completes_the_mirror_of_a_killed_job(tmp_path: Path) -> N
     (writer,) = reader.writers()
     assert writer.labels.items() >= {"team": "llm", "chips": "256", "job": "run-7"}.items()
     assert reader.is_complete(time.time_ns(), job="run-7")
-    runtime = "tpu.googleapis.com/runtime_monitor"
-    wait_until(lambda: "self" in ends(mirror, runtime), 30)
-    kinds, mirrored = (
-        {entry.payload["kind"] for batch in reader.read_new() for entry in batch}
-        for reader in (JournalReader(runtime, root=root), MirrorReader(runtime, mirror=mirror))
-    )
+    wait_until(lambda: "self" in ends(mirror, RUNTIME))
+    kinds, mirrored = kinds_of(JournalReader(RUNTIME, root=root)), kinds_of(MirrorReader(RUNTIME, mirror=mirror))
     assert kinds - mirrored == {"console"}  # What a job prints stays on this machine.
     assert "job_ended" in mirrored
 

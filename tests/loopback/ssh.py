@@ -114,8 +114,10 @@ class SshServer(Service):
         self._server.close()
         for connection in list(self.connections):
             connection.abort()
-        for child in list(self._children):
+        killed = list(self._children)
+        for child in killed:
             _signal_group(child, signal.SIGKILL)
+        await asyncio.gather(*(child.wait() for child in killed))
         await self._server.wait_closed()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:

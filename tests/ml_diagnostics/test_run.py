@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import ml_diagnostics
@@ -16,6 +15,7 @@ from ml_diagnostics.cli import job_name_of, main
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_goodput_measurement.goodput import GoodputCalculator
 
+from ..waiting import Child, wait_until
 from .observed_programs import (
     ENVIRONMENT,
     JOB,
@@ -225,10 +225,12 @@ def test_a_job_that_fails_and_one_that_is_killed_have_a_report(tmp_path: Path) -
     assert failed.returncode == 1
     assert "ValueError: no" in failed.stderr
     assert report()["state"] == "failed: ValueError"
-    # What is inferred is recorded 50 ms later.
-    write(tmp_path, TRAINER + "train(10); import os, signal, time; time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)")
-    assert run(sys.executable, program).returncode in (-9, 137)
-    time.sleep(0.1)
+    write(tmp_path, TRAINER + "import os; print(os.getpid(), flush=True); train(10); time.sleep(100)")
+    command = Child([*RUN, sys.executable, program], env={**os.environ, **ENVIRONMENT})
+    trainer = int(command.line())
+    wait_until(lambda: len(steps()) == 2 * 10)  # What is inferred is recorded later.
+    os.kill(trainer, signal.SIGKILL)
+    assert command.end()[0] in (-9, 137)
     assert report()["attempts"][1]["steps_kept"] >= 9
 
 

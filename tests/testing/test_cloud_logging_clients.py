@@ -25,7 +25,7 @@ from grpc_status import rpc_status  # type: ignore[import-untyped]
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Delay, Ending, Hang, Reset, Status, Truncate
 
-from ..waiting import wait_until
+from ..waiting import LONG_SECONDS, wait_until
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 PAYLOAD = {"job_name": "J", "step_count": 7, "step_start_time": 1763711431.25, "none": None, "list": [1, {"a": True}]}
@@ -172,7 +172,7 @@ def gapic(cloud_logging_server: CloudLoggingServer) -> Iterator[LoggingServiceV2
         yield LoggingServiceV2Client(transport=LoggingServiceV2GrpcTransport(channel=channel))
 
 
-def write(gapic: LoggingServiceV2Client, *entries: dict[str, Any], timeout: float = 10.0) -> None:
+def write(gapic: LoggingServiceV2Client, *entries: dict[str, Any], timeout: float = LONG_SECONDS) -> None:
     gapic.write_log_entries(
         request={
             "log_name": "projects/test-project/logs/x",
@@ -222,8 +222,8 @@ class TestFaultsOverGrpc:
         write(gapic, {"text_payload": "before"})
         cloud_logging_server.faults.script([fault])
         with pytest.raises(error):
-            write(gapic, {"text_payload": "a"}, timeout=0.3 if error is exceptions.DeadlineExceeded else 10)
-        assert len(cloud_logging_server.entries('textPayload="a"')) == stored
+            write(gapic, {"text_payload": "a"}, timeout=1 if error is exceptions.DeadlineExceeded else 30)
+        wait_until(lambda: len(cloud_logging_server.entries('textPayload="a"')) == stored)
         write(gapic, {"text_payload": "after"})
 
     def test_a_delay_is_before_the_work(

@@ -22,7 +22,7 @@ from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
 from ..waiting import wait_until
 
-CLIENT = ProfilerService(connect_seconds=5.0, extra_seconds=20.0)
+CLIENT = ProfilerService(connect_seconds=30.0, extra_seconds=20.0)
 
 
 def capture(server: ProfilerServiceServer, root: object, duration_ms: int = 100, **settings: Any) -> CaptureResult:
@@ -92,7 +92,7 @@ def test_a_host_can_start_at_once_and_the_others_by_clocks_that_are_ahead(tmp_pa
         servers = [stack.enter_context(ProfilerServiceServer()) for _ in range(3)]
         for server in servers:
             server.faults.always(Skew(30))
-        client = ProfilerService(ahead_seconds=30, extra_seconds=5, log=messages.append)
+        client = ProfilerService(ahead_seconds=30, extra_seconds=20, lead_seconds=2.0, log=messages.append)
         addresses = [server.address for server in servers]
         results = client.capture(addresses, str(tmp_path), "session", 50, at_once=[False, True, False])
         assert all(result.is_captured for result in results)
@@ -105,7 +105,7 @@ def test_a_host_can_start_at_once_and_the_others_by_clocks_that_are_ahead(tmp_pa
 
 
 def test_a_busy_host_and_a_late_one_are_distinguished(tmp_path: Path) -> None:
-    client = ProfilerService(extra_seconds=0.2, lead_seconds=0.1)
+    client = ProfilerService(extra_seconds=2.0, lead_seconds=0.1)
     with ProfilerServiceServer() as behind, ProfilerServiceServer() as other:
         behind.faults.always(Skew(-60))
         addresses = [behind.address, other.address]
@@ -234,7 +234,7 @@ def test_a_job_can_die_in_mid_profile(
 
 def test_one_profile_at_a_time_as_in_a_job(profiler_service_server: ProfilerServiceServer, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(capture, profiler_service_server, tmp_path, 1000)
+        first = threads.submit(capture, profiler_service_server, tmp_path, 2000)
         wait_until(lambda: profiler_service_server.profiles)
         assert "another profile runs there" in capture(profiler_service_server, tmp_path).problem
         assert first.result().is_captured

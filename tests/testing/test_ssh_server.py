@@ -14,7 +14,7 @@ import pytest
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 
 from ..loopback.compute import ComputeServer, vm_addresses
-from ..waiting import bound_port, free_port, wait_until
+from ..waiting import LONG_SECONDS, bound_port, free_port, wait_until
 
 pytest.importorskip("asyncssh")
 from ..loopback.ssh import SshServer, write_ssh
@@ -45,7 +45,7 @@ def ssh(machine: Any, tmp_path: Path) -> Any:
 
 
 def run(command: Any, **options: Any) -> Any:
-    return subprocess.run(command, capture_output=True, timeout=30, check=False, **options)
+    return subprocess.run(command, capture_output=True, timeout=100, check=False, **options)
 
 
 def connect(port: Any) -> Any:
@@ -53,7 +53,7 @@ def connect(port: Any) -> Any:
 
     def connection() -> Any:
         with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection(("127.0.0.1", port), timeout=10)
+            return socket.create_connection(("127.0.0.1", port), timeout=LONG_SECONDS)
 
     return wait_until(connection)
 
@@ -200,7 +200,7 @@ def test_a_machine_may_send_nothing_until_it_is_released(ssh: Any, machine: Any)
         wait_until(lambda: machine.requests_for("exec"))
         assert process.poll() is None
         machine.faults.release()
-        assert process.wait(10) == 255
+        assert process.wait(LONG_SECONDS) == 255
 
 
 def test_a_forwarded_connection_may_be_refused(ssh: Any, machine: Any, echo: Any) -> None:

@@ -165,6 +165,7 @@ def test_hosts_that_start_together_need_no_note(
     assert "Note" not in capsys.readouterr().err
 
 
+@pytest.mark.timing
 def test_a_host_behind_a_slow_tunnel_gets_its_request_before_all_start(
     jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:

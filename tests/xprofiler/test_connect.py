@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_testing.faults import Hang, Status
-from xprofiler.viewers.ssh_tunnel import free_port, private_folder
+from xprofiler.viewers.ssh_tunnel import private_folder
 
 from ..loopback.compute import ComputeServer, vm_addresses
-from ..waiting import bound_port, wait_until
+from ..waiting import LONG_SECONDS, bound_port, free_port, wait_until
 from .viewer_cloud import LOGS, READY, ZONE, ViewerCloud
 
 pytest.importorskip("asyncssh")
@@ -43,7 +43,7 @@ class Machine:
         threading.Thread(target=self.xprof.serve_forever, daemon=True).start()
         self.ssh = SshServer(ports={6006: self.xprof.server_port})
         self.folder = folder
-        self.port = free_port(0)
+        self.port = free_port()
 
     def add(self, name: str = "xprof-1", **fields: object) -> None:
         instance = self.cloud.add_viewer(name, **fields)
@@ -93,7 +93,7 @@ def machine(compute_server: ComputeServer, tmp_path: Path, key_folder: Path) -> 
 
 
 def _fetch(port: int) -> bytes:
-    with urllib.request.urlopen(f"http://localhost:{port}/", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://localhost:{port}/", timeout=LONG_SECONDS) as answer:
         body: bytes = answer.read()
         return body
 
@@ -146,11 +146,11 @@ def test_a_vm_without_an_external_address_is_reached_through_iap(machine: Machin
 
 def test_it_prints_no_success_without_an_answer(machine: Machine) -> None:
     machine.add()
-    machine.ssh.ports[6006] = free_port(0)
-    running = machine.cloud.start(*CONNECT, "-p", str(machine.port), **machine.environment())
-    wait_until(lambda: any(request.operation == "forward" for request in machine.ssh.requests))
-    running.interrupt(signal.SIGINT)
-    assert running.end() == 130
+    with bound_port() as machine.ssh.ports[6006]:
+        running = machine.cloud.start(*CONNECT, "-p", str(machine.port), **machine.environment())
+        wait_until(lambda: any(request.operation == "forward" for request in machine.ssh.requests))
+        running.interrupt(signal.SIGINT)
+        assert running.end() == 130
     assert "Connected successfully" not in running.errors
     wait_until(lambda: not machine.ssh.connections)
     assert not _answers(machine.port)
@@ -183,7 +183,7 @@ def test_no_ssh_remains_if_it_is_ended_during_the_login(machine: Machine, number
 def test_a_tunnel_at_another_port_than_requested_is_reported(machine: Machine) -> None:
     machine.add()
     machine.cloud.run(*CONNECT, "-p", str(machine.port), **machine.environment())
-    again = machine.cloud.run(*CONNECT, "-p", str(free_port(0)), **machine.environment())
+    again = machine.cloud.run(*CONNECT, "-p", str(free_port()), **machine.environment())
     assert f"note: it uses port {machine.port}; to use another, close it first: --disconnect\n" in again.stderr
     assert f"http://localhost:{machine.port}." in again.stdout
 

@@ -15,7 +15,7 @@ import pytest
 from ml_diagnostics_testing.faults import Delay, Hang
 
 from ..loopback.compute import ComputeServer
-from ..waiting import wait_until
+from ..waiting import LONG_SECONDS, wait_until
 from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, Running, ViewerCloud
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
@@ -72,11 +72,17 @@ def test_while_the_answer_to_the_creation_is_pending(cloud: ViewerCloud) -> None
 
 
 def test_while_the_vm_appears_after_the_request(cloud: ViewerCloud) -> None:
-    cloud.compute.faults.always(Delay(0.7), on="insert")
+    cloud.compute.faults.always(Delay(LONG_SECONDS), on="insert")
     running = cloud.start(*CREATE)
     cloud.wait_for("insert")
     assert cloud.names() == []
-    assert "Nothing remains" in _interrupted(running)
+    running.interrupt()
+    running.wait_for("Initiating cleanup")
+    assert cloud.names() == []
+    cloud.compute.faults.release()
+    assert running.end() == 130
+    assert "Nothing remains" in running.errors
+    assert running.errors.endswith("interrupted\n")
     (made,) = [request for request in cloud.compute.requests if request.operation == "insert"]
     assert made.status == 200  # It was created, and deleted again.
     assert cloud.names() == []

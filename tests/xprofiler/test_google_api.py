@@ -36,6 +36,7 @@ from xprofiler.gcloud.settings import GcloudSettings
 from xprofiler.serve.server import Server
 
 from ..loopback.compute import ComputeServer
+from ..waiting import wait_until
 from .conftest import Run
 from .typed_commands import typed
 from .viewer_vms import ZONE, add_viewer
@@ -408,15 +409,16 @@ def test_a_server_that_is_silent_is_not_waited_for(cloud: ComputeServer) -> None
     api = GoogleApi(GcloudSettings.load(), Console(), request_seconds=0.2)
     with pytest.raises(TimedOutError, match="there was no answer in time"):
         zone_of(api)
+    wait_until(lambda: cloud.requests)
     assert len(cloud.requests) == 1
 
 
 def test_a_long_request_gets_its_timeout_on_an_open_connection(cloud: ComputeServer) -> None:
-    api = GoogleApi(GcloudSettings.load(), Console(), request_seconds=0.3)
+    api = GoogleApi(GcloudSettings.load(), Console(), request_seconds=2.0)
     zone_of(api)
-    cloud.faults.script([Delay(0.8)])
+    cloud.faults.script([Delay(2.5)])
     request = api.compute.zones().get(project=api.project, zone=ZONE)
-    assert api.execute(request, "wait", timeout_seconds=20)["name"] == ZONE
+    assert api.execute(request, "wait", timeout_seconds=60)["name"] == ZONE
 
 
 @pytest.mark.parametrize("fault", [Oversize(3_000_000_000), Oversize(2 << 30, gzip=True)], ids=repr)

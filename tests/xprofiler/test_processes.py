@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from ml_diagnostics_common.failures import Kind
 from xprofiler.gcloud.kubectl import error_of
 from xprofiler.gcloud.processes import Finished, Programs
 
-from ..waiting import wait_until
+from ..waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="its programs are those of POSIX")
 
@@ -81,8 +82,16 @@ def test_an_invalid_argument_is_refused() -> None:
         programs.run(["echo", "a\0b"])
 
 
-def test_a_program_that_takes_too_long_ends_with_its_children(tmp_path: Path) -> None:
+def test_a_program_that_takes_too_long_ends_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = _with_child(tmp_path)
+    start = subprocess.Popen
+
+    def start_with_its_child(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments, **options)
+        wait_until((tmp_path / "child").exists)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start_with_its_child)
     with Programs(_console()) as programs, pytest.raises(TimedOutError, match=r"did not end within 0\.5 s"):
         programs.run(program, timeout_seconds=0.5)
     _assert_ended(tmp_path)
@@ -175,18 +184,7 @@ def _with_child(folder: Path) -> list[str]:
 
 def _assert_ended(folder: Path) -> None:
     pid = int((folder / "pid").read_text())
-
-    def is_gone() -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
-        except FileNotFoundError:
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                return True
-            return False
-
-    wait_until(is_gone)
+    wait_until(lambda: not is_alive(pid))
 
 
 @pytest.mark.parametrize(

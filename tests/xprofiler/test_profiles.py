@@ -219,6 +219,6 @@ def test_a_storage_with_invalid_answers_is_given_up(
 def test_without_an_answer_the_command_reports_that_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with bound_port() as port:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-        ended = typed("summary", "gs://test-bucket/logs", timeout_seconds=40)
+        ended = typed("summary", "gs://test-bucket/logs", timeout_seconds=100)
     assert (ended.code, ended.output) == (5, "")
     assert ended.errors.startswith("Waiting for an answer about gs://test-bucket/logs ...\nxprofiler: cannot list ")

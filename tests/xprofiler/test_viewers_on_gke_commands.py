@@ -118,7 +118,7 @@ def test_permissions_on_the_resources_of_viewers_suffice(run: Run, kubernetes_se
 
 _MEET = """#!/bin/sh
 touch "$FOLDER/$$"
-for _ in $(seq 100); do [ "$(ls "$FOLDER" | wc -l)" = 3 ] && exit 0; sleep 0.1; done
+for _ in $(seq 600); do [ "$(ls "$FOLDER" | wc -l)" = 3 ] && exit 0; sleep 0.1; done
 exit 1
 """
 

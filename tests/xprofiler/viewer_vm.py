@@ -160,7 +160,7 @@ class PlayedVm:
     def boot(self, port: int) -> subprocess.CompletedProcess[str]:
         """Run the startup script to its end."""
         process = self.start(port)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=100)
         return subprocess.CompletedProcess(process.args, process.returncode, output)
 
     def break_program(self, name: str) -> None:

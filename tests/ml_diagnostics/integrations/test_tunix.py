@@ -102,10 +102,10 @@ def test_the_wait_for_the_device_is_part_of_the_step_and_the_last_load_starts_no
     with hook("tunix", "tunix.sft.hooks", TrainingHooks=TrainingHooks, DataHooks=DataHooks) as module:
         hooks = module.DiagnosticsHooks("llama", run=False, **QUIET)
         data = module.DiagnosticsDataHooks(hooks, "abcd")
-        train(hooks, data, module.DiagnosticsBackend(), max_steps=2, wait_seconds=0.1)
+        train(hooks, data, module.DiagnosticsBackend(), max_steps=2, wait_seconds=0.5)
     assert activities("llama") == ["start", "load", "step 0", "load", "step 1", "load", "end"]
-    assert seconds("llama")["load"] < 0.1
-    assert seconds("llama")["step 1"] >= 0.1
+    assert seconds("llama")["load"] < 0.5
+    assert seconds("llama")["step 1"] >= 0.5
 
 
 def test_a_load_that_raises_is_over() -> None:
@@ -121,8 +121,8 @@ def test_a_load_that_raises_is_over() -> None:
         data = module.DiagnosticsDataHooks(hooks, batches())
         with pytest.raises(ZeroDivisionError, match="no rows"):
             train(hooks, data, module.DiagnosticsBackend())
-        time.sleep(0.1)  # Other work of the program.
-    assert 0 < seconds("outer")["load"] < 0.1
+        time.sleep(0.5)  # Other work of the program.
+    assert 0 < seconds("outer")["load"] < 0.5
 
 
 def test_a_step_that_accumulates_gradients_is_one_step() -> None:
