@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import itertools
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from ml_diagnostics_common import profiler_service
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.profiler_service import ProfilerService, TracerLevels, profile_request
 from ml_diagnostics_common.xplane import read_xplane
+from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
 from ..jax_jobs import jax_jobs
 from ..waiting import bound_port, wait_until
@@ -98,6 +100,27 @@ def test_a_host_that_never_answers_is_given_up(tmp_path: Path) -> None:
         (result,) = IMPATIENT.capture([f"127.0.0.1:{silent}"], str(tmp_path), "never", 100)
         assert not result.is_captured
         assert time.monotonic() - started < IMPATIENT.connect_seconds + IMPATIENT.extra_seconds
+
+
+def test_an_interrupt_while_a_request_is_being_started_ends_the_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grpc import _channel  # type: ignore[import-untyped]
+
+    start, number = _channel._run_channel_spin_thread, signal.SIGINT
+
+    def start_after_an_interrupt(state: object) -> None:
+        signal.raise_signal(number)
+        start(state)
+
+    with ProfilerServiceServer() as job:
+        monkeypatch.setattr(_channel, "_run_channel_spin_thread", start_after_an_interrupt)
+        before = signal.signal(number, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):  # Else the channel waits for a thread that gRPC has not started.
+                SERVICE.capture([job.address], str(tmp_path), "interrupted", 60_000)
+        finally:
+            signal.signal(number, before)
 
 
 def test_a_host_that_is_being_profiled_is_reported(ports: list[int], tmp_path: Path) -> None:

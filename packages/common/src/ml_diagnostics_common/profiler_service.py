@@ -18,6 +18,7 @@ from typing import Any, Final
 from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
 from ml_diagnostics_common.failures import Kind, classify
 from ml_diagnostics_common.files import in_bucket
+from ml_diagnostics_common.interrupts import interrupts_put_off
 
 __all__ = ["CaptureResult", "ProfilerService", "TracerLevels", "file_name_of", "profile_request"]
 
@@ -150,11 +151,13 @@ class ProfilerService:
             ]
             start = time.monotonic()
             timeout = duration_ms / 1000 + lead + self.extra_seconds
-            calls = {
-                number: _Call(channels[number].unary_unary(_METHOD).future(requests[number], timeout=timeout))
-                for number, is_reached in enumerate(reached)
-                if is_reached
-            }
+            # Closing a channel waits for the thread of its calls: for ever, if an interrupt came before gRPC starts it.
+            with interrupts_put_off():
+                calls = {
+                    number: _Call(channels[number].unary_unary(_METHOD).future(requests[number], timeout=timeout))
+                    for number, is_reached in enumerate(reached)
+                    if is_reached
+                }
             for number in calls:
                 moment = f"from {starts[number]} ns on" if starts[number] else "at once"
                 self.log(
@@ -176,7 +179,8 @@ class ProfilerService:
         """Wait for all connections, so that all requests can be sent within milliseconds."""
         import grpc
 
-        ready = [grpc.channel_ready_future(channel) for channel in channels]
+        with interrupts_put_off():
+            ready = [grpc.channel_ready_future(channel) for channel in channels]
         deadline = time.monotonic() + self.connect_seconds
         reached = []
         for future in ready:
@@ -216,11 +220,12 @@ def _slowest_round_trip(channels: Sequence[Any], reached: Sequence[bool]) -> flo
 
     start = time.monotonic()
     timeout = _LONGEST_ROUND_TRIP_SECONDS
-    calls = [
-        channel.unary_unary(_NO_METHOD).future(b"", timeout=timeout)
-        for channel, is_reached in zip(channels, reached, strict=True)
-        if is_reached
-    ]
+    with interrupts_put_off():
+        calls = [
+            channel.unary_unary(_NO_METHOD).future(b"", timeout=timeout)
+            for channel, is_reached in zip(channels, reached, strict=True)
+            if is_reached
+        ]
     for call in calls:
         try:
             call.result()

@@ -24,8 +24,8 @@ from ml_diagnostics_common.command.errors import (
     UsageError,
     exit_code_of,
 )
-from ml_diagnostics_common.command.interrupts import signals_as_keyboard_interrupt, waits_woken
 from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.interrupts import signals_as_keyboard_interrupt, waits_woken
 
 __all__ = ["Command", "Program", "edits", "nearest_flag"]
 

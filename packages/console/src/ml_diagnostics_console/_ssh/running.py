@@ -13,7 +13,7 @@ from typing import IO, Final
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, NotFoundError
-from ml_diagnostics_common.command.interrupts import interrupts_put_off
+from ml_diagnostics_common.interrupts import interrupts_put_off
 from ml_diagnostics_common.texts import one_line
 
 from ml_diagnostics_console._ssh.routes import SHELL, Route

@@ -22,8 +22,8 @@ from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, NotFoundError, TimedOutError
-from ml_diagnostics_common.command.interrupts import interrupts_put_off
 from ml_diagnostics_common.failures import Kind
+from ml_diagnostics_common.interrupts import interrupts_put_off
 
 __all__ = ["Finished", "Process", "Programs"]
 

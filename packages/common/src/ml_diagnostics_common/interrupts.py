@@ -1,8 +1,8 @@
 """Interrupts of a command: Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, whatever the main thread does just then.
 
-Python calls a handler between two instructions of the main thread. Three moments need care: while a program is being
-started, which must not be forgotten; while an object is finalized, since Python drops what is raised there; and just
-before a wait in the kernel, since a signal between the last instruction and the wait does not end that.
+Python calls a handler between two instructions of the main thread. Three moments need care: while a program or a
+request is being started, which must not be forgotten; while an object is finalized, since Python drops what is raised
+there; and just before a wait in the kernel, since a signal between the last instruction and the wait does not end that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WAKE_SECONDS = (0.01, 0.1, 1.0)
 
 @contextlib.contextmanager
 def interrupts_put_off() -> Iterator[None]:
-    """Handle Ctrl-C, SIGTERM and SIGHUP at the end of the block, so that a program that was started is known.
+    """Handle Ctrl-C, SIGTERM and SIGHUP at the end of the block, so that what was started in it is known.
 
         process = None
         try:
