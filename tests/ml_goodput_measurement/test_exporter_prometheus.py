@@ -248,6 +248,7 @@ def test_the_command_serves_until_it_is_stopped() -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.timing
 def test_a_scrape_and_the_end_never_wait_for_a_bucket() -> None:
     record(JOB, "run-7", ends_at=time.time(), is_ended=False)
     with CloudStorageServer(buckets=["bucket"]) as server:
@@ -257,7 +258,7 @@ def test_a_scrape_and_the_end_never_wait_for_a_bucket() -> None:
             wait_until(lambda: server.requests, running=process)
             started = time.monotonic()
             assert set(scraped(get(port))) == {"ml_job_hidden"}  # It has read nothing yet.
-            assert time.monotonic() - started < 15  # A request to the bucket is given up after 20 s.
+            assert time.monotonic() - started < 5
             process.send_signal(signal.SIGTERM)
             assert process.wait(LONG_SECONDS) == 0
             server.faults.release()
