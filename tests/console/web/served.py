@@ -5,9 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -133,15 +131,6 @@ class Stream:
             if not chunk:
                 raise EOFError("the stream has ended")
             self._rest += chunk
-
-
-def quiet_port() -> int:
-    """Return a free port that no other program gets meanwhile: it is below those that the system chooses from."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 30_000)
-        with suppress(OSError), socket.socket() as bound:
-            bound.bind(("127.0.0.1", port))
-            return port
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from ml_diagnostics_common.journal import Journal
 
 from tests.console.web.browser import Browser, needs_browser, opened_browser
 from tests.console.web.made_runs import MadeAttempt, MadeRun, hang
-from tests.console.web.served import Served, quiet_port, served
+from tests.console.web.served import Served, served
+from tests.waiting import free_port
 
 pytestmark = needs_browser
 
@@ -171,7 +172,7 @@ def test_a_live_run_is_seen_within_seconds(root: Path, browser: Browser, monkeyp
 
 
 def test_the_page_finds_a_server_that_is_back(root: Path, browser: Browser) -> None:
-    port = str(quiet_port())
+    port = str(free_port())
     with served(root, "--port", port) as running:
         browser.open(running.url)
         browser.wait_ready("runs")

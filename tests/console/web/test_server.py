@@ -24,8 +24,8 @@ from ml_diagnostics_console._cli.ui import require_web
 from ml_diagnostics_console._web.guard import SECURITY_HEADERS
 
 from tests.console.web.made_runs import MadeAttempt, MadeRun
-from tests.console.web.served import COMMAND, Served, Stream, quiet_port, served
-from tests.waiting import LONG_SECONDS
+from tests.console.web.served import COMMAND, Served, Stream, served
+from tests.waiting import LONG_SECONDS, free_port
 
 _START_NS = 1_795_000_000_000_000_000
 
@@ -352,7 +352,7 @@ def test_a_signal_ends_it_cleanly_while_a_page_is_open(root: Path, name: str) ->
 
 
 def test_after_kill_9_the_same_port_is_served_again(root: Path) -> None:
-    port = str(quiet_port())
+    port = str(free_port())
     with served(root, "--port", port) as running:
         running.get("/")
         running.process.kill()
