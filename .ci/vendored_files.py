@@ -5,7 +5,7 @@ fetched by `npm pack`, with npm's own settings, into a temporary folder; nothing
 its version and remove its hashes in `vendor.json`, run this, and review the difference of that file.
 
 A font that has a `subset` is served without what no page uses: `features` are the OpenType features that stay, `axes`
-the range that stays of an axis. Its characters stay all. `source_sha256` is that of the font in the package.
+the range that stays of an axis. All of its characters stay. `source_sha256` is that of the font in the package.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def keep_little() -> None:
     To be called before threads are started. Each thread of a server that answers with large arrays would keep a heap of
     its own as large as its largest answer: 40 MB of a run of five million values. They work under one lock, so that one
     heap costs no time. In the heap a freed array stays as a hole if anything was put behind it: 35 MB of the same run.
-    glibc takes arrays of up to 32 MiB into the heap once one was freed, unless the size that is large is set.
+    glibc takes arrays of up to 32 MiB into the heap once one was freed, unless the threshold is set.
     """
     if not sys.platform.startswith("linux"):
         return
